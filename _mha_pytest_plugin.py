@@ -19,7 +19,7 @@ def mha_backend(request: pytest.FixtureRequest) -> str:
     If a framework is installed but broken, the tests that take it fail with the framework's own message.
     """
     backend: str = request.param
-    importlib.import_module("mha.dispatch").load(backend)
+    importlib.import_module("mha.core.dispatch").load(backend)
     return backend
 
 

@@ -18,8 +18,10 @@ def for_pypi(readme):
 
 
 ours = [name for name in find_packages(include=["mha", "mha.*"]) if not name.startswith("mha.backends")]
+# Type checkers find no module by a second name, such as mha.plot; `mha/core/lazy.py` has these names.
+stubs = ["mha-stubs", "mha-stubs.d2l"]
 setup(
-    packages=[*ours, "mha.backends", *(f"mha.backends.{name}" for name in find_packages("backends"))],
+    packages=[*ours, *stubs, "mha.backends", *(f"mha.backends.{name}" for name in find_packages("backends"))],
     py_modules=["_mha_pytest_plugin"],
     package_dir={"": ".", "mha.backends": "backends"},
     long_description=for_pypi(Path("README.md").read_text(encoding="utf-8")),

@@ -8,13 +8,13 @@ import types
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from mha import dispatch
-    from mha.names import BackendName
+    from mha.core import dispatch
+    from mha.core.options.names import BackendName
 
 
 class _CallablePackage(types.ModuleType):
     def __call__(self) -> "dict[BackendName, dispatch.Backend]":
-        from mha import dispatch
+        from mha.core import dispatch
 
         return dispatch.backends()
 

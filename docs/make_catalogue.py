@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from mha.parity import CATALOGUE
-from mha.parity.described import axes
-from mha.parity.mistakes import catalogue, of_gradients, of_precision, of_scores, of_sinks
-from mha.parity.search import precision
+from mha.parity.diagnosis.mistakes import catalogue, of_gradients, of_precision, of_scores, of_sinks
+from mha.parity.diagnosis.search import precision
+from mha.parity.diagnosis.wrong_setup import axes
 
 PAGE = Path(__file__).parent / "parity.md"
 

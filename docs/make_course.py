@@ -19,7 +19,7 @@ import typer
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 
-from mha import dispatch
+from mha.core import dispatch
 
 FOLDER = Path(__file__).with_name("course")
 QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3", "TF_ENABLE_ONEDNN_OPTS": "0"}

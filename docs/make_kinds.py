@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from mha.weights.models.attends import COMPOSED, PAIRS
+from mha.weights.models.call_conventions import COMPOSED, PAIRS
 from mha.weights.models.kinds import KINDS
 
 PAGE = Path(__file__).parent / "weights.md"

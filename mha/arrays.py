@@ -4,11 +4,12 @@ from typing import Any
 
 import numpy as np
 
-from mha import checks, dispatch
-from mha.call import known
-from mha.call.of_parts import divides, softmax_lengths
-from mha.config import DTYPES, numpy_dtype
-from mha.names import ArrayDtype, BackendName
+from mha.core import dispatch
+from mha.core.call import known
+from mha.core.call.of_parts import divides, softmax_lengths
+from mha.core.options import checks
+from mha.core.options.config import DTYPES, numpy_dtype
+from mha.core.options.names import ArrayDtype, BackendName
 
 KNOWN = (*DTYPES, *checks.INTEGERS, "bool")
 

@@ -6,13 +6,14 @@ from typing import Any, Literal, Unpack, overload
 
 import numpy as np
 
-from mha import checks, dispatch, seeds
-from mha.cache import Cache, caching, slots
-from mha.call import Arguments, call_of, given, spelled
-from mha.config import MODERN, Config, shapes, special
-from mha.names import BackendName, GateName, KindName, KindStart, LayerDtype, NormName, PoolingName
-from mha.norms import Norm
-from mha.positions import Rotary, Temperature
+from mha.core import dispatch
+from mha.core.cache import Cache, caching, slots
+from mha.core.call import Arguments, call_of, prepare, spelled
+from mha.core.options import checks, seeds
+from mha.core.options.config import MODERN, Config, shapes, special
+from mha.core.options.names import BackendName, GateName, KindName, KindStart, LayerDtype, NormName, PoolingName
+from mha.core.options.norms import Norm
+from mha.core.options.positions import Rotary, Temperature
 from mha.weights.canonical import initial
 
 Named = dict[str, np.ndarray]  # arrays
@@ -238,7 +239,7 @@ class MultiHeadAttention:
         if dispatch.backend_of_all(queries, keys, values) == self.backend:  # its layer checks
             with module.context(self.config.dtype):
                 return calls.attend(self.layer, queries, keys, values, own_call)
-        arrays, _ = given.own_inputs(self, queries, keys, values)
+        arrays, _ = prepare.own_inputs(self, queries, keys, values)
         with module.context(self.config.dtype, tracked=False):
             result = calls.attend(self.layer, *arrays, own_call)
             return tuple(map(module.to_numpy, result)) if return_weights else module.to_numpy(result)
@@ -292,7 +293,7 @@ class MultiHeadAttention:
         Raises:
             TypeError, ValueError: if an input or a cotangent is not as above; the message says what was expected.
         """
-        arrays, checked, back = given.checked(self, "vjp", queries, keys, values, valid_lens, call, training=training)
+        arrays, checked, back = prepare.checked(self, "vjp", queries, keys, values, valid_lens, call, training=training)
         module, config, place = self._module, self.config, self._module.place(self.layer)
         with module.context(config.dtype):
             copies = {id(X): module.copied(X) for X in arrays}
@@ -300,7 +301,7 @@ class MultiHeadAttention:
             output, pull = self._calls.vjp(self.layer, *arrays, checked)
 
         def pull_back(cotangent: Any) -> dict[str, Any]:
-            cotangent = given.cotangent(self, cotangent, output.shape, place)
+            cotangent = prepare.cotangent(self, cotangent, output.shape, place)
             with module.context(config.dtype):
                 return {name: back(gradient) for name, gradient in pull(cotangent).items()}
 
@@ -330,10 +331,10 @@ class MultiHeadAttention:
         Raises:
             TypeError, ValueError: if an input is not as above; the message says what was expected.
         """
-        arrays, checked, back = given.checked(self, "gradients", queries, keys, values, valid_lens, call)
+        arrays, checked, back = prepare.checked(self, "gradients", queries, keys, values, valid_lens, call)
         if cotangent is not None:
             shape = *arrays[0].shape[:2], self.config.num_hiddens
-            cotangent = given.cotangent(self, cotangent, shape, self._module.place(self.layer))
+            cotangent = prepare.cotangent(self, cotangent, shape, self._module.place(self.layer))
         with self._module.context(self.config.dtype):
             gradients = self._calls.gradients(self.layer, *arrays, checked, cotangent)
             return {name: back(gradient) for name, gradient in gradients.items()}
@@ -366,7 +367,7 @@ class MultiHeadAttention:
             TypeError, ValueError: if an input is not as above; the message says what was expected.
         """
         switches = {"cache": cache, "return_weights": cache is not None}  # by slots, as those of the steps are
-        arrays, checked, back = given.checked(self, "trace", queries, keys, values, valid_lens, call, **switches)
+        arrays, checked, back = prepare.checked(self, "trace", queries, keys, values, valid_lens, call, **switches)
         with self._module.context(self.config.dtype):
             steps = self._calls.trace(self.layer, *arrays, checked)
             return {name: back(step) for name, step in steps.items()}
@@ -413,9 +414,9 @@ class MultiHeadAttention:
             ValueError: if the kind is unknown, or has no counterpart for an option of this layer; the message names it.
             ModuleNotFoundError: if its framework is not installed; the message says how to install it.
         """
-        from mha.weights import native
+        from mha.weights import foreign
 
-        return native.make(kind, self.config, self.weights)
+        return foreign.make(kind, self.config, self.weights)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write weights and configuration to a safetensors file, which `mha.load` reads on any backend.

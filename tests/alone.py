@@ -14,7 +14,7 @@ import formula
 import numpy as np
 
 import mha
-from mha.config import numpy_dtype
+from mha.core.options.config import numpy_dtype
 
 B, Q, K, H, D = 3, 5, 7, 6, 24
 PLAIN = {"num_hiddens": D, "num_heads": H}

@@ -12,9 +12,9 @@ import math
 import numpy as np
 import seams
 
-from mha import dispatch
-from mha.call import ARGUMENTS, Plan, keep
-from mha.engine.reach import reach
+from mha.core import dispatch
+from mha.core.call import ARGUMENTS, Plan, keep
+from mha.core.engine.visible_range import reach
 
 
 def plant(backend, name):

@@ -11,7 +11,7 @@ import numpy as np
 from ports import Port
 
 import mha
-from mha.config import shapes
+from mha.core.options.config import shapes
 from mha.layer import restore
 
 LOWEST = np.finfo("float64").min

@@ -9,15 +9,16 @@ import pytest
 from layers import agrees
 
 import mha
-from mha import dispatch, parity
-from mha.config import numpy_dtype
+from mha import parity
+from mha.core import dispatch
+from mha.core.options.config import numpy_dtype
 
 # All sizes differ, those of a query head and of a value head too, so that a swapped axis fails.
 B, Q, K, H, D = 2, 5, 7, 3, 11
 WIDTHS = {"query_size": 13, "key_size": 17, "value_size": 19, "key_dim": 4, "value_dim": 6}
 SHAPES = {"queries": (B, Q, 13), "keys": (B, K, 17), "values": (B, K, 19)}
 
-HAS_BOOK = pytest.mark.needs("commands/book.py")
+HAS_BOOK = pytest.mark.needs("a section of the book")
 
 
 def make(backend, **options):
@@ -48,7 +49,7 @@ def own(backend, value):
             made = adapters.of(backend).convert(value)
     except Exception:  # each framework has errors of its own for dtypes that it lacks
         return value
-    return made if mha.checks.dtype_name(made.dtype) == value.dtype.name else value
+    return made if mha.core.options.checks.dtype_name(made.dtype) == value.dtype.name else value
 
 
 def same(found, expected):

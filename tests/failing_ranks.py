@@ -8,8 +8,8 @@ from sequence_over_ranks import HOWS, D, layer_of, part, random, refused
 
 import mha
 from mha import parallel
-from mha.backends.torch.parallel import exchange
-from mha.backends.torch.parallel.ring.circle import Circle
+from mha.parallel.torch import exchange
+from mha.parallel.torch.ring.circle import Circle
 
 MIXED = "their batches would be mixed"
 

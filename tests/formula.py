@@ -30,7 +30,7 @@ def attend(*arguments, **call):
 
 def both(config, weights, queries, keys, values, valid_lens=None, mask=None, score_bias=None, causal=False, offset=0,
          head_gates=None, positions=None, key_positions=None, segments=None, key_segments=None):  # fmt: skip
-    """The output (B, Q, D) and attention weights (B, H, Q, K); config: an `mha.config.Config`, weights: canonical."""
+    """The output (B, Q, D) and attention weights (B, H, Q, K); config: a `Config`, weights: canonical."""
     B, Q, K, H, d, dv = len(queries), len(queries[0]), len(keys[0]), config.num_heads, config.key_dim, config.value_dim
     share = H // config.num_key_value_heads
     left, right = config.window or (None, None)

@@ -31,8 +31,8 @@ import typer
 with atheris.instrument_imports(include=["mha"]):
     import mha
     from mha import weights
-    from mha.config import Config, numpy_dtype
-    from mha.config import shapes as weight_shapes
+    from mha.core.options.config import Config, numpy_dtype
+    from mha.core.options.config import shapes as weight_shapes
     from mha.weights import schemes
 
 import malformed

@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import mha
 from mha import parallel
-from mha.engine import cutting
+from mha.core.engine import blocks
 
 B, Q, K, H, D = 2, 3, 5, 4, 12
 SIZES = {"num_hiddens": D, "num_heads": H, "bias": True, "key_dim": 4, "value_dim": 3}
@@ -256,7 +256,7 @@ def check_dropout(group):
 def check_dropout_of_pieces_that_are_computed_again(group):
     split, inputs = see_through(group)
     split.train()
-    before, cutting.SCORES = cutting.SCORES, 1000  # scores at a time
+    before, blocks.SCORES = blocks.SCORES, 1000  # scores at a time
     try:
         values = inputs[2].clone().requires_grad_()
         torch.manual_seed(5)
@@ -264,7 +264,7 @@ def check_dropout_of_pieces_that_are_computed_again(group):
         cotangent = torch.arange(output.numel(), dtype=torch.float64).reshape(output.shape).cos()
         output.backward(cotangent)
     finally:
-        cutting.SCORES = before
+        blocks.SCORES = before
     # The output is linear in values: with the same weights dropped, both are the same sum.
     assert agrees((values.grad * values.detach()).sum(), np.array((output * cotangent).sum().item()), gradient=True)
 

@@ -7,7 +7,8 @@ import numpy as np
 import peers
 
 import mha
-from mha import dispatch, parity
+from mha import parity
+from mha.core import dispatch
 
 # A layer of widths that are all different, and what it is called with.
 B, Q, K, H, D = 3, 2, 5, 2, 14

@@ -11,8 +11,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 import mha
 from mha import parallel
-from mha.backends.jax.parallel import ring
-from mha.call import Call
+from mha.core.call import Call
+from mha.parallel.jax import ring
 
 
 def needed(function, *arrays):

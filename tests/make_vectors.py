@@ -12,7 +12,7 @@ import numpy as np
 from safetensors.numpy import save_file
 
 import mha
-from mha.import_mxnet import is_needed
+from mha.core.import_mxnet import is_needed
 
 WIDTHS = {"query_size": 7, "key_size": 5, "value_size": 3, "key_dim": 4, "value_dim": 2, "bias": True}
 # Options of the layer, and what hides keys; B = 2, Q = 3, K = 5.

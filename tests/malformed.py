@@ -19,7 +19,7 @@ import numpy as np
 import typer
 
 import mha
-from mha.config import numpy_dtype
+from mha.core.options.config import numpy_dtype
 
 Header = dict[str, Any]
 

@@ -1,13 +1,13 @@
-"""Draw mutants of `mha` and see the tests fail: `python tests/mutants.py mha/tables.py`, or `--since main`.
+"""Draw mutants of `mha` and see the tests fail: `python tests/mutants.py mha/core/tables.py`, or `--since main`.
 
 A mutant is one small change of the code (`mutations.py`). `coverage` runs the tests once and says which of them reach
 which line. Each mutant is made in a copy of the checkout, where those tests run, up to the first that fails: with one
 backend, then with the next. What no test reaches is reported, not changed; what no test notices is shown, with its
 room; if that is more than one of twenty, it is an error. `mutants_alike.py` lists what changes nothing a user can see.
 
-Tried on mha/engine, where this takes about 4 s a mutant: cosmic-ray 8.7 takes 15 s, and one that was killed left its
-mutant in the code. mutmut 3.8 takes 1 s, but leaves out what is behind the link mha/backends, and what is outside of
-functions or in decorated ones, 1 of 7 mutants here; it draws no sample. Both would run under a script of ours.
+Tried on mha/core/engine, where this takes about 4 s a mutant: cosmic-ray 8.7 takes 15 s, and one that was killed left
+its mutant in the code. mutmut 3.8 takes 1 s, but leaves out what is behind the link mha/backends, and what is outside
+of functions or in decorated ones, 1 of 7 mutants here; it draws no sample. Both would run under a script of ours.
 """
 
 import ast

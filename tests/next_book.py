@@ -6,10 +6,10 @@ import importlib
 import numpy as np
 
 import mha
-from mha import dispatch
+from mha.core import dispatch
 
 NAMES = ("W_q", "W_k", "W_v", "W_o")
-WITH_NEXT = dispatch.having("commands/next_book.py")
+WITH_NEXT = dispatch.having("learn/d2l/next/frameworks/*.py")
 
 
 def of(backend):

@@ -4,7 +4,7 @@ import types
 
 from mha.bench import cases, ranks
 
-OF_RANKS = "mha.backends.numpy.parallel.bench"  # what `of_ranks` stands for in `sys.modules`
+OF_RANKS = "mha.bench.frameworks.ranks.numpy"  # what `of_ranks` stands for in `sys.modules`
 
 
 def of_ranks():

@@ -10,8 +10,8 @@ import pytest
 from calls import HAS_BOOK, SHAPES, make, own
 
 import mha
-from mha import dispatch
-from mha.call import ARGUMENTS
+from mha.core import dispatch
+from mha.core.call import ARGUMENTS
 
 
 def through_own_arrays(backend, attention, queries, keys, values, *rest, **options):

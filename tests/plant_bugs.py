@@ -22,7 +22,7 @@ from rich.progress import track
 from rich.table import Table
 from trials import ROOT, copied, tried
 
-from mha import dispatch
+from mha.core import dispatch
 
 
 def path_of(test: str) -> str:

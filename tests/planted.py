@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 
 import mha
-from mha.call import ROWS
-from mha.config import numpy_dtype
-from mha.parity.mistakes.bench import Bench
-from mha.parity.pipeline.parts import PART_OF
-from mha.parity.pipeline.plan import plan_of
-from mha.parity.same.problem import problem
+from mha.core.call import ROWS
+from mha.core.options.config import numpy_dtype
+from mha.parity.diagnosis.mistakes.with_mistakes import Bench
+from mha.parity.diagnosis.pipeline.parts import PART_OF
+from mha.parity.diagnosis.pipeline.plan import plan_of
+from mha.parity.rule.problem import problem
 
 SQUARE = {"num_hiddens": 24, "num_heads": 4, "bias": True}
 MODERN = SQUARE | {"num_key_value_heads": 2, "scale": 0.7, "softcap": 1.5, "window": (2, 1), "qk_norm": "rms"}

@@ -13,7 +13,7 @@ import numpy as np
 import seams
 
 import mha
-from mha import dispatch
+from mha.core import dispatch
 
 B, H, D = 3, 6, 24
 TURNED = {"num_key_value_heads": 2, "rotary": mha.Rotary(4), "bias": True}

@@ -1,6 +1,6 @@
 """A known mistake in a backend's own lesson: the framework computes, with functions of the chapters replaced.
 
-A mistake is a function from one plan of `mha.parity.pipeline` to another. What it changes of weights, inputs,
+A mistake is a function from one plan of `mha.parity.diagnosis.pipeline` to another. What it changes of weights, inputs,
 options and masks is given to the framework's layer. What it does otherwise takes the place of the lesson's function
 for it, which has the same name in every lesson, in all chapters that call it, while the call runs.
 """
@@ -12,12 +12,13 @@ import itertools
 import numpy as np
 import seams
 
-from mha import arrays, dispatch
-from mha.call import keep
+from mha import arrays
+from mha.core import dispatch
+from mha.core.call import keep
+from mha.core.options.positions import Rotary
 from mha.layer import restore
-from mha.parity.pipeline import parts, pieces
-from mha.parity.pipeline.plan import OF_HIDING
-from mha.positions import Rotary
+from mha.parity.diagnosis.pipeline import parts, pieces
+from mha.parity.diagnosis.pipeline.plan import OF_HIDING
 
 TURNING = {
     "rotary_offsets",

@@ -4,7 +4,7 @@ import numpy as np
 import safetensors.numpy
 
 import mha
-from mha.config import numpy_dtype
+from mha.core.options.config import numpy_dtype
 from mha.weights.schemes import from_canonical
 
 D, H = 12, 3

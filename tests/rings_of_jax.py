@@ -33,9 +33,9 @@ from ranks import refused
 
 import mha
 from mha import parallel
-from mha.backends.jax.parallel.ring import passes, zigzag
-from mha.engine import cutting
+from mha.core.engine import blocks
 from mha.parallel import rows
+from mha.parallel.jax.ring import passes, zigzag
 
 RING = {"sequence": "devices", "how": "ring"}
 
@@ -150,7 +150,7 @@ def check_chunks_beside_segments_agree_in_a_ring(folder):
 
 def check_blocks_that_do_not_divide_the_rows_see_no_padding(folder):
     """Of five rows on each device two are attended together; what is filled in is of no segment."""
-    given, cutting.SCORES = cutting.SCORES, 400
+    given, blocks.SCORES = blocks.SCORES, 400
     try:
         X, segments = np.random.default_rng(2).normal(size=(1, 40, D)).astype("float32"), np.arange(40) % 3
         poisoned = np.where(segments[:, None] == 0, np.nan, X)
@@ -165,7 +165,7 @@ def check_blocks_that_do_not_divide_the_rows_see_no_padding(folder):
         found = attention.gradients(X, X, X, **call, cotangent=X)
         within(pull(X)[0], exact["queries"], found["queries"])
     finally:
-        cutting.SCORES = given
+        blocks.SCORES = given
 
 
 def check_segments_that_do_not_meet_are_left_out(folder):

@@ -10,9 +10,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from mha import parallel
-from mha.backends.torch.parallel.ring import fused, scored
-from mha.backends.torch.parallel.ring.circle import Circle
-from mha.engine import cutting
+from mha.core.engine import blocks
+from mha.parallel.torch.ring import fused, scored
+from mha.parallel.torch.ring.circle import Circle
 from mha.parity.cases import devices
 
 # By the kernel and by scores; heads that share keys, and sinks beside them.
@@ -48,13 +48,13 @@ def compared(group, options, sizes, call, rows=None):
 def check_lengths_of_queries(group):
     """That are longer on each rank, and of another dtype: they travel with their queries."""
     lengths = torch.arange(3, 16).repeat(2, 1)
-    before = cutting.SCORES
+    before = blocks.SCORES
     try:
-        for cutting.SCORES, causal in ((before, True), (60, True), (60, False)):
+        for blocks.SCORES, causal in ((before, True), (60, True), (60, False)):
             for options in KINDS[:2]:
                 compared(group, options, (13, 17), {"valid_lens": lengths, "causal": causal}, {"valid_lens": 1})
     finally:
-        cutting.SCORES = before
+        blocks.SCORES = before
 
 
 def check_chunks_beside_others(group):
@@ -133,14 +133,14 @@ def check_half_precision(group):
 
 def check_the_suite_by_the_kernel(group):
     """PyTorch's kernel pools heads of which keys are as wide as values, whole and in small blocks."""
-    before, size, devices.WIDTHS = devices.WIDTHS, cutting.SCORES, devices.WIDTHS | {"value_dim": 11}
+    before, size, devices.WIDTHS = devices.WIDTHS, blocks.SCORES, devices.WIDTHS | {"value_dim": 11}
     try:
         ways_of(group, "quick", None, ("float64",), ("ring", "ring in zigzag", "gather"))
-        cutting.SCORES = 300
+        blocks.SCORES = 300
         ways_of(group, "quick", ("sinks, lengths", "segments", "chunks, offsets"), ("float64",), ("ring in zigzag",))
         ways_of(group, "quick", ("segments",), ("float64",), ("ulysses", "gather"))
     finally:
-        devices.WIDTHS, cutting.SCORES = before, size
+        devices.WIDTHS, blocks.SCORES = before, size
 
 
 def check_rings_where_there_is_no_kernel(group):
@@ -182,7 +182,7 @@ def check_a_causal_ring_is_balanced(group):
         done[0] += queries.shape[1] * keys.shape[1]
         return scores(self, attention, rows, queries, keys, call)
 
-    before, cutting.SCORES = cutting.SCORES, H * 24**2 // 4  # so that blocks follow the order
+    before, blocks.SCORES = blocks.SCORES, H * 24**2 // 4  # so that blocks follow the order
     fused.FORWARD, fused.BACKWARD = counted(kernels[0], 0), counted(kernels[1], 1)
     scored.Scored.scores = counted_scores
     try:
@@ -197,7 +197,7 @@ def check_a_causal_ring_is_balanced(group):
             assert busiest[None] <= 1.1, busiest
             assert busiest[False] > 1.3, busiest
     finally:
-        cutting.SCORES, (fused.FORWARD, fused.BACKWARD), scored.Scored.scores = before, kernels, scores
+        blocks.SCORES, (fused.FORWARD, fused.BACKWARD), scored.Scored.scores = before, kernels, scores
 
 
 def check_segments_take_no_mask_of_all_keys(group):
@@ -205,8 +205,8 @@ def check_segments_take_no_mask_of_all_keys(group):
     mesh, T = group.mesh, 64 * group.count
     X, segments = random(1, T, D), torch.arange(T)[None] // 40
     expected = part(layer_of(None, mesh)(X, X, X, segments=segments, causal=True), mesh)
-    own, before = part(X, mesh).detach().requires_grad_(), (cutting.SCORES, cutting.LEAST)
-    cutting.SCORES, cutting.LEAST = 1000, 16
+    own, before = part(X, mesh).detach().requires_grad_(), (blocks.SCORES, blocks.LEAST)
+    blocks.SCORES, blocks.LEAST = 1000, 16
     options = {"segments": part(segments, mesh), "key_segments": segments, "causal": True}
     try:
         for how, zigzag in (("ring", None), ("ring", True), ("ulysses", None), ("gather", None)):
@@ -219,7 +219,7 @@ def check_segments_take_no_mask_of_all_keys(group):
             same(output, expected)
             assert largest.numbers < own.shape[1] * T, (how, largest.numbers)
     finally:
-        cutting.SCORES, cutting.LEAST = before
+        blocks.SCORES, blocks.LEAST = before
 
 
 class Largest(TorchDispatchMode):

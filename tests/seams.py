@@ -3,8 +3,8 @@
 import contextlib
 import sys
 
-from mha import dispatch
-from mha.engine.operations import Operations
+from mha.core import dispatch
+from mha.core.engine.operations import Operations
 
 
 def places(backend, name):
@@ -12,7 +12,7 @@ def places(backend, name):
 
     The namespace of the lesson is one of them.
     """
-    rooms = f"mha.backends.{backend}.", "mha.call.", "mha.engine."
+    rooms = f"mha.backends.{backend}.", "mha.core.call.", "mha.core.engine."
     modules = [module for key, module in list(sys.modules.items()) if f"{key}.".startswith(rooms)]
     *kind, attribute = name.split(".")
     parts = [X for module in modules for X in vars(module).values()]

@@ -13,10 +13,10 @@ from torch.distributed.device_mesh import init_device_mesh
 
 import mha
 from mha import parallel
-from mha.backends.torch.parallel import exchange
-from mha.backends.torch.parallel.ring import circle
-from mha.engine import cutting
+from mha.core.engine import blocks
 from mha.parallel import rows
+from mha.parallel.torch import exchange
+from mha.parallel.torch.ring import circle
 from mha.parity.cases import devices
 
 HOWS = ("ulysses", "ring", "gather")
@@ -82,12 +82,12 @@ def check_the_suite(group):
 
 
 def check_the_suite_in_small_blocks(group):
-    before, cutting.SCORES = cutting.SCORES, 300
+    before, blocks.SCORES = blocks.SCORES, 300
     try:
         pairs = "mask and bias of one row", "mask and bias of one column"
         ways_of(group, "quick", ("all options", "additive, all options", "window, offsets", *pairs), ("float64",))
     finally:
-        cutting.SCORES = before
+        blocks.SCORES = before
 
 
 def check_narrow_windows(group):
@@ -340,7 +340,7 @@ def check_gradients_of_dropout(group):
     """Along a line, the slope of what was drawn is the gradient's: both passes drop the same."""
     mesh = group.mesh
     step = 1e-5
-    before, cutting.SCORES = cutting.SCORES, 50
+    before, blocks.SCORES = blocks.SCORES, 50
     options = {"dropout": 0.3, "softcap": 2.0}
     try:
         for how, pooling in ((how, pooling) for how in HOWS for pooling in ("dot", "additive")):
@@ -361,7 +361,7 @@ def check_gradients_of_dropout(group):
             slope = whole(slope, mesh).sum()
             assert abs(slope - expected) <= 1e-7 * abs(expected), (how, pooling, slope, expected)
     finally:
-        cutting.SCORES = before
+        blocks.SCORES = before
 
 
 # 4. What is sent, and kept

@@ -15,8 +15,9 @@ from jax.sharding import Mesh
 from ranks import refused
 
 import mha
-from mha import dispatch, parallel
-from mha.engine import cutting
+from mha import parallel
+from mha.core import dispatch
+from mha.core.engine import blocks
 
 SIZE = 8
 OPTIONS = {
@@ -95,12 +96,12 @@ def check_batch_heads_and_slots_are_split_together(folder):
 
 
 def check_blocks_of_queries_agree(folder):
-    given, cutting.SCORES = cutting.SCORES, 4 * H * 6 * 2  # two queries at once
+    given, blocks.SCORES = blocks.SCORES, 4 * H * 6 * 2  # two queries at once
     try:
         with dispatch.load("jax").context("float64"):
             steps(OPTIONS["all slots"], 12, (5, 3), valid_lens=lambda rows: np.array([rows, 2, 1, 0]))
     finally:
-        cutting.SCORES = given
+        blocks.SCORES = given
 
 
 def check_a_frozen_cache_agrees(folder):
@@ -189,7 +190,7 @@ def check_a_token_sends_three_sums(folder):
 def check_half_precision_is_by_the_rule(folder):
     attention = mha.MultiHeadAttention(D, H, seed=0, backend="jax", dtype="bfloat16", num_key_value_heads=2)
     module, variables = attention.layer.unbind()
-    X = np.random.default_rng(1).normal(size=(2, 7, D)).astype(mha.config.numpy_dtype("bfloat16"))
+    X = np.random.default_rng(1).normal(size=(2, 7, D)).astype(mha.core.options.config.numpy_dtype("bfloat16"))
     cache, outputs = attention.cache(2, 8), []
     for rows in (slice(0, 5), slice(5, 6), slice(6, 7)):
         x = jnp.asarray(X[:, rows])

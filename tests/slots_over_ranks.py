@@ -11,7 +11,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 import mha
 from mha import parallel
-from mha.engine import cutting
+from mha.core.engine import blocks
 
 OPTIONS = {
     "all slots": {"num_key_value_heads": 3, "rotary": mha.Rotary(2), "softcap": 5.0, "qk_norm": "layer", "sinks": True},
@@ -81,11 +81,11 @@ def check_lengths_masks_and_biases_agree(group):
 
 
 def check_blocks_of_queries_agree(group):
-    before, cutting.SCORES = cutting.SCORES, 4 * H * SIZE
+    before, blocks.SCORES = blocks.SCORES, 4 * H * SIZE
     try:
         decode(group, OPTIONS["all slots"], (5, 3), valid_lens=lambda rows: np.array([rows, 2, 1, 0]))
     finally:
-        cutting.SCORES = before
+        blocks.SCORES = before
 
 
 def check_heads_and_slots_are_split_together(group):

@@ -25,7 +25,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 import mha
-from mha import dispatch
+from mha.core import dispatch
 
 B, Q, K, H, D = 2, 17, 23, 4, 64
 POINTS = 20  # how often the memory is measured

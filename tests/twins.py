@@ -32,7 +32,7 @@ from by_hand import (
 from ports import Port
 
 import mha
-from mha.parity.mistakes import of_heads, of_norms, of_rotations, of_softmax, of_weights
+from mha.parity.diagnosis.mistakes import of_heads, of_norms, of_rotations, of_softmax, of_weights
 
 PLAIN = {"num_hiddens": 24, "num_heads": 4, "bias": True}
 GROUPS = PLAIN | {"num_hiddens": 48, "num_heads": 6, "num_key_value_heads": 2}

@@ -7,7 +7,7 @@ import by_hand
 import numpy as np
 from by_hand import Case, columns, option, port, weight
 
-from mha.parity.mistakes import of_sinks
+from mha.parity.diagnosis.mistakes import of_sinks
 
 GROUPS = {"num_hiddens": 48, "num_heads": 6, "bias": True, "num_key_value_heads": 2}
 LENGTHS = np.array([4, 0, 6])

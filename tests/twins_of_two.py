@@ -9,7 +9,7 @@ from ports import Port
 from twins import BIAS, LENGTHS, causal, ending, groups, later, layered, lengths, modern, window
 
 import mha
-from mha.parity.mistakes import of_rotations
+from mha.parity.diagnosis.mistakes import of_rotations
 
 PAIRS = {
     ("the window is symmetric", "the window is one narrower on both sides"): (window, option(window=(2, 2))),

@@ -10,10 +10,10 @@ import numpy as np
 import planted
 
 from mha import parity
-from mha.config import numpy_dtype
-from mha.parity.pipeline import parts, pieces
-from mha.parity.pipeline.plan import plan_of
-from mha.parity.same.problem import problem
+from mha.core.options.config import numpy_dtype
+from mha.parity.diagnosis.pipeline import parts, pieces
+from mha.parity.diagnosis.pipeline.plan import plan_of
+from mha.parity.rule.problem import problem
 
 PLAIN = [call for call in planted.CALLS if not call.nan]
 

@@ -18,8 +18,8 @@ import compiling
 import writing
 
 import mha
-from mha import dispatch
-from mha.written.lesson.variants.kernels import KERNELS
+from mha.core import dispatch
+from mha.learn.write.lesson.variants.kernels import KERNELS
 
 
 def every(drawn):

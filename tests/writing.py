@@ -9,8 +9,8 @@ import adapters
 import numpy as np
 
 import mha
-from mha.call import ARGUMENTS
-from mha.config import Config
+from mha.core.call import ARGUMENTS
+from mha.core.options.config import Config
 
 OPTIONS = {
     "nothing more": {},
@@ -72,7 +72,7 @@ ALONE = """
 import sys
 backend, compiled, plugins_at, *arguments = sys.argv[1:]
 if backend == "mxnet":
-    from mha import import_mxnet
+    from mha.core import import_mxnet
     import_mxnet.enable()
     import mxnet
 for name in [one for one in sys.modules if one.split(".")[0] == "mha"]:

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from mha.names import FloatName
 
 import mha
-from mha.names import FloatName
 from mha.parity import Case, case_files
 from mha.parity.cases.decodes import DECODES, Decode
 from mha.weights import files

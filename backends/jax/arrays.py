@@ -6,8 +6,8 @@ import jax
 import numpy as np
 from jax import numpy as jnp
 
-from mha import checks
-from mha.cache import Cache
+from mha.core.cache import Cache
+from mha.core.options import checks
 
 _PLAIN = contextlib.nullcontext()
 jax.tree_util.register_pytree_node(Cache, lambda cache: (cache.arrays(), cache.facts()), Cache.of_arrays)

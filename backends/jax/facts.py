@@ -1,4 +1,4 @@
-"""JAX with Flax as a backend, in data: imports nothing. `mha.dispatch.Framework` has what the core asks."""
+"""JAX with Flax as a backend, in data: imports nothing. `dispatch.Framework` has what the core asks."""
 
 TITLE = "JAX"
 ALIASES = ("flax",)
@@ -25,13 +25,13 @@ ALONE = {
     "engine/calls.py": "the framework compiles a call as a whole",
     "engine/decoding.py": "an array takes no assignment, but a compiled function may write to it",
     "engine/pieces.py": "the framework compiles a loop over pieces, of which only a call knows the sizes",
-    "commands/linen_models.py": "only a call shows the parts of a model, and its arrays are among the arguments",
-    "commands/nnx.py": "its layers are modules of linen, and those of the book's next edition are of NNX",
-    "commands/watcher.py": "modules may be copies, layers of a stack, or inside a transformation",
+    "models/frameworks/flax_linen.py": "only a call shows the parts of a model, and its arrays are among the arguments",
+    "learn/d2l/next/frameworks/nnx.py": "the book's next edition has modules of NNX, not of linen",
+    "models/frameworks/flax_watcher.py": "modules may be copies, layers of a stack, or inside a transformation",
     "arrays.py: refuse_to_narrow": "arrays of 64 bits become narrower by themselves",
-    "commands/book.py: get_key": "random numbers take a key",
-    "commands/book.py: DotProductAttention.__init__": "Flax makes a module from its fields",
-    "commands/book.py: AdditiveAttention.__init__": "Flax makes a module from its fields",
-    "commands/book.py: MultiHeadAttention.__init__": "Flax makes a module from its fields",
-    "commands/book.py: MultiHeadAttention.__call__": "weights are returned",
+    "learn/d2l/frameworks: get_key": "random numbers take a key",
+    "learn/d2l/frameworks: DotProductAttention.__init__": "Flax makes a module from its fields",
+    "learn/d2l/frameworks: AdditiveAttention.__init__": "Flax makes a module from its fields",
+    "learn/d2l/frameworks: MultiHeadAttention.__init__": "Flax makes a module from its fields",
+    "learn/d2l/frameworks: MultiHeadAttention.__call__": "weights are returned",
 }

@@ -13,7 +13,7 @@ import numpy as np
 from flax import linen as nn
 from jax import numpy as jnp
 
-from mha.norms import Norm
+from mha.core.options.norms import Norm
 
 from .hiding import widen
 

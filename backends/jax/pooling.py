@@ -13,7 +13,7 @@ import math
 from flax import linen as nn
 from jax import numpy as jnp
 
-from mha.call import keep
+from mha.core.call import keep
 
 from .hiding import blank_unused, visible_softmax, widen
 from .weights import dense

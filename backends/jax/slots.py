@@ -6,7 +6,7 @@ tokens.
 
 from jax import numpy as jnp
 
-from mha.cache import LOST, left_of
+from mha.core.cache import LOST, left_of
 
 from .heads import repeat_groups
 

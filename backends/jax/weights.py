@@ -7,7 +7,7 @@ import flax
 import jax
 from flax import linen as nn
 
-from mha.config import shapes
+from mha.core.options.config import shapes
 
 from .arrays import tensor, to_numpy
 

@@ -10,8 +10,8 @@ import math
 
 import mlx.core as mx
 
-from mha.cache import LOST
-from mha.call import keep
+from mha.core.cache import LOST
+from mha.core.call import keep
 
 from .arrays import evaluated
 from .hiding import four_axes, places, where

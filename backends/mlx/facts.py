@@ -1,4 +1,4 @@
-"""MLX as a backend, in data: imports nothing. `mha.dispatch.Framework` has what the core asks."""
+"""MLX as a backend, in data: imports nothing. `dispatch.Framework` has what the core asks."""
 
 TITLE = "MLX"
 NEEDS = ("mlx",)
@@ -14,12 +14,12 @@ LACKS = {
     "sparse arrays": "its arrays are dense",
     "kept gradients": "a transformation returns its gradients",
     "a state of precision": "nothing outside of a call changes its dtypes",
-    "commands/book.py": "the book has no section for it",
-    "commands/next_book.py": "the book has no section for it",
+    "a section of the book": "the book has no section for it",
+    "a section of the next edition": "the book has no section for it",
 }
 ALONE = {
     "engine/recomputing.py": "the framework has no function that computes a block again after another one",
-    "commands/quantised.py": "files of the framework hold quantised layers",
+    "weights/frameworks: unpacked": "files of the framework hold quantised layers",
     "arrays.py: evaluated": "arrays are lazy, and evaluated in their own thread alone",
     "hiding.py: where": "a cotangent that is no number comes through that of the framework",
     "hiding.py: softmax": "its own is of float32 accuracy, and adds up rounding errors",

@@ -13,7 +13,7 @@ Attention"; Ainslie et al., GQA (2023), for heads of keys that are shared.
 import mlx.core as mx
 from mlx import nn
 
-from mha.call import check, keep, takes_call, whole_heads
+from mha.core.call import check, keep, takes_call, whole_heads
 
 from . import arrays
 from .cache import place, recall, remember
@@ -24,7 +24,7 @@ from .weights import dense
 
 
 class MultiHeadAttention(nn.Module):
-    """Multi-head attention as this framework's own kind of layer, described by an `mha.config.Config`."""
+    """Multi-head attention as this framework's own kind of layer, described by an `mha.core.options.config.Config`."""
 
     pooling = staticmethod(pooling)
     remember, recall = staticmethod(remember), staticmethod(recall)
@@ -53,7 +53,7 @@ class MultiHeadAttention(nn.Module):
     def __call__(self, queries, keys, values, call):
         """Attend with queries (B, Q, query_size) to keys (B, K, key_size) and values (B, K, value_size).
 
-        call: an `mha.call.Call`, given as its arguments, by position or by name. training: whether to drop weights,
+        call: an `Call`, given as its arguments, by position or by name. training: whether to drop weights,
         None = as the framework says.
         Returns the output (B, Q, D), with return_weights also the weights (B, H, Q, K) before dropout, and with a cache
         the one that is left.
@@ -62,7 +62,7 @@ class MultiHeadAttention(nn.Module):
         return self.attend(queries, keys, values, check(arrays, self, queries, keys, values, call))
 
     def attend(self, queries, keys, values, call):
-        """Take the steps in their order; call: a checked `mha.call.Call`. Returns what the layer does."""
+        """Take the steps in their order; call: a checked `Call`. Returns what the layer does."""
         q, k, v, call = self.project(queries, keys, values, call)  # (B*H, Q, d), (B*G, K, d), (B*G, K, dv)
         if self.config.value_norm:
             v = keep("norm_v", self.v_norm(v))  # (B*G, K, dv)
@@ -148,5 +148,5 @@ class MultiHeadAttention(nn.Module):
 
 
 def attend(layer, queries, keys, values, call):
-    """Call a layer in its framework's own way; call: an `mha.call.Call`, not checked yet."""
+    """Call a layer in its framework's own way; call: an `Call`, not checked yet."""
     return layer(queries, keys, values, call)

@@ -15,7 +15,7 @@ import threading
 import mlx.core as mx
 from mlx import nn
 
-from mha.call import keep
+from mha.core.call import keep
 
 from .arrays import evaluated
 from .hiding import blank_unused, visible_softmax, where, widen

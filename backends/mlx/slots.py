@@ -6,7 +6,7 @@ tokens.
 
 import mlx.core as mx
 
-from mha.cache import LOST, left_of
+from mha.core.cache import LOST, left_of
 
 from .arrays import evaluated
 from .heads import repeat_groups

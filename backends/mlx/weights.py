@@ -5,7 +5,7 @@ import functools
 import mlx.core as mx
 from mlx import nn
 
-from mha.config import shapes
+from mha.core.options.config import shapes
 
 from .arrays import evaluated, tensor, to_numpy
 

@@ -8,8 +8,8 @@ slots are a ring; what a token at a position below 0 is says `hiding.visible_key
 
 from mxnet import np
 
-from mha.cache import LOST
-from mha.call import keep
+from mha.core.cache import LOST
+from mha.core.call import keep
 
 from .hiding import four_axes, places, where
 from .slots import slots_after, taken

@@ -1,4 +1,4 @@
-"""MXNet with Gluon as a backend, in data: imports nothing. `mha.dispatch.Framework` has what the core asks."""
+"""MXNet with Gluon as a backend, in data: imports nothing. `dispatch.Framework` has what the core asks."""
 
 TITLE = "MXNet"
 ALIASES = ("gluon",)
@@ -13,7 +13,7 @@ LACKS = {
     "arguments by name": "Gluon calls a block with arguments by position alone",
     "a compiler of calls": "its compiler takes the dense layers of a layer alone",
     "a state of precision": "nothing outside of a call changes its dtypes",
-    "commands/next_book.py": "the book's next edition has its chapter on attention for PyTorch and JAX alone",
+    "a section of the next edition": "the book's next edition has its chapter on attention for PyTorch and JAX alone",
 }
 ALONE = {
     "engine/recomputing.py": "the framework has no function that computes a block again",
@@ -25,6 +25,6 @@ ALONE = {
     "weights.py: Dense": "it takes no empty array",
     "weights.py: data": "parameters are read under a lock",
     "weights.py: filled": "parameters are made in two steps",
-    "commands/book.py: masked_softmax": "`np.array([3, 2])` holds floats",
-    "commands/book.py: MultiHeadAttention.forward": "`np.array([3, 2])` holds floats",
+    "learn/d2l/frameworks: masked_softmax": "`np.array([3, 2])` holds floats",
+    "learn/d2l/frameworks: MultiHeadAttention.forward": "`np.array([3, 2])` holds floats",
 }

@@ -5,14 +5,14 @@ import copy
 from mxnet import autograd, np
 from mxnet.gluon import nn
 
-from mha.call import keeping
+from mha.core.call import keeping
 
 from .slots import by_slots
 from .weights import canonical, data, parameters, reading
 
 
 def vjp(layer, queries, keys, values, call):
-    """The output (B, Q, D) of a checked call, an `mha.call.Call`, and what pulls gradients back through it.
+    """The output (B, Q, D) of a checked call, an `Call`, and what pulls gradients back through it.
 
     pull_back(cotangent), of a cotangent (B, Q, D), gives the gradients of sum(output * cotangent) by queries, keys,
     values, the call's floats where they are given, and each canonical weight: of this call, whatever becomes of the

@@ -12,15 +12,15 @@ import operator
 import numpy as onp
 from mxnet import np, npx
 
-from mha.call import Call
-from mha.checks import FURTHEST
+from mha.core.call import Call
+from mha.core.options.checks import FURTHEST
 
 
 def visible_keys(queries, keys, call):
     """Combine all that hides keys from queries into one array of booleans, True = may attend.
 
     Of queries (B, Q, any) and keys (B, K, any) only the sizes and the device are used. The rest is a checked
-    `mha.call.Call`. Lengths hide the keys from there on. A mask hides where it is False. A score_bias hides where it is
+    `Call`. Lengths hide the keys from there on. A mask hides where it is False. A score_bias hides where it is
     -inf. Query i is at position offset + i and key j at j. Tokens are where positions and key_positions say instead;
     one at a position below 0 is padding: a key there is hidden, a query there sees nothing. A causal order hides the
     keys after a query. window = (left, right) hides those further before or after it; None = no bound. chunk = n hides

@@ -13,7 +13,7 @@ import math
 from mxnet import autograd, np, npx
 from mxnet.gluon import nn
 
-from mha.call import keep
+from mha.core.call import keep
 
 from .hiding import blank_unused, over_axes, visible_softmax, where, widen
 from .weights import dense

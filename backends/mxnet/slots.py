@@ -6,7 +6,7 @@ tokens.
 
 from mxnet import np, npx
 
-from mha.cache import LOST, left_of
+from mha.core.cache import LOST, left_of
 
 from .heads import repeat_groups
 

@@ -7,7 +7,7 @@ import mxnet as mx
 from mxnet import gluon
 from mxnet.gluon import nn
 
-from mha.config import shapes
+from mha.core.options.config import shapes
 
 from .arrays import tensor, to_numpy
 

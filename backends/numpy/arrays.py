@@ -3,7 +3,7 @@
 import ml_dtypes  # noqa: F401  (gives NumPy its bfloat16)
 import numpy as np
 
-from mha import checks
+from mha.core.options import checks
 
 
 def tensor(array, place=None):

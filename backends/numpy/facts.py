@@ -1,4 +1,4 @@
-"""NumPy as a backend, in data: imports nothing. `mha.dispatch.Framework` has what the core asks."""
+"""NumPy as a backend, in data: imports nothing. `dispatch.Framework` has what the core asks."""
 
 TITLE = "NumPy"
 ALIASES = ("np",)
@@ -14,9 +14,9 @@ LACKS = {
     "a state of training": "a call says whether it trains",
     "kept gradients": "a call returns its gradients",
     "frozen weights": "its layer has gradients of all weights",
-    "commands/book.py": "the book has no section for it",
-    "commands/next_book.py": "the book has no section for it",
-    "commands/taps.py": "it has no models",
+    "a section of the book": "the book has no section for it",
+    "a section of the next edition": "the book has no section for it",
+    "models of its own": "it has no models",
 }
 ALONE = {
     "hiding.py: softmax": "no softmax of its own",

@@ -9,9 +9,9 @@ import math
 
 import numpy as np
 
-from mha import checks
-from mha.call import ALL, Call, keeping
-from mha.config import shapes
+from mha.core.call import ALL, Call, keeping
+from mha.core.options import checks
+from mha.core.options.config import shapes
 
 from .heads import repeat_groups, repeat_heads, rotate, sigmoid, temper, transpose_output, transpose_qkv
 from .hiding import blank_unused, four_axes, places, visible_keys, visible_softmax, widen, with_sinks
@@ -23,7 +23,7 @@ from .weights import matmul
 
 
 def vjp(layer, queries, keys, values, call):
-    """The output (B, Q, D) of a checked call, an `mha.call.Call`, and what pulls gradients back through it.
+    """The output (B, Q, D) of a checked call, an `Call`, and what pulls gradients back through it.
 
     pull_back(cotangent), of a cotangent (B, Q, D), gives the gradients of sum(output * cotangent) by queries, keys,
     values, the call's floats where they are given, and each canonical weight: of this call, whatever becomes of the

@@ -12,7 +12,7 @@ import math
 
 import numpy as np
 
-from mha.call import keep
+from mha.core.call import keep
 
 from .hiding import blank_unused, visible_softmax, widen
 from .weights import dense, matmul

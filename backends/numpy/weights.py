@@ -4,7 +4,7 @@ import functools
 
 import numpy as np
 
-from mha.config import shapes
+from mha.core.options.config import shapes
 
 from .hiding import widen
 

@@ -6,8 +6,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from mha import checks
-from mha.call import ROWS
+from mha.core.call import ROWS
+from mha.core.options import checks
 
 if keras.backend.backend() != "tensorflow":
     raise ImportError(

@@ -10,8 +10,8 @@ import math
 
 import tensorflow as tf
 
-from mha.cache import LOST
-from mha.call import keep
+from mha.core.cache import LOST
+from mha.core.call import keep
 
 from .arrays import shape_of
 from .hiding import four_axes, places

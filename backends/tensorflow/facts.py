@@ -1,4 +1,4 @@
-"""TensorFlow with Keras as a backend, in data: imports nothing. `mha.dispatch.Framework` has what the core asks."""
+"""TensorFlow with Keras as a backend, in data: imports nothing. `dispatch.Framework` has what the core asks."""
 
 TITLE = "TensorFlow"
 ALIASES = ("tf", "keras")
@@ -14,7 +14,7 @@ LACKS = {
     "arrays that change": "nothing writes to its tensors",
     "a state of training": "a call says whether it trains",
     "kept gradients": "a tape returns its gradients",
-    "commands/next_book.py": "the book's next edition has its chapter on attention for PyTorch and JAX alone",
+    "a section of the next edition": "the book's next edition has its chapter on attention for PyTorch and JAX alone",
 }
 ALONE = {
     "engine/calls.py": "the framework compiles a call as a whole",
@@ -28,6 +28,6 @@ ALONE = {
     "arrays.py: shape_of": "a size may be learnt only in a call",
     "arrays.py: must_fit": "a size may be learnt only in a call",
     "engine/pooling.py: AttentionPooling.pool_block": "heads keep an axis of their own",
-    "commands/book.py: MultiHeadAttention.pooling": "a file of Keras's saver may tell of another",
-    "commands/book.py: MultiHeadAttention.__init__": "Keras's saver makes layers from their options",
+    "learn/d2l/frameworks: MultiHeadAttention.pooling": "a file of Keras's saver may tell of another",
+    "learn/d2l/frameworks: MultiHeadAttention.__init__": "Keras's saver makes layers from their options",
 }

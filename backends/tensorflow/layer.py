@@ -14,8 +14,8 @@ import dataclasses
 import keras
 import tensorflow as tf
 
-from mha.call import check, keep, takes_call, whole_heads
-from mha.config import Config, of_recorded
+from mha.core.call import check, keep, takes_call, whole_heads
+from mha.core.options.config import Config, of_recorded
 
 from . import arrays
 from .arrays import must_fit, refuse_masks, shape_of
@@ -28,7 +28,7 @@ from .weights import dense
 
 @keras.saving.register_keras_serializable("mha.lesson")
 class MultiHeadAttention(keras.layers.Layer):
-    """Multi-head attention as this framework's own kind of layer, described by an `mha.config.Config`."""
+    """Multi-head attention as this framework's own kind of layer, described by an `mha.core.options.config.Config`."""
 
     pooling = staticmethod(pooling)
     remember, recall = staticmethod(remember), staticmethod(recall)
@@ -67,7 +67,7 @@ class MultiHeadAttention(keras.layers.Layer):
     def call(self, queries, keys, values, call):
         """Attend with queries (B, Q, query_size) to keys (B, K, key_size) and values (B, K, value_size).
 
-        call: an `mha.call.Call`, given as its arguments, by position or by name. training: whether to drop weights,
+        call: an `Call`, given as its arguments, by position or by name. training: whether to drop weights,
         None = as the framework says.
         Returns the output (B, Q, D), with return_weights also the weights (B, H, Q, K) before dropout, and with a cache
         the one that is left.
@@ -79,7 +79,7 @@ class MultiHeadAttention(keras.layers.Layer):
         return self.attend(queries, keys, values, call.of_layer(self.config)._replace(offset=offset))
 
     def attend(self, queries, keys, values, call):
-        """Take the steps in their order; call: a checked `mha.call.Call`. Returns what the layer does."""
+        """Take the steps in their order; call: a checked `Call`. Returns what the layer does."""
         q, k, v, call = self.project(queries, keys, values, call)  # (B*H, Q, d), (B*G, K, d), (B*G, K, dv)
         if self.config.value_norm:
             v = keep("norm_v", self.v_norm(v))  # (B*G, K, dv)
@@ -172,7 +172,7 @@ class MultiHeadAttention(keras.layers.Layer):
 
 
 def attend(layer, queries, keys, values, call):
-    """Call a layer in its framework's own way; call: an `mha.call.Call`, not checked yet."""
+    """Call a layer in its framework's own way; call: an `Call`, not checked yet."""
     return layer(queries, keys, values, call)
 
 

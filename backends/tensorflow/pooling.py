@@ -13,7 +13,7 @@ import math
 import keras
 import tensorflow as tf
 
-from mha.call import keep
+from mha.core.call import keep
 
 from .hiding import blank_unused, visible_softmax, widen
 from .weights import dense

@@ -6,7 +6,7 @@ tokens.
 
 import tensorflow as tf
 
-from mha.cache import LOST, left_of
+from mha.core.cache import LOST, left_of
 
 from .arrays import shape_of
 from .heads import repeat_groups

@@ -4,7 +4,7 @@ import functools
 
 import keras
 
-from mha.config import shapes
+from mha.core.options.config import shapes
 
 
 def dense(in_size, out_size, bias, dtype):

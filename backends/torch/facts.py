@@ -1,4 +1,4 @@
-"""PyTorch as a backend, in data: imports nothing. `mha.dispatch.Framework` has what the core asks."""
+"""PyTorch as a backend, in data: imports nothing. `dispatch.Framework` has what the core asks."""
 
 TITLE = "PyTorch"
 ALIASES = ("pytorch",)

@@ -5,7 +5,7 @@ import functools
 import torch
 from torch import nn
 
-from mha.config import shapes
+from mha.core.options.config import shapes
 
 from .arrays import place, tensor, to_numpy
 

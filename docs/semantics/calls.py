@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import peers
 
-from mha import dispatch
-from mha.config import Config, numpy_dtype, shapes
+from mha.core import dispatch
+from mha.core.options.config import Config, numpy_dtype, shapes
 
 # Distinct primes; D = H * d.
 B, Q, K, H, D = 2, 5, 7, 3, 33

@@ -9,7 +9,7 @@ import numpy as np
 import peers
 
 import mha
-from mha import dispatch
+from mha.core import dispatch
 from semantics.calls import Call, D, H
 
 Results = dict[str, np.ndarray]  # output; weights and gradients where the call asks for them

@@ -2,7 +2,7 @@
 
 from importlib import metadata
 
-from mha import dispatch
+from mha.core import dispatch
 from semantics.calls import B, D, H, K, Q
 from semantics.columns import PEERS
 from semantics.promises import PROMISES, keeps

@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from mha import dispatch, parity
-from mha.config import numpy_dtype
+from mha import parity
+from mha.core import dispatch
+from mha.core.options.config import numpy_dtype
 from semantics.calls import B, Call, H, K, Q
 from semantics.columns import PEERS, Results, ask
 

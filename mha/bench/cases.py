@@ -7,7 +7,7 @@ from typing import Any, Literal
 import numpy as np
 
 import mha
-from mha.names import BackendName
+from mha.core.options.names import BackendName
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 import mha
-from mha import dispatch
 from mha.bench.cases import Shape
 from mha.bench.steps import Implementation, Results, Step
+from mha.core import dispatch
 
 MORE = 64  # tokens, after which the cache is as it was
 

@@ -12,13 +12,13 @@ import tempfile
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from mha import dispatch
 from mha.bench.cases import Shape
-from mha.names import BackendName
-from mha.parity.run.groups import DEVICES, LOOPBACK, RANKS
-from mha.parity.run.processes import why_it_ended
+from mha.core import dispatch
+from mha.core.options.names import BackendName
+from mha.parity.cases.run.groups import DEVICES, LOOPBACK, RANKS
+from mha.parity.cases.run.processes import why_it_ended
 
-BACKENDS = dispatch.having("parallel/bench.py")
+BACKENDS = dispatch.having("bench/frameworks/ranks/*.py")
 SHAPES = ("XL-all", "C")  # where nobody names others
 LIMIT = 600.0  # seconds that one rank waits for another
 WORKER = "mha.bench.ranks"

@@ -24,8 +24,8 @@ from mha import parity
 from mha.bench import cases, peak
 from mha.bench.steps import UNSPLIT, Results, Step, UnavailableError, Way
 from mha.bench.worker import ROUNDS, SAMPLE, check_agreement
-from mha.names import BackendName
-from mha.parity.run.processes import own_stdout
+from mha.core.options.names import BackendName
+from mha.parity.cases.run.processes import own_stdout
 
 Found = dict[str, dict[str, Any]]
 
@@ -47,7 +47,7 @@ def measure(
     Returns for each way by name its `summary`, and its "mebibytes" and their "share" of the unsplit layer's; or its
     "problem", with "failed", whether it should have been measured.
     """
-    group = importlib.import_module(f"mha.backends.{backend}.parallel.bench").Group(**ranks)
+    group = importlib.import_module(f"mha.bench.frameworks.ranks.{backend}").Group(**ranks)
     ways, found = _checked(group, group.ways(cases.find(shape), kind), say)
     if UNSPLIT not in ways:
         return found

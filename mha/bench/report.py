@@ -8,7 +8,7 @@ from rich.table import Table
 
 from mha.bench import cases, devices
 from mha.bench.run import Row
-from mha.tables import plain_table
+from mha.core.tables import plain_table
 
 # Colours of Okabe and Ito, for the colour-blind; the marks are for print without colours.
 LOOKS = {

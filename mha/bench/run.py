@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import mha
-from mha import dispatch
 from mha.bench import cases
 from mha.bench.cases import Shape
-from mha.names import BackendName
-from mha.parity.run.processes import available, why_it_ended
+from mha.core import dispatch
+from mha.core.options.names import BackendName
+from mha.parity.cases.run.processes import available, why_it_ended
 
 
 @dataclasses.dataclass

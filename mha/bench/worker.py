@@ -23,7 +23,7 @@ from mha.bench import cases
 from mha.bench.cases import Shape
 from mha.bench.peak import peak, reset_peak
 from mha.bench.steps import REFERENCE, Implementation, Results, Step
-from mha.names import BackendName
+from mha.core.options.names import BackendName
 
 SAMPLE = 0.02  # seconds: shorter calls are repeated until a sample takes this long
 ROUNDS = 5  # the least number of rounds, even if they take longer than allowed
@@ -49,7 +49,7 @@ def times(backend: BackendName, shape: str, kind: str, names: list[str], seconds
     known = _implementations(backend, cases.find(shape), kind)
     steps = {name: known[name].make() for name in names}
     check_agreement(steps)
-    product = _module(backend).product(np.ones((SIZE, SIZE), "float32"))
+    product = _module(backend, "layers").product(np.ones((SIZE, SIZE), "float32"))
     calls = {name: max(1, math.ceil(SAMPLE / min(_seconds(step) for _ in range(3)))) for name, step in steps.items()}
     products = [_seconds(product) for _ in range(5)]
     rounds: list[dict[str, float]] = []
@@ -136,12 +136,12 @@ def _made(backend: BackendName, shape: Shape, kind: str) -> Any:
     attention = shape.layer(backend)
     if kind == "decoding":
         return _module(backend, "decoding").implementations(attention, shape)
-    return _module(backend).implementations(attention, shape, kind)
+    return _module(backend, "layers").implementations(attention, shape, kind)
 
 
-def _module(backend: BackendName, name: str = "bench") -> Any:
-    """The benchmarks of a backend, or those of decoding."""
-    return importlib.import_module(f"mha.backends.{backend}.commands.{name}")
+def _module(backend: BackendName, kind: str) -> Any:
+    """The benchmarks of a backend: of "layers" or of "decoding"."""
+    return importlib.import_module(f"mha.bench.frameworks.{kind}.{backend}")
 
 
 def _seconds(step: Step, calls: int = 1) -> float:

@@ -5,10 +5,11 @@ from typing import Annotated, Any
 
 import typer
 
-from mha import dispatch, parity
+from mha import parity
 from mha.cli import terminal
-from mha.names import BackendName
-from mha.tables import plain_table
+from mha.core import dispatch
+from mha.core.options.names import BackendName
+from mha.core.tables import plain_table
 
 # The option of every command that takes several backends.
 Backends = Annotated[

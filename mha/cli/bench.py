@@ -9,12 +9,13 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from mha import checks, dispatch
 from mha.bench import cases, devices, report, run
 from mha.cli import terminal
 from mha.cli.backends import Backends, chosen_all
-from mha.names import BackendName
-from mha.parity.run.groups import MOST
+from mha.core import dispatch
+from mha.core.options import checks
+from mha.core.options.names import BackendName
+from mha.parity.cases.run.groups import MOST
 
 
 def bench(

@@ -16,7 +16,7 @@ import safetensors.numpy
 
 import mha
 from mha import parity
-from mha.names import BackendName, FloatName
+from mha.core.options.names import BackendName, FloatName
 
 SIZES = ("num_hidden_layers", "num_attention_heads", "max_position_embeddings", "layer_norm_eps")
 TOKENIZERS = "pip install tokenizers"

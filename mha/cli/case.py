@@ -8,15 +8,16 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from mha import checks, dispatch
 from mha.cli import terminal
 from mha.cli.backends import chosen_all
-from mha.config import DTYPES
-from mha.names import BackendName
+from mha.core import dispatch
+from mha.core.options import checks
+from mha.core.options.config import DTYPES
+from mha.core.options.names import BackendName
+from mha.core.tables import plain_table
 from mha.parity import Case, Result, case_files
 from mha.parity.cases.decodes import DECODES, Decode
 from mha.parity.cases.suite import ALL_CASES
-from mha.tables import plain_table
 
 Results = dict[tuple[str, BackendName], list[Result]]  # by file and backend
 

@@ -8,7 +8,7 @@ import typer
 from mha import parity
 from mha.cli import terminal, weights
 from mha.cli.names import parsed, taught
-from mha.parity.records.reading import is_record
+from mha.models.records.reading import is_record
 from mha.weights import schemes
 
 SCHEME = f"auto (found from the names), {', '.join(schemes.SCHEMES)}."

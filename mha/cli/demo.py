@@ -12,15 +12,16 @@ from rich.panel import Panel
 from rich.table import Table
 
 import mha
-from mha import checks, dispatch
 from mha.cli import grids, terminal
 from mha.cli.backends import chosen
-from mha.config import Config
-from mha.explain.lines import place
-from mha.explain.path import INPUTS, letters
+from mha.core import dispatch
+from mha.core.options import checks
+from mha.core.options.config import Config
+from mha.core.options.names import BackendName
+from mha.core.tables import plain_table, wrapped
 from mha.layer import restore
-from mha.names import BackendName
-from mha.tables import plain_table, wrapped
+from mha.learn.explain.lines import place
+from mha.learn.explain.path import INPUTS, letters
 
 
 def demo(

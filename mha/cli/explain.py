@@ -13,13 +13,14 @@ from rich.panel import Panel
 from rich.text import Text
 
 import mha
-from mha import checks, explain
 from mha.cli import terminal
 from mha.cli.backends import chosen
-from mha.explain import Step
-from mha.languages import LANGUAGES, catalogue
-from mha.names import BackendName, LanguageName
-from mha.tables import plain_table, wrapped, wrapped_anywhere
+from mha.core.options import checks
+from mha.core.options.names import BackendName, LanguageName
+from mha.core.tables import plain_table, wrapped, wrapped_anywhere
+from mha.learn import explain
+from mha.learn.explain import Step
+from mha.learn.languages import LANGUAGES, catalogue
 
 LARGEST = 10**7  # numbers of one step: larger ones take long and show nothing new
 MOST_SLOTS = 16  # more are too wide to see at once

@@ -5,12 +5,12 @@ from typing import Annotated
 
 import typer
 
-from mha import dispatch
 from mha.cli import terminal
-from mha.grading import classes, levels
-from mha.grading import hand_out as assignment
-from mha.grading.grade import Grader
-from mha.tables import counted, plain_table
+from mha.core import dispatch
+from mha.core.tables import counted, plain_table
+from mha.learn.grade import classes, levels
+from mha.learn.grade import hand_out as assignment
+from mha.learn.grade.grade import Grader
 
 FLAGGED = 3  # exit code of what passes, but raised an error while it was loaded
 

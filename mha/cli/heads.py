@@ -10,12 +10,12 @@ from rich.console import Console
 from rich.panel import Panel
 
 import mha
-from mha import dispatch
 from mha.cli import grids, terminal
 from mha.cli.backends import chosen
 from mha.cli.bert import Encoder, tokenizer
-from mha.plot.pictures import ENDINGS
-from mha.tables import wrapped
+from mha.core import dispatch
+from mha.core.tables import wrapped
+from mha.learn.plot.pictures import ENDINGS
 
 
 def heads(

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mha.cli import terminal
-from mha.weights import said
+from mha.weights import argument_names
 from mha.weights.projections import parts_said
 
 SPELT = "W_q=to_q,W_k=to_k,W_v=to_v,W_o=to_out"
@@ -19,7 +19,9 @@ def parsed(argument: str, text: str | None) -> dict[str, str] | None:
         role, equals, name = one.partition("=")
         if not equals or role.strip() in named:
             expected = f"{SPELT}, each once"
-            terminal.fail(f"{said.name(argument)} has {one!r}, expected a projection, =, and its name: {expected}")
+            terminal.fail(
+                f"{argument_names.name(argument)} has {one!r}, expected a projection, =, and its name: {expected}"
+            )
         named[role.strip()] = name.strip()
     try:
         parts_said(argument, named)

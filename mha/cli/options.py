@@ -8,7 +8,7 @@ from typing import Any
 import typer
 
 from mha.cli import terminal
-from mha.weights import said
+from mha.weights import argument_names
 
 
 def command(function: Callable) -> Callable:
@@ -18,7 +18,7 @@ def command(function: Callable) -> Callable:
     @functools.wraps(function)
     def run(**given: Any) -> None:
         try:
-            with said.named(options):
+            with argument_names.named(options):
                 function(**given)
         except terminal.CommandError as error:
             terminal.complain(error)

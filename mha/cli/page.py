@@ -5,11 +5,11 @@ from typing import Annotated, Any
 
 import typer
 
-from mha import page
 from mha.cli import parity, terminal
 from mha.cli.backends import Backends, chosen_all
-from mha.names import BackendName
-from mha.parity.run.workers import Runner
+from mha.core.options.names import BackendName
+from mha.learn import page
+from mha.parity.cases.run.workers import Runner
 
 
 def write(

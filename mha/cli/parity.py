@@ -12,18 +12,19 @@ import typer
 from rich.table import Table
 
 import mha
-from mha import checks, dispatch
 from mha.cli import terminal
 from mha.cli.backends import Backends, chosen_all
-from mha.config import DTYPES
-from mha.names import BackendName
+from mha.core import dispatch
+from mha.core.options import checks
+from mha.core.options.config import DTYPES
+from mha.core.options.names import BackendName
+from mha.core.tables import plain_table
 from mha.parity import Result
 from mha.parity.cases import devices
+from mha.parity.cases.run import groups as groups_of
+from mha.parity.cases.run import pages
+from mha.parity.cases.run.workers import Outcome, Runner
 from mha.parity.cases.suite import ALL_CASES
-from mha.parity.run import groups as groups_of
-from mha.parity.run import pages
-from mha.parity.run.workers import Outcome, Runner
-from mha.tables import plain_table
 
 SUITES = ("quick", "full")
 

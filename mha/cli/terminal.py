@@ -11,7 +11,7 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.progress import Progress
 
-from mha.tables import wrapped
+from mha.core.tables import wrapped
 from mha.weights import files
 
 T = TypeVar("T")

@@ -14,14 +14,14 @@ from rich.table import Table
 
 from mha import weights
 from mha.cli import terminal
-from mha.config import Config, shapes
-from mha.names import SchemeName
-from mha.norms import Norm
-from mha.positions import Rotary
-from mha.tables import plain_table
+from mha.core.options.config import Config, shapes
+from mha.core.options.names import SchemeName
+from mha.core.options.norms import Norm
+from mha.core.options.positions import Rotary
+from mha.core.tables import plain_table
+from mha.learn.write import commands
 from mha.weights import models, readers, schemes
 from mha.weights.readers import Source
-from mha.written import commands
 
 
 def show(

@@ -6,11 +6,12 @@ from typing import Annotated, Any, Literal, NoReturn
 
 import typer
 
-from mha import weights, written
+from mha import weights
 from mha.cli import terminal
-from mha.config import Config
+from mha.core.options.config import Config
+from mha.learn import write as written
+from mha.learn.write import commands
 from mha.weights import readers, schemes
-from mha.written import commands
 
 Number = float | None
 Size = int | None

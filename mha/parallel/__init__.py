@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from mha import dispatch
+from mha.core import dispatch
 from mha.layer import MultiHeadAttention
 from mha.parallel.parts import shard, unshard
 
@@ -145,4 +145,4 @@ def _engine(what: str, layer: Any) -> Any:
             "splits the weights of any layer by heads"
         )
     dispatch.load(backend)
-    return importlib.import_module(f"mha.backends.{backend}.parallel")
+    return importlib.import_module(f"mha.parallel.{backend}")

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from mha import checks
-from mha.config import Config, shapes
+from mha.core.options import checks
+from mha.core.options.config import Config, shapes
 
 Part = tuple[Config, dict[str, np.ndarray]]
 # The axis of a weight that has the heads, whatever the options of its layer; for a layer and its parts: `split_axes`.

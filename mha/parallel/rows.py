@@ -9,9 +9,9 @@ Source: the exchange is that of PyTorch's context parallelism and of Zhu's zigza
 from collections.abc import Container, Sequence
 from itertools import accumulate, pairwise
 
-from mha import checks
-from mha.call import Call
-from mha.engine.reach import reach
+from mha.core.call import Call
+from mha.core.engine.visible_range import reach
+from mha.core.options import checks
 
 Pieces = tuple[slice, ...]  # of the rows of the whole, in their order
 

@@ -6,7 +6,7 @@ import os
 import numpy as np
 
 from mha import weights
-from mha.config import Config
+from mha.core.options.config import Config
 from mha.weights import FileError
 
 ROOM = 512  # bytes of an error's text that are sent to the other ranks

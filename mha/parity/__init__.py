@@ -2,32 +2,32 @@
 
 from typing import TYPE_CHECKING
 
-from mha import lazy
+from mha.core import lazy
 
 if TYPE_CHECKING:
+    from mha.models.audit.arrays_alone import audit_taps
+    from mha.models.audit.audit import audit
+    from mha.models.audit.audit_report import AuditReport, LayerRow
+    from mha.models.audit.watching import watch
+    from mha.models.files.two_files import FilesReport, compare_files
+    from mha.models.records.comparing import compare_records
+    from mha.models.records.contents import Record
+    from mha.models.records.records_report import RecordsReport
+    from mha.models.records.replay import audit_record
+    from mha.models.records.stepping import StepRow
+    from mha.models.records.writing import record
+    from mha.parity.cases.files import case_files
     from mha.parity.cases.suite import Arrays, Check, Result, Verdict, check_case, check_exact, one_line, plan
     from mha.parity.cases.usual import ADDITIVE, CASES, WIDTHS, Case
-    from mha.parity.files import case_files
-    from mha.parity.files.two_files import FilesReport, compare_files
-    from mha.parity.mended.audit import audit
-    from mha.parity.mistakes.catalogue import CATALOGUE
-    from mha.parity.mistakes.mistake import Mistake
-    from mha.parity.records.comparing import compare_records
-    from mha.parity.records.contents import Record
-    from mha.parity.records.records_report import RecordsReport
-    from mha.parity.records.replay import audit_record
-    from mha.parity.records.stepping import StepRow
-    from mha.parity.records.writing import record
-    from mha.parity.same.rules import UNIT, bound, error, gradient_scale, in_dtype, largest
-    from mha.parity.unseen.probes import inputs
-    from mha.parity.unseen.sight import Unseen
-    from mha.parity.whole.arrays_alone import audit_taps
-    from mha.parity.whole.audit_report import AuditReport, LayerRow
-    from mha.parity.whole.watching import watch
-    from mha.parity.why.comparison import compare, diagnose, ratio
-    from mha.parity.why.explanations import Diagnosis, Explanation
-    from mha.parity.why.report import Place, Report, Row
-    from mha.parity.why.two_layers import LayersReport, WeightRow, compare_layers
+    from mha.parity.diagnosis.blind_spots.probes import inputs
+    from mha.parity.diagnosis.blind_spots.sight import Unseen
+    from mha.parity.diagnosis.compare.comparison import compare, diagnose, ratio
+    from mha.parity.diagnosis.compare.explanations import Diagnosis, Explanation
+    from mha.parity.diagnosis.compare.report import Place, Report, Row
+    from mha.parity.diagnosis.compare.two_layers import LayersReport, WeightRow, compare_layers
+    from mha.parity.diagnosis.mistakes.catalogue import CATALOGUE
+    from mha.parity.diagnosis.mistakes.mistake import Mistake
+    from mha.parity.rule.rules import UNIT, bound, error, gradient_scale, in_dtype, largest
 else:
     __getattr__, __dir__ = lazy.attach(__name__)
 

@@ -1,12 +1,13 @@
 """Weights of a layer as NumPy arrays, the same on every backend: drawn, saved, and read from safetensors files.
 
 A layer's weights are a flat dict of canonical arrays: kernels (in, out), applied as `x @ kernel + bias`. Columns of
-W_q, W_k and W_v and rows of W_o are head-major: head 0 first. `mha.config.shapes` has their names and shapes.
+W_q, W_k and W_v and rows of W_o are head-major: head 0 first. `shapes` in
+`mha/core/options/config.py` has their names and shapes.
 """
 
 from typing import TYPE_CHECKING
 
-from mha import lazy
+from mha.core import lazy
 
 if TYPE_CHECKING:
     from mha.weights.canonical import initial

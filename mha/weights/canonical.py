@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from mha.config import Config, numpy_dtype, shapes
+from mha.core.options.config import Config, numpy_dtype, shapes
 
 
 def initial(config: Config, seed: int) -> dict[str, np.ndarray]:

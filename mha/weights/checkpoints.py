@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from mha import checks
-from mha.config import MODERN, Config
-from mha.names import SchemeChoice, SchemeName
-from mha.weights import models, own_format, readers, recorded, said, schemes
+from mha.core.options import checks
+from mha.core.options.config import MODERN, Config
+from mha.core.options.names import SchemeChoice, SchemeName
+from mha.weights import argument_names, models, own_format, readers, recorded, schemes
 from mha.weights.readers import Entry, Source
 
 SAYABLE = (*MODERN, "key_dim", models.FOLDED, schemes.BARE, schemes.TIED, models.LENGTH)
@@ -31,7 +31,7 @@ def load(
         chosen = choose(source, scheme, prefix)
         try:
             return take(source, *chosen, num_heads, given)
-        except said.LackingError as error:
+        except argument_names.LackingError as error:
             raise error.of(source.path) from None
 
 
@@ -51,7 +51,7 @@ def choose(source: Source, scheme: str = "auto", prefix: str | None = None) -> t
     with _explained(source):
         chosen, prefix = _chosen(source, scheme, prefix)
         if (chosen, scheme) == ("mha", "auto") and not own:
-            asked = said.setting(scheme="mha"), said.setting(num_heads=said.Code("..."))
+            asked = argument_names.setting(scheme="mha"), argument_names.setting(num_heads=argument_names.Code("..."))
             raise ValueError(
                 "the names are those of mha, but the metadata does not say that mha wrote the file. Are the kernels "
                 f"(in, out), applied as x @ kernel? Then pass {' and '.join(asked)}; else transpose them first"
@@ -77,11 +77,13 @@ def take(
 
     Raises TypeError and ValueError as `mha.load` does.
     """
-    given, heads = dict(options or {}), said.name("num_heads")
+    given, heads = dict(options or {}), argument_names.name("num_heads")
     if own_format.is_own(source):
         config, arrays = own_format.read(source)
         if given:
-            raise ValueError(f"has the configuration of its layer itself; leave out {', '.join(map(said.name, given))}")
+            raise ValueError(
+                f"has the configuration of its layer itself; leave out {', '.join(map(argument_names.name, given))}"
+            )
         if num_heads is not None and checks.size(heads, num_heads) != config.num_heads:
             raise ValueError(
                 f"says that its layer has {config.num_heads} heads, but {heads} is {num_heads!r}; leave it out"

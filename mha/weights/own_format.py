@@ -9,9 +9,9 @@ from typing import Any, TypeGuard
 
 import numpy as np
 
-from mha import checks
-from mha.config import MODERN, Config, of_recorded, shapes, special
-from mha.norms import Norm
+from mha.core.options import checks
+from mha.core.options.config import MODERN, Config, of_recorded, shapes, special
+from mha.core.options.norms import Norm
 from mha.weights import files, json_text, safetensors_writer
 from mha.weights.readers import SafetensorsFile, Source
 

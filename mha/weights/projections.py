@@ -10,11 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from mha import checks, dispatch
-from mha.names import SchemeName
-from mha.weights import said, schemes
+from mha.core import dispatch
+from mha.core.options import checks
+from mha.core.options.names import SchemeName
+from mha.weights import argument_names, schemes
+from mha.weights.foreign.named import to_numpy
 from mha.weights.kernels import Kernel, without_window
-from mha.weights.native.named import to_numpy
 
 ROLES = ("W_q", "W_k", "W_v", "W_g", "W_o")
 NORMS = ("q_norm", "k_norm")
@@ -75,16 +76,22 @@ def parts_said(argument: str, names: Any) -> Parts:
     """
     if not isinstance(names, Mapping):
         raise TypeError(
-            f"{said.name(argument)} is {checks.brief(names)}, expected a dict, such as {{'W_q': 'to_q', ...}}"
+            f"{argument_names.name(argument)} is {checks.brief(names)}, expected a dict, such as {{'W_q': 'to_q', ...}}"
         )
     for role, name in names.items():
         if role not in SAID or not isinstance(name, str):
-            raise ValueError(f"{said.name(argument)} has {role}={name!r}, expected names of {', '.join(SAID)}")
+            raise ValueError(
+                f"{argument_names.name(argument)} has {role}={name!r}, expected names of {', '.join(SAID)}"
+            )
     if lost := [role for role in NEEDED if role not in names]:
-        raise ValueError(f"{said.name(argument)} has no {', '.join(lost)}, expected the names of {', '.join(NEEDED)}")
+        raise ValueError(
+            f"{argument_names.name(argument)} has no {', '.join(lost)}, expected the names of {', '.join(NEEDED)}"
+        )
     axes = names.get("axes", "")
     if axes not in ("", "io", "oi"):
-        raise ValueError(f"{said.name(argument)} has axes={axes!r}, expected io = (in, out), or oi = (out, in)")
+        raise ValueError(
+            f"{argument_names.name(argument)} has axes={axes!r}, expected io = (in, out), or oi = (out, in)"
+        )
     return Parts({role: name for role, name in names.items() if role != "axes"}, None, axes)
 
 

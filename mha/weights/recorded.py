@@ -5,10 +5,10 @@ from typing import Any
 
 import numpy as np
 
-from mha import checks
-from mha.config import Config
-from mha.positions import Rotary
-from mha.weights import models, said
+from mha.core.options import checks
+from mha.core.options.config import Config
+from mha.core.options.positions import Rotary
+from mha.weights import argument_names, models
 from mha.weights.schemes.sizes import NORMED
 
 
@@ -24,12 +24,12 @@ def joined(
 
     Raises ValueError if the caller contradicts what is recorded.
     """
-    heads = said.name("num_heads")
+    heads = argument_names.name("num_heads")
     if num_heads is not None and "num_heads" in recorded and checks.size(heads, num_heads) != recorded["num_heads"]:
         raise ValueError(f"{where}, which says {recorded['num_heads']} heads, but {heads} is {num_heads}; leave it out")
     for name, value in given.items():
         if name in recorded and not _same(value, recorded[name], recorded.get("key_dim", 0)):
-            there = said.setting(**{name: recorded[name]})
+            there = argument_names.setting(**{name: recorded[name]})
             raise ValueError(f"{where}, which says {there}, not {value!r}; leave it out")
     options = dict(given) | dict(recorded)
     num_heads = options.pop("num_heads", num_heads)

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from mha import checks
+from mha.core.options import checks
 from mha.weights.readers.safetensors_file import DTYPES
 
 _CODES = {name: code for code, name in DTYPES.items()}

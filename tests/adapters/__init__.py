@@ -6,7 +6,7 @@ import functools
 import importlib
 
 import mha
-from mha import dispatch
+from mha.core import dispatch
 
 # Backends that compile each kind of call, which takes seconds, and the others.
 COMPILED = tuple(name for name, compiles in dispatch.facts("COMPILES", False).items() if compiles)

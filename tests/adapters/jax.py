@@ -9,8 +9,8 @@ from flax import linen, serialization
 from jax.experimental import sparse
 
 import adapters
-from mha import dispatch
 from mha.backends.jax.engine import calls
+from mha.core import dispatch
 
 
 class Adapter(adapters.Adapter):

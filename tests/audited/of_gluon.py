@@ -1,13 +1,13 @@
 """Models of Gluon."""
 
 import mxnet
+from mha.d2l import mxnet as d2l
 from mxnet import np, npx
 from mxnet.gluon import nn
 
 import audited
 from audited import D, H, Model, attend, d
-from mha.backends.mxnet.commands.taps import modules
-from mha.d2l import mxnet as d2l
+from mha.models.frameworks.mxnet import modules
 
 BACKEND = "mxnet"
 KINDS = "own", "taught"

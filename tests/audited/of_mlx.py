@@ -9,7 +9,7 @@ from mlx.utils import tree_flatten, tree_map
 
 import audited
 from audited import B, D, H, Model, T, attend
-from mha.backends.mlx.commands.taps import modules
+from mha.models.frameworks.mlx import modules
 
 BACKEND = "mlx"
 KINDS = "encoder", "masked", "described", "taught"

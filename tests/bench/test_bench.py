@@ -19,7 +19,7 @@ from mha.bench import cases, peak, report, worker
 from mha.bench import run as parent
 from mha.bench.cases import Shape
 from mha.bench.steps import REFERENCE, Implementation, Results
-from mha.parity.run import processes
+from mha.parity.cases.run import processes
 
 HAS_MATPLOTLIB = importlib.util.find_spec("matplotlib") is not None
 RAGGED, CAUSAL = Shape("ragged", 3, 37, 22, 2, keys="ragged"), Shape("causal", 2, 31, 22, 2, causal=True)
@@ -154,7 +154,7 @@ def assert_implementations(backend, kind, shape, chosen):
     options = {"num_key_value_heads": shape.G, "window": shape.window}
     attention = mha.MultiHeadAttention(shape.D, shape.H, **options, backend="numpy")
     base, oracle = computed(attention, shape, kind), computed(parity.in_dtype(attention, "float64"), shape, kind)
-    made = worker._module(backend).implementations(attention.to(backend), shape, kind)
+    made = worker._module(backend, "layers").implementations(attention.to(backend), shape, kind)
     made = {name: one for name, one in made.items() if chosen(one.role)}
     assert made
     for name, implementation in made.items():
@@ -202,7 +202,7 @@ def test_a_worker_names_the_implementations(backend, kind):
     for name in cases.SWEEP:
         assert len({report.LOOKS[role] for role in found[name].values()}) == len(found[name])
     for shape, like in {"S": CAUSAL, "C": CAUSAL, "T128": CAUSAL, "G": GROUPED, "W": WINDOW, "P": PACKED}.items():
-        made = worker._module(backend).implementations(like.layer(backend), like, kind)
+        made = worker._module(backend, "layers").implementations(like.layer(backend), like, kind)
         roles = {name: implementation.role for name, implementation in made.items()}
         others = cases.find(shape).simpler()
         assert found[shape] == roles | {f"{REFERENCE}, {other}": "simpler layer" for other in others}
@@ -223,7 +223,7 @@ def test_the_frameworks_own_ways_stand_beside_ours(backend, kind):
 
 def planted(monkeypatch, steps):
     """Give NumPy these steps by name in place of what it has, and return its benchmarks."""
-    module = worker._module("numpy")
+    module = worker._module("numpy", "layers")
     made = {name: Implementation(name, lambda step=step: step) for name, step in steps.items()}
     monkeypatch.setattr(module, "implementations", lambda *_: made)
     return module
@@ -314,7 +314,7 @@ def test_the_layer_without_the_option_is_called_and_gives_nothing(monkeypatch, l
 
         return {REFERENCE: Implementation("layer", lambda: step)}
 
-    monkeypatch.setattr(worker._module("numpy"), "implementations", implementations)
+    monkeypatch.setattr(worker._module("numpy", "layers"), "implementations", implementations)
     own, alone = (one.make() for one in worker._implementations("numpy", like, "inference").values())
     assert (own(), alone()) == (RIGHT, Results())
     ours, other = called

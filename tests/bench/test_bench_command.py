@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 from commands import run
 
-from mha import dispatch
 from mha.bench import cases, report
 from mha.bench import run as parent
 from mha.bench.run import Report, Row
 from mha.cli import bench as command
 from mha.cli import terminal
+from mha.core import dispatch
 
 HAS_MATPLOTLIB = importlib.util.find_spec("matplotlib") is not None
 # Of what the picture is drawn: each implementation with its role.

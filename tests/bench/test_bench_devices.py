@@ -16,12 +16,12 @@ import pytest
 from commands import run
 from one_rank import OF_RANKS, measured, of_ranks
 
-from mha import dispatch
 from mha.bench import cases, devices, ranks, report
 from mha.bench.devices import Report, Row
 from mha.bench.steps import UNSPLIT, Results, UnavailableError, Way
 from mha.cli import bench as command
 from mha.cli import terminal
+from mha.core import dispatch
 
 OURS = ["unsplit", "heads", "ulysses", "ring", "gather", "ring in order"]
 WAYS = {"torch": [*OURS, "context_parallel"], "jax": OURS}
@@ -73,7 +73,7 @@ def planted(monkeypatch, folder, backend, code):
         import importlib, os, sys
         from mha.bench import ranks
         from mha.bench.steps import Results
-        bench = importlib.import_module("mha.backends.{backend}.parallel.bench")
+        bench = importlib.import_module("mha.bench.frameworks.ranks.{backend}")
     """
     lines = textwrap.dedent(start) + textwrap.dedent(code) + "ranks.main(sys.argv[1])\n"
     (folder / "planted_ranks.py").write_text(lines, encoding="utf-8")

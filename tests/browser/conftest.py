@@ -9,7 +9,7 @@ import shutil
 import pytest
 from playwright.sync_api import sync_playwright
 
-from mha import page
+from mha.learn import page
 
 FLAGS = [
     *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),

@@ -10,9 +10,9 @@ import pytest
 from playwright.sync_api import expect
 
 import mha
-from mha import dispatch
-from mha.languages import LANGUAGES, catalogue
-from mha.page import lessons
+from mha.core import dispatch
+from mha.learn.languages import LANGUAGES, catalogue
+from mha.learn.page import lessons
 
 NAMES = tuple(dispatch.FRAMEWORKS)
 STEPS = tuple(lessons.STEPS)

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 import mha
-from mha import dispatch, parity
-from mha.call import GIVEN, Call
-from mha.config import numpy_dtype
+from mha.core import dispatch
+from mha.core.call import GIVEN, Call
+from mha.core.options.config import numpy_dtype
+from mha.parity import compare
 
 B, T, D, H = 3, 11, 24, 4
 PORTIONS = {"one by one": (1,) * T, "a prompt first": (4, 3, 1, 1, 1, 1), "at once": (T,)}
@@ -95,7 +96,7 @@ def test_precision_is_by_the_rule(backend):
         attention = layer(backend, dtype, num_key_value_heads=2)
         X = tokens(2).astype(numpy_dtype(dtype))
         output, _ = decoded(attention, X, (5, 1, 1, 1, 1, 1, 1), attention.cache(B, T))
-        assert parity.compare(layer("numpy", dtype, num_key_value_heads=2), output, X, X, X, causal=True)
+        assert compare(layer("numpy", dtype, num_key_value_heads=2), output, X, X, X, causal=True)
 
 
 def test_padding_is_never_kept(backend):
@@ -442,9 +443,7 @@ def test_padding_that_is_no_number_gives_the_bias_alone(backend, rng):
     sizes = {"num_hiddens": 12, "num_heads": 3, "bias": True, "output_gate": "element"}
     attention = layers.random_layer(rng, sizes, backend=backend)
     X, outputs, places = rng.standard_normal((2, 4, 12)).astype("float32"), [], [[0, 1, 2, 3], [0, 1, -1, -1]]
-    for padding in (0, np.nan):
-        X[1, 2:] = padding
-        output, _ = attention(X, X, X, cache=attention.cache(2, 6), positions=places, causal=True)
-        outputs.append(output)
+    for X[1, 2:] in (0, np.nan):
+        outputs.append(attention(X, X, X, cache=attention.cache(2, 6), positions=places, causal=True)[0])
     np.testing.assert_array_equal(*outputs)
     np.testing.assert_allclose(outputs[0][1, 2:], np.tile(attention.weights["W_o.bias"], (2, 1)), rtol=1e-6)

@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 
 import mha
-from mha import dispatch
-from mha.call import Call
-from mha.config import numpy_dtype
+from mha.core import dispatch
+from mha.core.call import Call
+from mha.core.options.config import numpy_dtype
 
 B, T, D, H = 2, 6, 24, 4
 OPTIONS = {"rotary": mha.Rotary(4), "num_key_value_heads": 2, "seed": 3}

@@ -5,9 +5,10 @@ import numpy as np
 import pytest
 
 import mha
-from mha import dispatch, parity
-from mha.call import GIVEN, Call
-from mha.engine import cutting
+from mha import parity
+from mha.core import dispatch
+from mha.core.call import GIVEN, Call
+from mha.core.engine import blocks
 
 B, D, H = 2, 24, 4
 MANY = 2000
@@ -122,7 +123,7 @@ def test_pairs_of_slots_with_every_option(backend, options, readable):
 @pytest.mark.parametrize("options", ["all slots", pytest.param("a larger ring", marks=LONG)])
 def test_portions_in_small_pieces(backend, monkeypatch, options):
     """Where the scores of a portion are not one piece, it is computed in several."""
-    monkeypatch.setattr(cutting, "SCORES", 30)
+    monkeypatch.setattr(blocks, "SCORES", 30)
     if backend == "jax":
         from mha.backends.jax.engine import calls
 

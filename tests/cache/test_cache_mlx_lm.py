@@ -12,7 +12,7 @@ from layers import random_layer
 from test_cache_native import FIRST, HEADS, B, ByHand, G, T, d, numbers, same, tokens
 
 import mha
-from mha.cache import mlx_lm
+from mha.weights.caches import mlx_lm
 
 EVERY = np.arange(FIRST)
 

@@ -11,11 +11,11 @@ import numpy as np
 import peers
 import pytest
 from layers import random_layer
+from mha.names import BackendName, CacheKind
 
 import mha
-from mha import dispatch
-from mha.cache import natives
-from mha.names import BackendName, CacheKind
+from mha.core import dispatch
+from mha.weights.caches import foreign
 
 B, T, D, H, G, d = 2, 20, 12, 4, 2, 3
 FIRST = 9  # tokens before one decoder goes on from the other's cache
@@ -350,9 +350,9 @@ def test_what_has_no_index_for_all_is_not_made(rng):
     _, ragged = attention(X, X, X, [3, 5], causal=True, cache=attention.cache(B, T))
     _, wrapped = attention(X, X, X, causal=True, cache=attention.cache(B))
     _, elsewhere = attention(X, X, X, positions=np.arange(T) + 1, causal=True, cache=attention.cache(B, T))
-    one, *_, other = natives.KINDS
+    one, *_, other = foreign.KINDS
     wrong = {
-        f"kind is 'flax', expected one of {', '.join(natives.KINDS)}": (wrapped, "flax"),
+        f"kind is 'flax', expected one of {', '.join(foreign.KINDS)}": (wrapped, "flax"),
         "cache has 3 tokens of one sample and 5 of another, .* cache.reorder chooses": (ragged, one),
         "cache has had 20 tokens in 5 slots, .* of a larger size": (wrapped, one),
         "cache has positions other than 0, 1 and so on": (elsewhere, other),
@@ -381,4 +381,4 @@ def test_a_library_that_is_missing_is_named(monkeypatch):
 
 def test_a_type_checker_knows_the_kinds():
     gone = get_args(BackendName) != tuple(dispatch.FRAMEWORKS)  # a folder, whose kinds may stay
-    assert [kind for kind in get_args(CacheKind) if kind in natives.KINDS or not gone] == [*natives.KINDS]
+    assert [kind for kind in get_args(CacheKind) if kind in foreign.KINDS or not gone] == [*foreign.KINDS]

@@ -10,8 +10,8 @@ import pytest
 from commands import run, run_installed
 
 import mha
-from mha import dispatch
-from mha.weights import said
+from mha.core import dispatch
+from mha.weights import argument_names
 
 
 def test_without_a_command_the_help_is_shown():
@@ -68,28 +68,31 @@ OPTIONS = {"scheme": "--from", "prefix": "--prefix", "num_heads": "--num-heads",
         ({"prefix": "a b"}, "prefix='a b'", "--prefix 'a b'"),
         ({"scheme": "auto", "prefix": None}, "scheme='auto', prefix=None", "--from auto, no --prefix"),
         ({"num_heads": 3}, "num_heads=3", "--num-heads 3"),
-        ({"num_heads": said.Code("...")}, "num_heads=...", "--num-heads ..."),
+        ({"num_heads": argument_names.Code("...")}, "num_heads=...", "--num-heads ..."),
         ({"rotary": None}, "rotary=None", "--rotary none"),
-        ({"rotary": said.Code("mha.Rotary(base=...)")}, "rotary=mha.Rotary(base=...)", "--rotary BASE"),
+        ({"rotary": argument_names.Code("mha.Rotary(base=...)")}, "rotary=mha.Rotary(base=...)", "--rotary BASE"),
     ],
 )
 def test_errors_name_options_as_they_are_typed(values, code, typed):
-    assert said.setting(**values) == code
-    with said.named(OPTIONS):
-        assert said.setting(**values) == typed
-    assert said.setting(**values) == code
+    assert argument_names.setting(**values) == code
+    with argument_names.named(OPTIONS):
+        assert argument_names.setting(**values) == typed
+    assert argument_names.setting(**values) == code
 
 
 def test_an_error_has_the_name_of_the_argument_in_python():
-    with said.named({"num_heads": "--num-heads"}):
-        error = said.LackingError("num_heads", "an int", "nothing says it")
+    with argument_names.named({"num_heads": "--num-heads"}):
+        error = argument_names.LackingError("num_heads", "an int", "nothing says it")
     assert str(error) == "--num-heads is not given, expected an int: nothing says it"
     assert error.argument == "num_heads"
 
 
 def test_names_inside_others_are_those_of_the_outermost():
-    with said.named({"scheme_a": "--from-a"}), said.named({"scheme": "scheme_a", "prefix": "prefix_a"}):
-        assert (said.name("scheme"), said.name("prefix"), said.name("num_heads")) == (
+    with (
+        argument_names.named({"scheme_a": "--from-a"}),
+        argument_names.named({"scheme": "scheme_a", "prefix": "prefix_a"}),
+    ):
+        assert (argument_names.name("scheme"), argument_names.name("prefix"), argument_names.name("num_heads")) == (
             "--from-a",
             "prefix_a",
             "num_heads",
@@ -107,7 +110,7 @@ def test_a_missing_framework_is_one_line_that_says_what_to_install(absent, comma
 
 def test_nothing_that_is_installed_names_a_file_that_is_not():
     """Names in errors, help and docstrings can be found by who has the package alone."""
-    ours = {Path(mha.__file__).parent / "grading/hand_out.py"}  # the README of an assignment is a file that it makes
+    ours = {Path(mha.__file__).parent / "learn/grade/hand_out.py"}  # whose README is a file that it makes
     for path in {*Path(mha.__file__).parent.rglob("*.py"), *dispatch.FOLDER.rglob("*.py")} - ours:
         assert not re.search(r"\b(docs|examples|tests)/|\bREADME\b|\w\.md\b", path.read_text(encoding="utf-8")), path
 

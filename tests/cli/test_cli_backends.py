@@ -3,7 +3,7 @@
 import pytest
 from commands import run
 
-from mha import dispatch
+from mha.core import dispatch
 
 
 def test_backends_shows_version_and_device(monkeypatch, backend):

@@ -8,8 +8,8 @@ import numpy as np
 from commands import run, run_installed
 
 import mha
-from mha import dispatch
 from mha.cli import grids
+from mha.core import dispatch
 
 ROOT = Path(mha.__file__).parent
 # The steps that a function returns, rather than name.

@@ -12,8 +12,8 @@ from rich.console import Console
 
 from mha import explain
 from mha.cli import explain as command
-from mha.languages import LANGUAGES, catalogue
-from mha.tables import wrapped_anywhere
+from mha.core.tables import wrapped_anywhere
+from mha.learn.languages import LANGUAGES, catalogue
 
 FRAMES = "│╭╮╰╯─|+-"
 

@@ -10,11 +10,12 @@ from rich.rule import Rule
 from stored import stored
 
 import mha
-from mha import dispatch, parity
+from mha import parity
 from mha.bench import devices
 from mha.bench.run import Report, Row
 from mha.cli import bench
-from mha.tables import text
+from mha.core import dispatch
+from mha.core.tables import text
 
 PREFIX = "model.text_encoder.layers.0.attention."
 COMMANDS = ["demo", "explain", "backends", "parity", "bench", "weights", "weights show", "convert", "compare", "audit"]

@@ -12,8 +12,9 @@ import pytest
 from commands import run, run_installed
 
 import mha
-from mha import dispatch, parity
-from mha.parity.run import workers
+from mha import parity
+from mha.core import dispatch
+from mha.parity.cases.run import workers
 
 FEW = ("--case", "mask")
 CHECKS = {"output and weights", "steps", "gradients", "lesson", "gradients of the lesson", "hidden keys", "padding"}

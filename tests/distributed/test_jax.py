@@ -50,7 +50,7 @@ layer = module.bind(variables)
 collected = parallel.gather(layer)
 assert all(np.array_equal(collected[name], X) for name, X in whole.weights.items())
 try:
-    mha.dispatch.load("jax").get_weights(layer)
+    mha.core.dispatch.load("jax").get_weights(layer)
     raise SystemExit("weights of other processes were taken for granted")
 except RuntimeError as error:
     assert "mha.parallel.gather" in str(error), error

@@ -74,7 +74,7 @@ import datetime, json, multiprocessing, os, signal, sys
 import torch, torch.distributed
 from torch.distributed.device_mesh import init_device_mesh
 import mha
-from mha.backends.torch.parallel.ring.circle import Circle
+from mha.parallel.torch.ring.circle import Circle
 
 def work(rank, folder):
     torch.set_num_threads(1)

@@ -1,8 +1,8 @@
 """Grade a text as a submission, and say what did not pass."""
 
 from graded.mistaken import RIGHT
-from mha.grading.grade import Grader
-from mha.grading.levels import chosen
+from mha.learn.grade.grade import Grader
+from mha.learn.grade.levels import chosen
 
 # Levels that a style does not have.
 LACKING = {style: {8, 9} for style in ("torch_book", "torch_loops", "jax_book", "jax_layer", "jax_nnx", "tensorflow_book",

@@ -8,7 +8,8 @@ import numpy as np
 import pages
 import pytest
 
-from mha import dispatch, parity
+from mha import parity
+from mha.core import dispatch
 
 FOLDER = pages.ROOT / "examples"
 SCRIPT = FOLDER / "train.py"

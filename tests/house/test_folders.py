@@ -1,6 +1,6 @@
-"""A backend is a folder: a copy of NumPy's under another name works everywhere, and the rest works without one.
+"""A backend is a folder: a copy of NumPy's under another name works, and the rest works without one.
 
-What is outside of the folder: its name in `BackendName`, and an adapter for the tests.
+What is outside of the folder: its name in `BackendName`, an adapter for the tests, and a file for each further use.
 """
 
 import os
@@ -34,9 +34,17 @@ def twin(tmp_path_factory):
     """A copy of the checkout with a copy of NumPy's folder, which says that it has no arrays of its own."""
     tree = copied(tmp_path_factory.mktemp("twin"))
     shutil.copytree(tree / "backends" / "numpy", tree / "backends" / "twin")
+    for file in (tree / "mha").rglob("frameworks/**/numpy.py"):
+        shutil.copy(file, file.with_name("twin.py"))
+        if "mha.backends.numpy" in file.read_text(encoding="utf-8"):
+            changed(file.with_name("twin.py"), r"mha\.backends\.numpy", "mha.backends.twin")
     changed(tree / "backends" / "twin" / "facts.py", "^(ALIASES|ARRAYS) = .*\n", "")
     changed(tree / "backends" / "twin" / "facts.py", "^TITLE = .*", 'TITLE = "Twin"')
-    changed(tree / "mha" / "names.py", r"^BackendName = Literal\[(.*)\]", r'BackendName = Literal[\1, "twin"]')
+    changed(
+        tree / "mha" / "core" / "options" / "names.py",
+        r"^BackendName = Literal\[(.*)\]",
+        r'BackendName = Literal[\1, "twin"]',
+    )
     shutil.copy(tree / "tests" / "adapters" / "numpy.py", tree / "tests" / "adapters" / "twin.py")
     return tree
 

@@ -10,10 +10,10 @@ import adapters
 import imported
 import pages
 import pytest
+from mha.names import BackendName
 
 import mha
-from mha import dispatch
-from mha.names import BackendName
+from mha.core import dispatch
 
 # Backends of a framework that may be missing.
 OTHERS = {name: known for name, known in dispatch.FRAMEWORKS.items() if known.needs != ("numpy",)}
@@ -39,7 +39,7 @@ ONE_BACKEND = """
 import importlib, sys, tempfile
 import numpy as np
 import mha
-from mha import dispatch
+from mha.core import dispatch
 
 def loaded():
     return {name.partition(".")[0] for name in sys.modules}
@@ -198,7 +198,7 @@ def test_parity_weights_testing_heads_and_plot_need_no_import_of_their_own(pytho
 MISSING = """
 import sys
 import mha
-from mha import dispatch
+from mha.core import dispatch
 
 class Without:
     "All finders of modules, blind to some names."

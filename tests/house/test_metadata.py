@@ -20,7 +20,7 @@ def built(tmp_path_factory):
     folder = tmp_path_factory.mktemp("source")
     for name in ("pyproject.toml", "setup.py", "_mha_pytest_plugin.py", "MANIFEST.in", "README.md", "LICENSE"):
         shutil.copy(pages.ROOT / name, folder)
-    for name in ("mha", "backends"):
+    for name in ("mha", "mha-stubs", "backends"):
         shutil.copytree(pages.ROOT / name, folder / name, symlinks=True)
     (folder / "built").mkdir()
     code = "from setuptools import build_meta; build_meta.prepare_metadata_for_build_wheel('built')"

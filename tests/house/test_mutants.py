@@ -110,8 +110,9 @@ def test_mutants_that_change_nothing_exist_and_are_not_drawn():
 
 
 def test_a_draw_is_the_same_each_time_and_another_with_another_seed():
-    files = mutants.chosen(["mha/tables.py", "mha/heads"], "")
-    assert files == ["mha/heads/__init__.py", "mha/heads/importance.py", "mha/heads/pruning.py", "mha/tables.py"]
+    files = mutants.chosen(["mha/core/tables.py", "mha/learn/heads"], "")
+    heads = [f"mha/learn/heads/{name}.py" for name in ("__init__", "importance", "pruning")]
+    assert files == ["mha/core/tables.py", *heads]
     first, again, other = (mutants.drawn(files, 20, seed) for seed in (0, 0, 1))
     assert first == again
     assert len({*first}) == 20
@@ -203,8 +204,8 @@ def test_a_mutant_that_ends_its_process_is_noticed_and_stays_nowhere(checkout):
 
 @pytest.mark.parametrize(("unnoticed", "code"), [(2, 0), (3, 1)])
 def test_one_of_twenty_may_go_unnoticed(monkeypatch, unnoticed, code):
-    planned = mutants.drawn(["mha/tables.py"], 40, 0)
-    source = (mutants.ROOT / "mha/tables.py").read_text(encoding="utf-8")
+    planned = mutants.drawn(["mha/core/tables.py"], 40, 0)
+    source = (mutants.ROOT / "mha/core/tables.py").read_text(encoding="utf-8")
     missed = [mutant.planted(source) for mutant in planned[:unnoticed]]
     tried = {"numpy": 0, "torch": 0}
 
@@ -219,17 +220,19 @@ def test_one_of_twenty_may_go_unnoticed(monkeypatch, unnoticed, code):
             return False
 
         def show(self, files):
-            assert files == ["mha/tables.py"]
+            assert files == ["mha/core/tables.py"]
 
     def trial_of(changed, copy, backend, tests):
         assert tests == [backend]
         tried[backend] += 1
-        return trials.Trial(pytest.ExitCode.OK if changed["mha/tables.py"] in missed else pytest.ExitCode.TESTS_FAILED)
+        return trials.Trial(
+            pytest.ExitCode.OK if changed["mha/core/tables.py"] in missed else pytest.ExitCode.TESTS_FAILED
+        )
 
     monkeypatch.setattr(mutants, "copied", lambda folder: mutants.ROOT)
     monkeypatch.setattr(mutants, "trial_of", trial_of)
     monkeypatch.setattr(mutants, "Reach", Everything)
     with pytest.raises(typer.Exit) as end:
-        mutants.main(["mha/tables.py"], number=40)
+        mutants.main(["mha/core/tables.py"], number=40)
     assert end.value.exit_code == code
     assert tried == {"numpy": 40, "torch": unnoticed}  # what NumPy's tests did not notice

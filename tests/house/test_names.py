@@ -2,6 +2,7 @@
 
 import configparser
 import re
+from pathlib import Path
 from typing import get_args
 
 import imported
@@ -10,14 +11,21 @@ import pages
 import pytest
 
 import mha
-from mha import checks, dispatch, names, weights
-from mha.weights import native
+from mha import names, weights
+from mha.core import dispatch
+from mha.core.options import checks
+from mha.weights import foreign
 
 FOLDERS = {path.parent.name for path in dispatch.FOLDER.glob("*/__init__.py")}
+HAVING = {  # what a backend says that it lacks, or has
+    "a section of the book": "learn/d2l/frameworks/*.py",
+    "a section of the next edition": "learn/d2l/next/frameworks/*.py",
+    "models of its own": "models/frameworks/*.py",
+}
 WRITTEN = {
     "backends": (names.BackendName, dispatch.FRAMEWORKS),
     "schemes": (names.SchemeName, weights.SCHEMES),
-    "kinds": (names.KindName, native.KINDS),
+    "kinds": (names.KindName, foreign.KINDS),
 }
 
 
@@ -37,9 +45,9 @@ def test_facts_say_what_is_known_to_be_said(name):
     known = dispatch.FRAMEWORKS[name]
     assert set(known.lacks) <= set(dispatch.LACKING)
     assert set(known.dtypes) <= set(get_args(names.FloatName))
-    for file in ("commands/book.py", "commands/next_book.py"):
-        assert (file in known.lacks) != (name in dispatch.having(file))
-    parallel = dispatch.FOLDER / name / "parallel" / "__init__.py"
+    for what, files in HAVING.items():
+        assert (what in known.lacks) != (name in dispatch.having(files))
+    parallel = Path(mha.parallel.__file__).parent / name / "__init__.py"
     functions = dispatch.facts("PARALLEL", ())[name]
     handed_on = re.findall(r"\w+", parallel.read_text(encoding="utf-8").rpartition('"""')[2]) if functions else ()
     assert set(functions) <= {*handed_on} & {*mha.parallel.__all__}
@@ -78,4 +86,4 @@ ROOTS = {root for name, known in dispatch.FRAMEWORKS.items() for root in (name, 
 
 @pytest.mark.parametrize("start", [start for start in get_args(names.KindStart) if start.split(".")[0] in ROOTS])
 def test_the_beginning_of_a_kind_tells_one(start):
-    assert native.named_in_full(start) in get_args(names.KindName)
+    assert foreign.named_in_full(start) in get_args(names.KindName)

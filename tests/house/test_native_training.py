@@ -8,7 +8,7 @@ import numpy as np
 import pages
 import pytest
 
-from mha import dispatch
+from mha.core import dispatch
 
 EXAMPLES = pages.ROOT / "examples"
 SCRIPTS = sorted((EXAMPLES / "native_training").glob("with_*.py"))

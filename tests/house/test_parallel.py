@@ -1,4 +1,4 @@
-"""The folders of `backends/` stay parallel: chapters, names, order, signatures and docstrings; imports run one way."""
+"""The folders of `backends/` stay parallel, as do the files of each framework in other rooms; imports run one way."""
 
 import ast
 import difflib
@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from mha import backends, dispatch
-from mha.page import measures
+from mha import backends
+from mha.core import dispatch
+from mha.learn.page import measures
 
 FOLDER = Path(backends.__path__[0]).resolve()
 NAMES = tuple(dispatch.FRAMEWORKS)
@@ -20,7 +21,13 @@ REFERENCE = "torch"
 OTHERS = [name for name in NAMES if name != REFERENCE]
 CHAPTERS = tuple(f"{chapter}.py" for chapter in dispatch.CHAPTERS)
 ENGINE = ("engine/layer.py", "engine/pooling.py", "engine/operations.py")
-COMMANDS = tuple(f"commands/{name}.py" for name in ("native", "book", "taps", "bench", "decoding", "measures"))
+# Rooms of `mha` with a file for each framework.
+MHA = Path(dispatch.__file__).parents[1]
+MEASURES = "learn/page/frameworks"
+USES = (
+    "weights/frameworks", "models/frameworks", "learn/d2l/frameworks", MEASURES,
+    "bench/frameworks/layers", "bench/frameworks/decoding", "bench/frameworks/ranks", "learn/d2l/next/frameworks",
+)  # fmt: skip
 
 # How a framework names the methods that every layer has.
 SAME_METHOD = {"setup": "__init__"} | dict.fromkeys(dispatch.facts("METHOD").values(), "__call__")
@@ -43,8 +50,20 @@ MOST = 650  # of others
 LONGEST = {"tensorflow": 185}  # lines of layer.py, where it is not 160: Keras's class is longer by itself
 
 
+def path_of(name, file):
+    """The path of a file in a backend's folder, or of the backend's file in another room."""
+    return MHA / file / f"{name}.py" if file in USES else FOLDER / name / file
+
+
+def sources_of(name):
+    """All files of a framework, in its folder and in other rooms."""
+    own = [path for room in USES if (path := path_of(name, room)).exists()]
+    alone = [MHA / file for file in ALONE[name] if (MHA / file).is_file()]
+    return [*(FOLDER / name).rglob("*.py"), *(MHA / "parallel" / name).rglob("*.py"), *own, *alone]
+
+
 def text(name, file):
-    return (FOLDER / name / file).read_text(encoding="utf-8")
+    return path_of(name, file).read_text(encoding="utf-8")
 
 
 def tree(name, file):
@@ -96,20 +115,28 @@ def outline(name, file):
 
 def files(name):
     """The files of a folder that are compared, by their paths in it."""
-    paths = (path.relative_to(FOLDER / name).as_posix() for path in (FOLDER / name).rglob("*.py"))
-    return {path for path in paths if not path.startswith("parallel/")}
+    return {path.relative_to(FOLDER / name).as_posix() for path in (FOLDER / name).rglob("*.py")}
 
 
 def pairs(*files):
     """The files with the folders other than the reference that have them."""
-    return [(file, name) for file in files for name in OTHERS if (FOLDER / name / file).exists()]
+    return [(file, name) for file in files for name in OTHERS if path_of(name, file).exists()]
 
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_every_folder_has_the_same_files(name):
-    assert files(name) - files(REFERENCE) == {one for one in ALONE[name] if ": " not in one}
-    assert files(REFERENCE) - files(name) == files(REFERENCE) & set(dispatch.FRAMEWORKS[name].lacks)
-    assert {*CHAPTERS, *ENGINE, *COMMANDS, "arrays.py"} <= files(REFERENCE)
+    alone = {one for one in ALONE[name] if ": " not in one and not (MHA / one).exists()}
+    assert files(name) - files(REFERENCE) == alone
+    assert files(REFERENCE) - files(name) == set()
+    assert {*CHAPTERS, *ENGINE, "arrays.py"} <= files(REFERENCE)
+
+
+@pytest.mark.parametrize("room", USES)
+def test_a_room_for_frameworks_has_a_file_for_each(room):
+    """Another file there is what a framework has alone, or says why by its name in `LACKING` that there is none."""
+    alone = {Path(one).stem for name in NAMES for one in ALONE[name] if Path(one).parent == Path(room)}
+    assert {path.stem for path in (MHA / room).glob("*.py")} - alone - {"__init__"} <= {*NAMES}
+    assert (MHA / room / f"{REFERENCE}.py").exists()
 
 
 @pytest.mark.parametrize(("file", "name"), pairs(*CHAPTERS, "arrays.py"))
@@ -173,7 +200,7 @@ def test_an_engine_overrides_the_seams_of_the_layer(name):
         assert not re.search(r"\.turn\(|\bW_o\(", file.read_text(encoding="utf-8")), file
 
 
-@pytest.mark.parametrize(("file", "name"), pairs(*COMMANDS))
+@pytest.mark.parametrize(("file", "name"), pairs(*USES[:-1]))
 def test_names_and_signatures_are_known_to_the_reference(file, name):
     """A framework may lack what PyTorch has here, such as a layer of its own, but calls nothing by another name."""
     reference = [(known, given) for known, given, _ in outline(REFERENCE, file)]
@@ -183,9 +210,9 @@ def test_names_and_signatures_are_known_to_the_reference(file, name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_what_is_measured_is_said_in_the_same_words(name):
-    said = {known: text for known, _, text in outline(REFERENCE, "commands/measures.py")}
+    said = {known: text for known, _, text in outline(REFERENCE, MEASURES)}
     assert tuple(said) == measures.NAMES
-    own = {known: text for known, _, text in outline(name, "commands/measures.py")}
+    own = {known: text for known, _, text in outline(name, MEASURES)}
     assert own == {known: said[known] for known in own}
 
 
@@ -193,7 +220,7 @@ def test_what_is_measured_is_said_in_the_same_words(name):
 def test_what_a_folder_has_alone_exists_and_is_documented(name):
     for file, _, extra in (one.partition(": ") for one in ALONE[name]):
         if not extra:
-            assert (FOLDER / name / file).is_file(), file
+            assert (FOLDER / name / file).is_file() or (MHA / file).is_file(), file
             continue
         *owner, known = extra.split(".")
         body = tree(name, file).body
@@ -215,7 +242,7 @@ def test_the_chapters_of_two_folders_differ_in_few_lines(one, other):
 @pytest.mark.parametrize("name", NAMES)
 def test_the_layer_fits_on_a_slide_and_every_file_on_a_few_pages(name):
     assert len(text(name, "layer.py").splitlines()) <= LONGEST.get(name, 160)
-    for path in (FOLDER / name).rglob("*.py"):
+    for path in sources_of(name):
         assert len(path.read_text(encoding="utf-8").splitlines()) <= 300, path
 
 
@@ -236,10 +263,11 @@ FRAMEWORKS = set().union(*PACKAGES.values())
 
 @pytest.mark.parametrize("name", NAMES)
 def test_no_folder_imports_another_framework(name):
-    for path in (FOLDER / name).rglob("*.py"):
+    for path in sources_of(name):
         roots = {module.partition(".")[0] for module in imported(path)}
         assert roots & FRAMEWORKS <= PACKAGES[name], path
-        assert not [module for module in imported(path) if module.startswith("mha.backends")], path
+        backends = {module.split(".")[2] for module in imported(path) if module.startswith("mha.backends.")}
+        assert backends <= (set() if FOLDER in path.parents else {name}), path
 
 
 def imported_beside(name, path):
@@ -255,7 +283,6 @@ def imported_beside(name, path):
 
 
 FLOORS = {"facts.py": 0, "arrays.py": 0, **dict.fromkeys(CHAPTERS, 1), "engine": 2, "__init__.py": 3}
-FLOORS |= {"commands": 4, "parallel": 4}
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -271,18 +298,18 @@ def test_imports_run_one_way(name):
     graphlib.TopologicalSorter(graph).prepare()  # raises CycleError, which names them
 
 
-@pytest.mark.parametrize("path", sorted(Path(dispatch.__file__).parent.glob("**/*.py")), ids=lambda path: path.name)
+@pytest.mark.parametrize("path", sorted(MHA.glob("**/*.py")), ids=lambda path: path.name)
 def test_mha_itself_imports_no_framework(path):
     """But for what runs submissions in a process of its own, which imports nothing of `mha` in turn."""
     if path.parent.name == "child":
         assert "mha" not in {module.partition(".")[0] for module in imported(path)}
-    elif FOLDER not in path.resolve().parents:
+    elif not any(path.resolve() in sources_of(name) for name in NAMES):
         assert {module.partition(".")[0] for module in imported(path)}.isdisjoint(FRAMEWORKS)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_lines_that_reshape_say_the_shape(name):
-    for path in (FOLDER / name).rglob("*.py"):
+    for path in sources_of(name):
         source = path.read_text(encoding="utf-8")
         for node in ast.walk(ast.parse(source)):
             if isinstance(node, ast.stmt):

@@ -13,7 +13,7 @@ import safetensors.numpy
 
 import mha
 from mha import weights
-from mha.config import Config
+from mha.core.options.config import Config
 from mha.weights import schemes
 
 SWITCH, _, CHECKPOINT, _ = pages.code("README.md")

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from mha import parity
-from mha.call.declaration import ARGUMENTS
-from mha.config import Config
+from mha.core.call.declaration import ARGUMENTS
+from mha.core.options.config import Config
 
 LONG = pytest.mark.long(*adapters.COMPILED)  # which compile each for seconds
 QUICK = {"nothing", "rotary of halves", "one array, window (2, 1)"}

@@ -8,7 +8,7 @@ import pytest
 from layers import agrees
 
 import mha
-from mha import dispatch
+from mha.core import dispatch
 
 
 def test_arrays_are_made_and_taken_back(backend, monkeypatch):

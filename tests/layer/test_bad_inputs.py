@@ -11,8 +11,8 @@ from calls import SHAPES, B, D, H, K, Q, draw, draw_by_name, make, own
 from paths import PATHS, on, refuses
 
 import mha
-from mha import dispatch
-from mha.config import numpy_dtype
+from mha.core import dispatch
+from mha.core.options.config import numpy_dtype
 
 
 class Sneaky:

@@ -9,7 +9,7 @@ from calls import HAS_BOOK, draw, make, own
 from paths import refuses
 
 import mha
-from mha import dispatch
+from mha.core import dispatch
 
 # Layers. What the book's names take too comes first.
 

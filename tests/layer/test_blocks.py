@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 import mha
-from mha import dispatch, parity
-from mha.engine import cutting
+from mha import parity
+from mha.core import dispatch
+from mha.core.engine import blocks
 from mha.parity.cases.usual import ALL
 
 SMALL = 60  # scores at a time: some queries of one head, so that samples, heads and queries are all cut
@@ -98,17 +99,17 @@ LONG = pytest.mark.long(*adapters.COMPILED)
 @pytest.fixture
 def small(monkeypatch, backend):
     """Makes pieces small, when called."""
-    large = cutting.SCORES
+    large = blocks.SCORES
 
     def shrink(scores=SMALL):
-        monkeypatch.setattr(cutting, "SCORES", scores)
-        monkeypatch.setattr(cutting, "LEAST", 5)
+        monkeypatch.setattr(blocks, "SCORES", scores)
+        monkeypatch.setattr(blocks, "LEAST", 5)
         if backend == "jax":
             monkeypatch.setattr(importlib.import_module("mha.backends.jax.engine.layer"), "SHORT", 1)
         adapters.of(backend).forget_programs()
 
     yield shrink
-    if large != cutting.SCORES:
+    if large != blocks.SCORES:
         adapters.of(backend).forget_programs()
 
 
@@ -271,11 +272,11 @@ def test_no_piece_has_more_scores_than_fit(backend, monkeypatch, pooling, traini
         return scores(self, queries, keys, *rest)
 
     monkeypatch.setattr(kind, "scores", counted)
-    monkeypatch.setattr(cutting, "SCORES", 31 * 12 * (1 if pooling == "dot" else 4))
+    monkeypatch.setattr(blocks, "SCORES", 31 * 12 * (1 if pooling == "dot" else 4))
     attention = mha.MultiHeadAttention(12, 3, dropout=0.5, pooling=pooling, **options, backend=backend)
     X = np.ones((2, 31, 12), "float32")
     attention(X, X, X, **hiding, training=training)
-    assert max(seen, default=0) <= cutting.SCORES
+    assert max(seen, default=0) <= blocks.SCORES
     if options and not (backend == "torch" and hiding):  # work in proportion to the window, of 5 keys
         assert sum(seen) < 0.5 * attention.config.num_heads * 2 * 31 * 31 * (4 if pooling == "additive" else 1)
     by_kernel = adapters.of(backend).by_kernel and pooling == "dot" and not training
@@ -336,7 +337,7 @@ def test_sizes_that_a_function_of_ones_own_knows(backend, rng, small, name):
 
 
 @pytest.mark.backends("tensorflow")
-@pytest.mark.parametrize("scores", [cutting.SCORES, 40], ids=["one piece", "pieces"])
+@pytest.mark.parametrize("scores", [blocks.SCORES, 40], ids=["one piece", "pieces"])
 def test_both_passes_of_ones_own_function_drop_the_same(backend, rng, small, scores):
     """Without biases the output is linear in the values."""
     import tensorflow as tf

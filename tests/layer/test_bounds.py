@@ -14,9 +14,11 @@ import numpy as np
 import pytest
 
 import mha
-from mha import checks, dispatch, parity
-from mha.config import numpy_dtype
-from mha.engine import cutting
+from mha import parity
+from mha.core import dispatch
+from mha.core.engine import blocks
+from mha.core.options import checks
+from mha.core.options.config import numpy_dtype
 
 B, Q, K, H, D = 3, 5, 7, 6, 24
 LONG = pytest.mark.long(*adapters.COMPILED)
@@ -25,14 +27,14 @@ WINDOWS = [(2, 1), *(pytest.param(one, marks=LONG) for one in ((1, None), (None,
 WINDOWS += [pytest.param(one, marks=EAGER) for one in ((0, 0), (1, 0), (None, 1))]
 # From where no query has reached the first key to where all are past the last, by a window of these or none.
 OFFSETS = (-Q - 1, -Q, 1 - Q, -2, -1, 0, 1, K - Q, K - Q + 1, K - Q + 2, K - Q + 3, K, K + 1, K + 2)
-PIECES = {"one piece": cutting.SCORES, "blocks of queries": 2 * H * K, "samples": 2 * H * Q * K}
+PIECES = {"one piece": blocks.SCORES, "blocks of queries": 2 * H * K, "samples": 2 * H * Q * K}
 GAPS = ((1, 7, 0, 4, 7), (2, 2, 2, 7, 4), (7, 1, 7, 1, 7))  # with a window to the left, keys between are unseen
 
 
 @pytest.fixture(params=["one piece", *(pytest.param(name, marks=LONG) for name in ("blocks of queries", "samples"))])
 def pieces(request, backend, monkeypatch):
     """Calls in one piece, in blocks of some queries of one head, and in some samples at once."""
-    monkeypatch.setattr(cutting, "SCORES", PIECES[request.param])
+    monkeypatch.setattr(blocks, "SCORES", PIECES[request.param])
     adapters.of(backend).forget_programs()
     yield
     adapters.of(backend).forget_programs()

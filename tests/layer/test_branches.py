@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mha import dispatch
+from mha.core import dispatch
 
 
 @pytest.mark.long(*dispatch.FRAMEWORKS)  # it runs hundreds of tests once more

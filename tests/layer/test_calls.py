@@ -9,9 +9,10 @@ from calls import B, D, H, K, Q, draw, make, same
 from layers import agrees
 
 import mha
-from mha import dispatch, parity
-from mha.call import Call
-from mha.config import numpy_dtype
+from mha import parity
+from mha.core import dispatch
+from mha.core.call import Call
+from mha.core.options.config import numpy_dtype
 
 STEPS = {
     "W_q": (B, Q, H * 4), "W_k": (B, K, H * 4), "W_v": (B, K, H * 6),

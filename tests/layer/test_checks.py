@@ -7,11 +7,12 @@ from calls import own
 from layers import agrees
 
 import mha
-from mha import checks, parity
-from mha.call import Call
-from mha.call.check import limited
-from mha.config import Config, shapes
-from mha.engine.reach import lengths_hide, longest
+from mha import parity
+from mha.core.call import Call
+from mha.core.call.check import limited
+from mha.core.engine.visible_range import lengths_hide, longest
+from mha.core.options import checks
+from mha.core.options.config import Config, shapes
 
 MANY = checks.FEW + 20
 

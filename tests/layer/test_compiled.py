@@ -6,7 +6,7 @@ import pytest
 from layers import B, H, K, Q, agrees, draw, make
 
 import mha
-from mha.engine import cutting
+from mha.core.engine import blocks
 
 COMPILES = pytest.mark.needs("a compiler")
 # A compiler that traces does not know the values of lengths, and so nothing checks them.
@@ -99,7 +99,7 @@ def test_blocks_are_in_one_graph(backend, rng, monkeypatch):
 
     layer = mha.MultiHeadAttention(16, 4, dtype="float64", backend=backend).layer
     X, mask = torch.tensor(rng.normal(size=(2, 11, 16)), requires_grad=True), torch.ones(11, 11, dtype=bool).tril()
-    monkeypatch.setattr(cutting, "SCORES", 2 * 4 * 3 * 11)  # of three queries
+    monkeypatch.setattr(blocks, "SCORES", 2 * 4 * 3 * 11)  # of three queries
     torch.compiler.reset()
     results = []
     for attend in (layer, torch.compile(layer, fullgraph=True, backend="aot_eager")):

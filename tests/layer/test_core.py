@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import mha
-from mha import dispatch
+from mha.core import dispatch
 
 FOLDERS = tuple(os.path.realpath(folder) + os.sep for folder in (os.path.dirname(mha.__file__), dispatch.FOLDER))
 
@@ -53,7 +53,7 @@ print(len(own), sum(len(open(module.__file__, encoding="utf-8").readlines()) for
 
 @pytest.mark.parametrize(
     ("module", "modules", "lines", "numpy"),
-    [("mha", 8, 700, False), ("mha.layer", 35, 4500, True), ("mha.parity.same.rules", 15, 1800, True)],
+    [("mha", 8, 700, False), ("mha.layer", 35, 4500, True), ("mha.parity.rule.rules", 15, 1800, True)],
 )
 def test_an_import_loads_little(module, modules, lines, numpy, python):
     loaded = python(LOADED, module).split()

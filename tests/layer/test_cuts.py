@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from mha.call import Call, Plan
-from mha.engine import cutting
-from mha.engine.reach import all_used, lengths_hide, longest, span
+from mha.core.call import Call, Plan
+from mha.core.engine import blocks
+from mha.core.engine.visible_range import all_used, lengths_hide, longest, span
 
 
 def made(*given, **named):
@@ -14,15 +14,15 @@ def made(*given, **named):
 
 
 def test_blocks_of_queries(monkeypatch):
-    monkeypatch.setattr(cutting, "SCORES", 60)
-    assert cutting.fits(60)
-    assert not cutting.fits(61)
-    assert cutting.queries(7, 10) == 4  # two blocks of 4 and 3, not of 6 and 1
-    assert cutting.queries(6, 10) == 6
-    assert cutting.queries(5, 1000) == 1
-    assert cutting.queries(0, 10) == 1
-    assert cutting.cuts(31) == [8, 16, 24, 31]
-    assert cutting.cuts(2) == [1, 2]
+    monkeypatch.setattr(blocks, "SCORES", 60)
+    assert blocks.fits(60)
+    assert not blocks.fits(61)
+    assert blocks.queries(7, 10) == 4  # two blocks of 4 and 3, not of 6 and 1
+    assert blocks.queries(6, 10) == 6
+    assert blocks.queries(5, 1000) == 1
+    assert blocks.queries(0, 10) == 1
+    assert blocks.cuts(31) == [8, 16, 24, 31]
+    assert blocks.cuts(2) == [1, 2]
 
 
 def test_keys_that_order_and_window_let_be_seen():
@@ -45,14 +45,14 @@ def test_keys_that_order_and_window_let_be_seen():
 
 
 def test_groups_of_samples(monkeypatch):
-    monkeypatch.setattr(cutting, "SCORES", 60)
+    monkeypatch.setattr(blocks, "SCORES", 60)
     lengths = np.array([5, 2, 0])
 
     def groups(sizes, valid_lens=None, offset=None, **call):
         """Slices of the samples, with the keys that each needs, and whether lengths hide some of these."""
         known = {name: X for name, X in (("valid_lens", valid_lens), ("offset", offset)) if X is not None}
         call, found = made(valid_lens, offset=0 if offset is None else offset, **call).planned(known=known), []
-        for samples in cutting.samples(call, sizes):
+        for samples in blocks.samples(call, sizes):
             own = call.part(samples)
             keys = span(own, *sizes[2:])
             last = max(keys.start + 1, min(keys.stop, longest(own, sizes[3])))
@@ -86,12 +86,12 @@ def test_where_every_query_sees_a_key():
 
 
 def test_blocks_of_a_window(monkeypatch):
-    monkeypatch.setattr(cutting, "SCORES", 60)
+    monkeypatch.setattr(blocks, "SCORES", 60)
 
     def pieces(num_queries, num_keys, scores, **call):
         return [
             (queries.start, queries.stop, keys.start, keys.stop)
-            for queries, keys in cutting.pieces(made(**call), num_queries, num_keys, scores)
+            for queries, keys in blocks.pieces(made(**call), num_queries, num_keys, scores)
         ]
 
     assert pieces(4, 7, 2) == [(0, 4, 0, 7)]
@@ -99,10 +99,10 @@ def test_blocks_of_a_window(monkeypatch):
     assert pieces(5, 7, 2, causal=True) == [(0, 3, 0, 3), (3, 5, 0, 5)]
     assert pieces(9, 30, 2, causal=True, window=(2, 0), offset=3) == [(0, 3, 1, 6), (3, 6, 4, 9), (6, 9, 7, 12)]
     assert pieces(4, 3, 5, window=(9, 9)) == [(0, 4, 0, 3)]  # a window wider than the keys
-    monkeypatch.setattr(cutting, "SCORES", 2**30)
-    assert len(pieces(1024, 1024, 1, window=(15, 0))) == 1024 // cutting.LEAST
+    monkeypatch.setattr(blocks, "SCORES", 2**30)
+    assert len(pieces(1024, 1024, 1, window=(15, 0))) == 1024 // blocks.LEAST
     assert len(pieces(1024, 1024, 1, window=(511, 0))) == 4
-    assert cutting.block(made(window=(1023, 0)), 4096, 4096, 1, share=4) == 256
+    assert blocks.block(made(window=(1023, 0)), 4096, 4096, 1, share=4) == 256
 
 
 def test_of_some_samples_queries_and_keys():

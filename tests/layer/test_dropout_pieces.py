@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 import mha
-from mha import dispatch, parity
-from mha.engine import cutting
+from mha import parity
+from mha.core import dispatch
+from mha.core.engine import blocks
 
 ROUNDING = 2.0**-22  # TensorFlow's softmax of equal scores is a unit off on processors without AVX-512
 RATE = 0.75  # 1 / (1 - RATE) needs no rounding, which MXNet does in float32
@@ -37,7 +38,7 @@ def pieces(request, backend, monkeypatch):
     scores = PIECES[request.param]
     if backend == "jax" and request.param == "queries":
         scores = BLOCK * K // 4  # its blocks are of one head, with four times as many queries
-    monkeypatch.setattr(cutting, "SCORES", scores)
+    monkeypatch.setattr(blocks, "SCORES", scores)
     adapters.of(backend).forget_programs()
     yield
     adapters.of(backend).forget_programs()

@@ -5,7 +5,7 @@ import pytest
 
 import mha
 from mha import parity
-from mha.config import numpy_dtype
+from mha.core.options.config import numpy_dtype
 
 ROWS = 2053  # over which a bias adds its gradient up: in half precision, each addition would round
 

@@ -9,8 +9,8 @@ import pytest
 from calls import H, draw, make, same
 
 import mha
-from mha import dispatch
-from mha.config import numpy_dtype
+from mha.core import dispatch
+from mha.core.options.config import numpy_dtype
 
 # Construction
 

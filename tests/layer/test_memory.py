@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import mha
-from mha.call import Call
-from mha.engine import cutting
+from mha.core.call import Call
+from mha.core.engine import blocks
 
 B, H, T = 2, 3, 256  # as many queries as keys
 ALL_SCORES = B * H * T * T * 4  # bytes, in float32: the least that a call in one piece keeps
@@ -70,7 +70,7 @@ KINDS = [
 def test_gradients_keep_no_scores(backend, monkeypatch, options):
     attention = mha.MultiHeadAttention(6, H, **options, backend=backend)
     X = np.random.default_rng(0).normal(size=(B, T, 6)).astype("float32")
-    monkeypatch.setattr(cutting, "SCORES", PIECE)
+    monkeypatch.setattr(blocks, "SCORES", PIECE)
     assert MEASURED[backend](attention, X) < ALL_SCORES / 2
 
 
@@ -79,7 +79,7 @@ def test_a_bias_that_needs_a_gradient_keeps_no_scores(backend, monkeypatch):
     """Nor after a call with one that needs none, for which the kernel is right."""
     attention, bias = mha.MultiHeadAttention(6, H, backend=backend), np.zeros((1, H, 1, T), "float32")
     X, (bias,) = np.random.default_rng(0).normal(size=(B, T, 6)).astype("float32"), adapters.of(backend).own(bias)
-    monkeypatch.setattr(cutting, "SCORES", PIECE)
+    monkeypatch.setattr(blocks, "SCORES", PIECE)
     for needed in (False, True):
         assert in_torch(attention, X, score_bias=bias.requires_grad_(needed)) < ALL_SCORES / 2, needed
 
@@ -88,7 +88,7 @@ def test_a_bias_that_needs_a_gradient_keeps_no_scores(backend, monkeypatch):
 def test_one_head_of_keys_takes_no_more_memory_than_all(backend, monkeypatch):
     """No copies of keys and values for each head of queries."""
     X = np.random.default_rng(0).normal(size=(B, T, 6)).astype("float32")
-    monkeypatch.setattr(cutting, "SCORES", PIECE)
+    monkeypatch.setattr(blocks, "SCORES", PIECE)
     widths = {"key_dim": 64, "value_dim": 64}
     all_heads, one_head = (
         MEASURED[backend](mha.MultiHeadAttention(6, H, num_key_value_heads=G, **widths, backend=backend), X)

@@ -8,7 +8,7 @@ import pytest
 
 import mha
 from mha import parity
-from mha.engine import cutting
+from mha.core.engine import blocks
 
 pytestmark = pytest.mark.backends("mlx")
 D, H = 12, 3
@@ -156,7 +156,7 @@ def test_transformations_of_mlx_take_the_layer(backend, monkeypatch, options, sm
     """Mapped, compiled, differentiated twice and forwards, each also in pieces of a few scores."""
     import mlx.core as mx
 
-    monkeypatch.setattr(cutting, "SCORES", 50 if small else 2**20)
+    monkeypatch.setattr(blocks, "SCORES", 50 if small else 2**20)
     attention = mha.MultiHeadAttention(D, H, dtype="float64", seed=2, backend=backend, **options)
     layer, X, more = attention.layer, mx.array(drawn(4, 2, 7, D), mx.float64), mx.array(drawn(2, 7, D), mx.float64)
     lengths = mx.array([[3, 2], [5, 7], [0, 1], [7, 7]])
@@ -216,7 +216,7 @@ def test_arrays_that_change_after_a_call_do_not_count(backend):
 
 def test_samples_that_are_computed_apart_drop_other_weights(backend, monkeypatch):
     attention, X = mha.MultiHeadAttention(D, H, dropout=0.5, backend=backend), np.ones((2, 7, D), "float32")
-    monkeypatch.setattr(cutting, "SCORES", H * 7 * 7)
+    monkeypatch.setattr(blocks, "SCORES", H * 7 * 7)
     for output in (attention(X, X, X, training=True), attention.vjp(X, X, X, training=True)[0]):
         assert not np.array_equal(output[0], output[1])
 

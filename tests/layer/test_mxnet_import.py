@@ -34,7 +34,7 @@ assert others_after == others, (others_after, others)
 # An old setuptools, which MXNet imports, adds finders for its own parts.
 assert [finder for finder in finders_after if finder in finders] == finders
 # Ours came with mha, once and if NumPy needs it, and finds MXNet alone.
-ours = [finder for finder in finders_after if type(finder).__module__ == "mha.import_mxnet"]
+ours = [finder for finder in finders_after if type(finder).__module__ == "mha.core.import_mxnet"]
 assert len(ours) == (numpy.lib.NumpyVersion(numpy.__version__) >= "1.24.0")
 for finder in ours:
     assert finder.find_spec("numpy", None) is None
@@ -89,7 +89,7 @@ STAND_IN = """
 import sys
 import numpy
 import mha
-from mha.import_mxnet import enable, is_needed
+from mha.core.import_mxnet import enable, is_needed
 needed = is_needed()
 meta_path = list(sys.meta_path)
 import mxnet
@@ -145,7 +145,7 @@ import numpy
 for name in sys.argv[1:]:
     module = importlib.import_module(name)
     assert module.seen is numpy, name
-    assert type(module.__loader__).__module__ != "mha.import_mxnet", name
+    assert type(module.__loader__).__module__ != "mha.core.import_mxnet", name
 """
 
 

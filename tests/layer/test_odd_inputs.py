@@ -7,7 +7,8 @@ from calls import SHAPES, B, H, K, Q, draw, draw_by_name, make, own
 from paths import PATHS, on, refuses, taken
 
 import mha
-from mha import dispatch, parity
+from mha import parity
+from mha.core import dispatch
 
 # Lengths and masks
 

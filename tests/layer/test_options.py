@@ -10,7 +10,7 @@ import safetensors
 
 import mha
 from mha import parity
-from mha.config import MODERN
+from mha.core.options.config import MODERN
 from mha.parity.cases import rare
 
 B, Q, K, H, G, d = 2, 5, 7, 6, 2, 4

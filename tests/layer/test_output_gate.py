@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 
 import mha
-from mha import dispatch, parity
+from mha import parity
+from mha.core import dispatch
 
 B, T, D, H = 2, 7, 12, 3
 LONG = pytest.mark.long(*adapters.COMPILED)

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 import mha
-from mha import dispatch, parity
+from mha import parity
+from mha.core import dispatch
 
 
 def own_pooling(backend, file):

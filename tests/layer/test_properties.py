@@ -20,8 +20,9 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 import mha
-from mha import dispatch, parity
-from mha.config import Config, numpy_dtype, shapes
+from mha import parity
+from mha.core import dispatch
+from mha.core.options.config import Config, numpy_dtype, shapes
 
 pytestmark = pytest.mark.long(*adapters.COMPILED)  # which compile what is drawn
 

@@ -7,7 +7,8 @@ import pytest
 from calls import draw, make
 
 import mha
-from mha import dispatch, parity
+from mha import parity
+from mha.core import dispatch
 
 STEPS = ("visible_keys", "blank_unused", "transpose_qkv", "repeat_heads", "visible_softmax", "transpose_output")
 CASES = [case for case in parity.CASES if case.name in ("lengths, mask, causal", "additive", "all options")]

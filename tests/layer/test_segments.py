@@ -8,8 +8,8 @@ from test_options import ALL, B, K, Q, agree, inputs, layer
 
 import mha
 from mha import parity
-from mha.call import Call
-from mha.engine.reach import known_used
+from mha.core.call import Call
+from mha.core.engine.visible_range import known_used
 
 SEGMENTS = np.array([[2, 2, -1, 0, 0], [1, 0, 1, 0, 5]])
 KEYS = np.array([[2, 2, 2, -1, 0, 0, -3], [0, 1, 0, 1, -1, 1, 7]])

@@ -5,8 +5,9 @@ import numpy as np
 import pytest
 
 import mha
-from mha import dispatch, parity
-from mha.config import numpy_dtype
+from mha import parity
+from mha.core import dispatch
+from mha.core.options.config import numpy_dtype
 
 B, T, D, H = 2, 7, 12, 3
 LONG = pytest.mark.long(*adapters.COMPILED)

@@ -11,7 +11,7 @@ import pytest
 
 import mha
 from mha import parity
-from mha.engine import cutting
+from mha.core.engine import blocks
 
 pytestmark = pytest.mark.backends("tensorflow")
 
@@ -91,7 +91,7 @@ def test_every_kind_of_call_is_a_function(rng, functions):
 
 
 def test_calls_in_pieces_are_another_function(rng, functions, monkeypatch):
-    monkeypatch.setattr(cutting, "SCORES", 60)
+    monkeypatch.setattr(blocks, "SCORES", 60)
     attention = make()
     oracle = attention.to("numpy")
     for Q in (1, 2, 5, 9, 17):  # 42 scores are one piece
@@ -112,10 +112,10 @@ def test_only_so_many_functions_are_kept(rng, functions, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "scores", [cutting.SCORES, pytest.param(60, marks=pytest.mark.long("tensorflow"))], ids=["one piece", "pieces"]
+    "scores", [blocks.SCORES, pytest.param(60, marks=pytest.mark.long("tensorflow"))], ids=["one piece", "pieces"]
 )
 def test_a_layer_that_is_dropped_is_freed(rng, tf, functions, monkeypatch, scores):
-    monkeypatch.setattr(cutting, "SCORES", scores)
+    monkeypatch.setattr(blocks, "SCORES", scores)
     attention, arrays = make(bias=True), draw(rng)
     with tf.GradientTape() as tape:
         output = attention.layer(*arrays, [3, 7])
@@ -296,7 +296,7 @@ def test_scores_of_ones_own_may_be_infinite_where_lengths_hide(rng, tf, function
 
 
 def test_a_part_that_looks_at_neighbours_has_them_in_pieces(rng, tf, functions, monkeypatch):
-    monkeypatch.setattr(cutting, "SCORES", 40)
+    monkeypatch.setattr(blocks, "SCORES", 40)
     attention, arrays = make(), draw(rng)
     convolved(attention)
     close(attention(*arrays, [7, 5]), attention(*arrays, [7, 5], return_weights=True)[0])

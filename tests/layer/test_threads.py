@@ -15,7 +15,7 @@ import pytest
 from calls import B, H, K, Q, bits, draw, make
 
 import mha
-from mha import dispatch
+from mha.core import dispatch
 
 LENGTHS = np.array([3, 2], "int32")
 MASK = np.random.default_rng(1).random((B, H, Q, K)) < 0.6

@@ -10,17 +10,18 @@ from calls import Q as QUERIES
 from calls import draw, make, same
 
 import mha
-from mha import dispatch, parity
-from mha.engine import cutting
+from mha import parity
+from mha.core import dispatch
+from mha.core.engine import blocks
 
 RATE = 0.75  # 1 / (1 - RATE) needs no rounding, which MXNet does in float32
 B, H, Q, K, d = 3, 2, 5, 7, 4
 
 
-@pytest.fixture(params=[cutting.SCORES, 2 * K], ids=["one-piece", "pieces"])
+@pytest.fixture(params=[blocks.SCORES, 2 * K], ids=["one-piece", "pieces"])
 def pieces(request, backend, monkeypatch):
     """Calls in one piece, and in pieces of few queries."""
-    monkeypatch.setattr(cutting, "SCORES", request.param)
+    monkeypatch.setattr(blocks, "SCORES", request.param)
     adapters.of(backend).forget_programs()
     yield
     adapters.of(backend).forget_programs()

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 import mha
-from mha import dispatch, parity
-from mha.call import Call
-from mha.config import Config
+from mha import parity
+from mha.core import dispatch
+from mha.core.call import Call
+from mha.core.options.config import Config
 
 B, Q, K, H, d = 2, 3, 5, 7, 11
 D = H * d

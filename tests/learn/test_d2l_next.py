@@ -8,8 +8,9 @@ import pytest
 from calls import same
 
 import mha
-from mha import dispatch, parity
-from mha.call import Call
+from mha import parity
+from mha.core import dispatch
+from mha.core.call import Call
 
 B, Q, K, H, d, dv = 2, 3, 5, 7, 11, 13
 D = H * d
@@ -17,7 +18,7 @@ LENGTHS = {"none": None, "per sample": np.array([4, 0]), "per query": np.array([
 EACH_LENGTHS = pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
 BIAS = pytest.mark.parametrize("bias", [False, True], ids=["plain", "bias"])
 JAX = pytest.mark.backends("jax")
-pytestmark = pytest.mark.needs("commands/next_book.py")
+pytestmark = pytest.mark.needs("a section of the next edition")
 
 
 @pytest.fixture
@@ -61,7 +62,6 @@ SHOWN = "(2, 4, 60)\n(2, 1, 4)\n1 heads: 14400\n3 heads: 14400\n(2, 4, 60)\n(2, 
 @pytest.mark.backends("torch")
 def test_the_chapter_runs_in_torch(capsys):
     import torch
-
     from mha.d2l.next import torch as d2l
 
     attention = d2l.MultiHeadAttention(60, 5, 0.5)
@@ -91,7 +91,6 @@ def test_the_chapter_runs_in_torch(capsys):
 def test_the_chapter_runs_in_jax(capsys):
     import jax
     from flax import nnx
-
     from mha.d2l.next import jax as d2l
 
     attention = d2l.MultiHeadAttention(60, 5, 0.5)
@@ -246,7 +245,7 @@ def test_a_layer_of_nnx_as_the_book_prints_it_becomes_one_of_mha(framework, rng)
 
     layer = MultiHeadAttention(nnx.Rngs(3))
     taken = mha.from_native(layer, backend="jax")
-    assert taken.config == mha.config.Config(D, H, 0.25, True)
+    assert taken.config == mha.core.options.config.Config(D, H, 0.25, True)
     expected = {f"{name}.kernel": framework.read(getattr(layer, name))[0] for name in next_book.NAMES}
     assert same({name: taken.weights[name] for name in expected}, expected)
     layer.W_k = nnx.Embed(D, D, rngs=nnx.Rngs(4))

@@ -8,15 +8,16 @@ import adapters
 import next_book
 import numpy as np
 import pytest
+from mha.d2l.next import model, names, text
 
 import mha
-from mha import dispatch, parity
-from mha.d2l.next import model, names, text
+from mha import parity
+from mha.core import dispatch
 
 B, T, H, D, N = 2, 7, 5, 30, 11  # N characters are known
 BLOCKS = 2
 POSITIONS = pytest.mark.parametrize("pos", model.POSITIONS)
-WITH_NEXT = pytest.mark.needs("commands/next_book.py")
+WITH_NEXT = pytest.mark.needs("a section of the next edition")
 NAMES = {
     "DotProductAttention", "MultiHeadAttention", "TimeMachine", "TinyCharLM", "add_to_class", "check_shape",
     "masked_softmax", "ones", "plot", "plt", "show_heatmaps", "tensor", "train_lm",
@@ -324,7 +325,7 @@ def test_what_pytorch_has_beside(book):
 @pytest.mark.parametrize("name", next_book.WITH_NEXT)
 def test_a_missing_framework_says_how_to_install_it(name, monkeypatch):
     monkeypatch.setitem(sys.modules, dispatch.FRAMEWORKS[name].needs[-1], None)
-    for module in (f"mha.d2l.next.{name}", f"mha.backends.{name}", f"mha.backends.{name}.commands.next_book"):
+    for module in (f"mha.d2l.next.{name}", f"mha.backends.{name}", f"mha.learn.d2l.next.frameworks.{name}"):
         monkeypatch.delitem(sys.modules, module, raising=False)
     with pytest.raises(ModuleNotFoundError, match=f"backend '{name}' needs .*: pip install"):
         importlib.import_module(f"mha.d2l.next.{name}")

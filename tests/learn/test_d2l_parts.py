@@ -12,14 +12,15 @@ import pages
 import pytest
 
 import mha
-from mha import dispatch, parity
+from mha import parity
 from mha.backends import numpy as oracle_module
-from mha.call import Call
+from mha.core import dispatch
+from mha.core.call import Call
 
 B, Q, K, H, d, dv = 2, 3, 5, 7, 11, 23
 LENGTHS = {"none": None, "per sample": np.array([4, 0]), "per query": np.array([[1, 9, 0], [5, 2, 3]])}
 EACH_LENGTHS = pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
-WITH_BOOK = dispatch.having("commands/book.py")
+WITH_BOOK = dispatch.having("learn/d2l/frameworks/*.py")
 
 
 def arrays(rng, *shapes):
@@ -202,7 +203,7 @@ def test_heat_maps_say_that_they_need_matplotlib(backend, d2l, rng, monkeypatch)
 @pytest.mark.parametrize("name", WITH_BOOK)
 def test_a_missing_framework_says_how_to_install_it(name, monkeypatch):
     monkeypatch.setitem(sys.modules, dispatch.FRAMEWORKS[name].needs[-1], None)
-    for module in (f"mha.d2l.{name}", f"mha.backends.{name}", f"mha.backends.{name}.commands.book"):
+    for module in (f"mha.d2l.{name}", f"mha.backends.{name}", f"mha.learn.d2l.frameworks.{name}"):
         monkeypatch.delitem(sys.modules, module, raising=False)
     with pytest.raises(ModuleNotFoundError, match=f"backend '{name}' needs .*: pip install"):
         importlib.import_module(f"mha.d2l.{name}")
@@ -226,13 +227,13 @@ def test_each_framework_has_the_same_names_of_the_book(name):
 
 def public(name):
     """Public names of the sources of the book's names for a framework, but those of modules."""
-    files = f"mha/d2l/{name}.py", f"backends/{name}/commands/book.py"
+    files = f"mha/learn/d2l/{name}.py", f"mha/learn/d2l/frameworks/{name}.py"
     names = set()
     for node in itertools.chain(*(ast.parse(pages.text(file)).body for file in files)):
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
             names.add(node.name)
         elif isinstance(node, ast.Assign):
             names.add(node.targets[0].id)
-        elif isinstance(node, ast.ImportFrom) and node.module in ("mha.arrays", "mha.d2l.common"):
+        elif isinstance(node, ast.ImportFrom) and node.module in ("mha.arrays", "mha.learn.d2l.common"):
             names |= {alias.name for alias in node.names}
     return {each for each in names if not each.startswith("_")}

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 import mha
-from mha import dispatch, explain
-from mha.languages import LANGUAGES, catalogue
+from mha import explain
+from mha.core import dispatch
+from mha.learn.languages import LANGUAGES, catalogue
 
 # All sizes differ, so that a swapped axis fails.
 SIZES = {"B": 2, "Q": 3, "K": 5, "H": 6, "G": 2, "D": 11, "Dq": 13, "Dk": 17, "Dv": 19, "d": 8, "dv": 7}
@@ -232,5 +233,5 @@ def test_inputs_of_another_dtype_are_refused_as_in_a_call():
 def test_it_is_found_without_an_import_of_its_own(python):
     assert python("import sys, mha; print('mha.explain' in sys.modules, mha.explain.__name__)").split() == [
         "False",
-        "mha.explain",
+        "mha.learn.explain",
     ]

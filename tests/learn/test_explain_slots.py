@@ -9,8 +9,9 @@ from commands import narrow, run
 from rich.cells import cell_len
 
 import mha
-from mha import dispatch, explain
-from mha.languages import LANGUAGES, catalogue
+from mha import explain
+from mha.core import dispatch
+from mha.learn.languages import LANGUAGES, catalogue
 
 # Where compiling takes seconds, one token in a ring says nearly the same.
 LONG = pytest.mark.long(*adapters.COMPILED)

@@ -10,8 +10,8 @@ from graded.mistaken import RIGHT
 from graded.of_numpy import IN_NUMPY
 from graded.running import failed, graded, lacking, right
 
-from mha.grading.cases import cases
-from mha.grading.levels import LEVELS, chosen
+from mha.learn.grade.cases import cases
+from mha.learn.grade.levels import LEVELS, chosen
 
 LONG = pytest.mark.long("numpy")  # of many of one kind, all but a few
 

@@ -7,11 +7,11 @@ import numpy as np
 import pages
 import pytest
 
-from mha.grading import judging, mistakes
-from mha.grading.cases import cases
-from mha.grading.process import Answer
-from mha.parity.mistakes.bench import Bench
-from mha.parity.mistakes.mistake import forms_of
+from mha.learn.grade import judging, mistakes
+from mha.learn.grade.cases import cases
+from mha.learn.grade.process import Answer
+from mha.parity.diagnosis.mistakes.mistake import forms_of
+from mha.parity.diagnosis.mistakes.with_mistakes import Bench
 
 # Blocks of other sizes are often the right ones in another order: other names for the same numbers.
 ALIKE = {

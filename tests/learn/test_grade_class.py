@@ -8,9 +8,9 @@ import pytest
 from commands import run
 from graded.running import failed, graded, right
 
-from mha.grading import classes, files
-from mha.grading.grade import Grader
-from mha.grading.levels import chosen
+from mha.learn.grade import classes, files
+from mha.learn.grade.grade import Grader
+from mha.learn.grade.levels import chosen
 
 LAYER = right("numpy_layer")
 LONG = LAYER.replace("< lens[..., None], X, -1e6", "<= lens[..., None], X, -1e6")

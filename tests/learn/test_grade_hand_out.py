@@ -10,10 +10,10 @@ from commands import run
 from graded.mistaken import RIGHT
 from graded.running import failed
 
-from mha import dispatch
-from mha.grading import hand_out
-from mha.grading.grade import Grader
-from mha.grading.levels import LEVELS, chosen
+from mha.core import dispatch
+from mha.learn.grade import hand_out
+from mha.learn.grade.grade import Grader
+from mha.learn.grade.levels import LEVELS, chosen
 
 LONG = pytest.mark.long(*dispatch.FRAMEWORKS)
 

@@ -8,8 +8,9 @@ from calls import B, Q, draw, make, own, same_bits
 from layers import agrees, assert_same_weights
 
 import mha
-from mha import dispatch, parity
-from mha.config import numpy_dtype
+from mha import parity
+from mha.core import dispatch
+from mha.core.options.config import numpy_dtype
 
 HEADS = 6
 LENS = [3, 5]

@@ -5,7 +5,7 @@ import string
 
 import pytest
 
-from mha.languages import LANGUAGES, catalogue
+from mha.learn.languages import LANGUAGES, catalogue
 
 
 def texts(table, name=""):

@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 from commands import run
 
-from mha import dispatch, page
-from mha.languages import LANGUAGES, catalogue
-from mha.page import lessons, measures, worker
-from mha.page.make import SCRIPTS, embedded, marks, named, worst
-from mha.plot import copying
+from mha.core import dispatch
+from mha.learn import page
+from mha.learn.languages import LANGUAGES, catalogue
+from mha.learn.page import lessons, measures, worker
+from mha.learn.page.make import SCRIPTS, embedded, marks, named, worst
+from mha.learn.plot import copying
 
 NAMES = tuple(dispatch.FRAMEWORKS)
 PICTURES = ("splits", "filling", "masks", "copies")
@@ -252,7 +253,7 @@ def test_a_fact_that_fails_says_why(monkeypatch):
     def fail():
         raise OSError("no\nsuch thing")
 
-    monkeypatch.setattr("mha.backends.numpy.commands.measures.dtype", fail)
+    monkeypatch.setattr("mha.learn.page.frameworks.numpy.dtype", fail)
     found = worker.measure("numpy")
     assert found["dtype"] == [("failed", "OSError: no such thing")]
     assert found["random"][0][0] == "next_draw"
@@ -322,5 +323,5 @@ def test_a_framework_that_breaks_says_so():
 
 
 def test_a_framework_that_hangs_is_ended(monkeypatch):
-    monkeypatch.setattr("mha.page.differences.LIMIT", 0.01)
+    monkeypatch.setattr("mha.learn.page.differences.LIMIT", 0.01)
     assert page.measure(["numpy"]) == {"numpy": {"problem": "gave nothing for 0.01 seconds"}}

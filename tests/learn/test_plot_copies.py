@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import mha
-from mha.plot import copies, copying
+from mha.learn.plot import copies, copying
 
 pytestmark = pytest.mark.backends("numpy")
 THINGS = (2, 3, 5)

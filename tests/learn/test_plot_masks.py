@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 from calls import own
+from mha.plot.masks import compose
 
 import mha
-from mha.plot import masks
-from mha.plot.masks import compose
+from mha.learn.plot import masks
 
 pytestmark = pytest.mark.backends("numpy")
 B, Q, K = 2, 5, 7

@@ -2,11 +2,11 @@
 
 import numpy as np
 import pytest
-
-import mha
-from mha.plot import cache_bytes, slots
 from mha.plot.cache_bytes import by_groups, shown
 from mha.plot.slots import KINDS, fill
+
+import mha
+from mha.learn.plot import cache_bytes, slots
 
 
 def layer(window=None, backend="numpy", **options):

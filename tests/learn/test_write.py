@@ -16,10 +16,11 @@ from safetensors.numpy import save_file
 from typer.testing import CliRunner
 
 import mha
-from mha import cli, dispatch, parity
+from mha import cli, parity
+from mha.core import dispatch
+from mha.learn.write import check, commands, files
+from mha.learn.write.recipe import Recipe
 from mha.weights import schemes
-from mha.written import check, commands, files
-from mha.written.recipe import Recipe
 
 BACKENDS = tuple(dispatch.FRAMEWORKS)
 LLAMA = {"num_key_value_heads": 2, "rotary": mha.Rotary(base=500000.0)}

@@ -9,12 +9,13 @@ import writing
 from safetensors.numpy import save_file
 
 import mha
-from mha import dispatch, parity
-from mha.config import Config
+from mha import parity
+from mha.core import dispatch
+from mha.core.options.config import Config
+from mha.learn.write import check, files
+from mha.learn.write.lesson.named import loading, own_names
+from mha.learn.write.recipe import Recipe
 from mha.weights import SCHEMES, schemes
-from mha.written import check, files
-from mha.written.lesson.named import loading, own_names
-from mha.written.recipe import Recipe
 
 PREFIX = "model.layers.3.attention."
 # A scheme for each way in which arrays lie: these on every framework, others on NumPy. Those whose layers are slow

@@ -2,9 +2,9 @@
 
 import pytest
 
-from mha.written.trees import inlining, nodes, tidying
-from mha.written.trees.folding import PRESENT
-from mha.written.trees.nodes import code
+from mha.learn.write.trees import inlining, nodes, tidying
+from mha.learn.write.trees.folding import PRESENT
+from mha.learn.write.trees.nodes import code
 
 pytestmark = pytest.mark.backends("numpy")
 KNOWN = {"window": (PRESENT, None), "window[0]": PRESENT, "chunk": None, "scale": PRESENT, "offset": 0, "kind": "rms"}

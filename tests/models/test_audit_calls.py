@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 import mha
-from mha.config import Config
-from mha.parity.whole.calls.asked import WITHOUT_WINDOW, told
-from mha.parity.whole.calls.caches import Kept, kept_of
-from mha.parity.whole.calls.model_calls import Earlier, Histories, History, ModelCall, UnknownError, cache_in
-from mha.parity.whole.calls.session import Tap
-from mha.parity.whole.judging import asked_of, mended
-from mha.parity.whole.layers.known import Known
-from mha.parity.whole.layers.truth import Truth
+from mha.core.options.config import Config
+from mha.models.audit.calls.caches import Kept, kept_of
+from mha.models.audit.calls.layer_call import WITHOUT_WINDOW, told
+from mha.models.audit.calls.model_calls import Earlier, Histories, History, ModelCall, UnknownError, cache_in
+from mha.models.audit.calls.session import Tap
+from mha.models.audit.judging import asked_of, mended
+from mha.models.audit.layers.known import Known
+from mha.models.audit.layers.reference import Truth
 from mha.weights.models import Attends
 
 PLAIN, TURNING = Config(12, 3), Config(12, 3, rotary=mha.Rotary(4))

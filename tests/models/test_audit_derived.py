@@ -9,7 +9,8 @@ from audited import B, D, H, T
 from test_audit_own_layers import OWN, around, context, notes, of_framework, verdicts
 
 import mha
-from mha import dispatch, parity
+from mha import parity
+from mha.core import dispatch
 from mha.parity import audit_record, record
 
 __all__ = ["context"]  # around each test here, too

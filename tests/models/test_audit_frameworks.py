@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 from audited import LENGTHS, B, D, H, T, d
 
-from mha import dispatch, parity
+from mha import parity
+from mha.core import dispatch
 
 
 @pytest.fixture(autouse=True)

@@ -5,8 +5,9 @@ import numpy as np
 import pytest
 from audited import D, d
 
-from mha import arrays, dispatch, parity
-from mha.parity.whole.layers.truth import taps_of
+from mha import arrays, parity
+from mha.core import dispatch
+from mha.models.audit.layers.reference import taps_of
 from mha.weights import projections
 
 TAUGHT = [

@@ -12,7 +12,7 @@ from mlx import nn, optimizers
 from mlx.utils import tree_flatten
 
 from mha import parity
-from mha.backends.mlx.commands import taps
+from mha.models.frameworks import mlx as taps
 
 pytestmark = pytest.mark.backends("mlx")
 

@@ -4,7 +4,8 @@ import audited
 import numpy as np
 import pytest
 
-from mha import dispatch, parity
+from mha import parity
+from mha.core import dispatch
 
 KINDS = {f"{name}.{kind}": one["BACKEND"] for name, one in audited.SAID.items() for kind in one["KINDS"]}
 OF_ALL = [pytest.param(kind, marks=pytest.mark.backends(backend)) for kind, backend in KINDS.items()]

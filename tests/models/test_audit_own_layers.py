@@ -12,7 +12,8 @@ import pytest
 from audited import B, D, H, T
 
 import mha
-from mha import dispatch, parity
+from mha import parity
+from mha.core import dispatch
 from mha.parity import audit_record, record
 
 OWN = ("torch", "tensorflow", "jax", "mlx")
@@ -40,7 +41,7 @@ def context(backend):
 
 
 def taps_of(backend):
-    return importlib.import_module(f"mha.backends.{backend}.commands.taps")
+    return importlib.import_module(f"mha.models.frameworks.{backend}")
 
 
 def notes(report):

@@ -9,9 +9,9 @@ import torch
 from small_llama import LAYERS, Attention, Model
 
 from mha import parity
-from mha.parity.whole.calls.model_calls import History, ModelCall
-from mha.parity.whole.calls.packed import texts, together
-from mha.parity.whole.layers.truth import Truth
+from mha.models.audit.calls.model_calls import History, ModelCall
+from mha.models.audit.calls.packed import texts, together
+from mha.models.audit.layers.reference import Truth
 from mha.weights.models import Attends
 
 pytestmark = pytest.mark.backends("torch")

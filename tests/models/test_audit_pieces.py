@@ -5,13 +5,13 @@ import contextlib
 import numpy as np
 import pytest
 
-from mha.parity.whole.audit_report import AuditReport, LayerRow
-from mha.parity.whole.calls.session import Session, parted
-from mha.parity.whole.calls.sinks import by_name, replaced, told
-from mha.parity.whole.layers.finding import Finder
-from mha.parity.whole.layers.kernels import recalled
-from mha.parity.whole.layers.known import Known
-from mha.parity.whole.layers.truth import Truth
+from mha.models.audit.audit_report import AuditReport, LayerRow
+from mha.models.audit.calls.listener import by_name, replaced, told
+from mha.models.audit.calls.session import Session, parted
+from mha.models.audit.layers.finding import Finder
+from mha.models.audit.layers.kernels import recalled
+from mha.models.audit.layers.known import Known
+from mha.models.audit.layers.reference import Truth
 
 
 def test_arguments_have_their_names_whatever_the_rest_is_called():

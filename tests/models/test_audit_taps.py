@@ -169,7 +169,7 @@ def test_layers_may_be_told_by_mha_and_taps_say_how_they_are_called(rng, backend
     layer, X, Y = one_tap(rng, backend)
     lengths = np.array([7, 3])
     outputs = layer(X, X, X, causal=True), layer(X, Y, Y, lengths)
-    with mha.dispatch.load(backend).context("float64"):
+    with mha.core.dispatch.load(backend).context("float64"):
         X, Y, *outputs = (mha.tensor(A, backend=backend) for A in (X, Y, *outputs))
     taps = {
         "own": {"queries": X, "output": outputs[0], "causal": True},

@@ -14,7 +14,7 @@ from recorded import of_torch, tokens
 from recorded.of_torch import recorded
 
 from mha import parity
-from mha.parity.records import storing
+from mha.models.records import storing
 from mha.weights.files import FileError
 
 pytestmark = pytest.mark.backends("torch")

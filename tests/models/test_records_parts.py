@@ -9,9 +9,9 @@ from recorded import tokens
 from recorded.of_numpy import recorded
 
 from mha import parity
-from mha.parity.records import aligning, flows, growth, storing
-from mha.parity.records import tokens as of_tokens
-from mha.parity.records.pairs import Pair, measured
+from mha.models.records import aligning, flows, growth, storing
+from mha.models.records import tokens as of_tokens
+from mha.models.records.pairs import Pair, measured
 from mha.weights.files import FileError
 
 PLACES = {

@@ -9,7 +9,7 @@ from layers import assert_same_weights, random_layer
 
 import mha
 from mha import parallel, parity
-from mha.config import MODERN
+from mha.core.options.config import MODERN
 from mha.parallel.whole import read
 
 LONG = pytest.mark.long(*adapters.COMPILED)

@@ -9,7 +9,7 @@ from commands import run
 from malformed import join, split
 
 from mha import MultiHeadAttention
-from mha.config import DTYPES, numpy_dtype
+from mha.core.options.config import DTYPES, numpy_dtype
 from mha.parity import case_files
 from mha.parity.cases.decodes import DECODES
 

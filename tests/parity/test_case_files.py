@@ -13,8 +13,9 @@ import safetensors
 from commands import run
 from malformed import join, split
 
-from mha import dispatch, parity
-from mha.config import DTYPES, numpy_dtype
+from mha import parity
+from mha.core import dispatch
+from mha.core.options.config import DTYPES, numpy_dtype
 from mha.parity import case_files
 
 CASES = {case.name: case for case in parity.CASES}

@@ -7,7 +7,7 @@ from commands import run
 from ported import H, made, with_weights
 
 from mha import parity
-from mha.config import numpy_dtype
+from mha.core.options.config import numpy_dtype
 from mha.weights.readers.safetensors_file import SafetensorsFile
 from mha.weights.schemes import from_canonical
 

@@ -6,10 +6,10 @@ import pytest
 
 import mha
 from mha import parity
-from mha.config import numpy_dtype
-from mha.parity.mistakes.bench import Bench
-from mha.parity.same.decoding import decoding
-from mha.parity.same.problem import problem
+from mha.core.options.config import numpy_dtype
+from mha.parity.diagnosis.mistakes.with_mistakes import Bench
+from mha.parity.rule.decoding import decoding
+from mha.parity.rule.problem import problem
 
 B, H, G, D, S = 3, 6, 2, 24, 11
 OPTIONS = {

@@ -12,7 +12,7 @@ from ported import H, made, neighbours, stored, with_weights
 
 import mha
 from mha import parity
-from mha.config import numpy_dtype
+from mha.core.options.config import numpy_dtype
 
 LEFT_OUT = "not compared: 1 array of B (embeddings)"  # of a file that `stored` writes, beside one of mha's own
 BERT, LLAMA = "layer.0.attention.", "model.layers.0.self_attn."

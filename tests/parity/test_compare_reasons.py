@@ -6,8 +6,8 @@ from ported import made, neighbours, with_weights
 
 import mha
 from mha import parity
-from mha.config import numpy_dtype
-from mha.parity.why import two_layers
+from mha.core.options.config import numpy_dtype
+from mha.parity.diagnosis.compare import two_layers
 
 WIDTH, HEADS, GROUPS = 96, 6, 2  # heads of 16: to permute pairs twice is not to permute them back
 

@@ -6,12 +6,12 @@ import pytest
 
 import mha
 from mha import parity
-from mha.parity.mistakes.bench import Bench
-from mha.parity.mistakes.catalogue import CACHED_CATALOGUE
-from mha.parity.mistakes.mistake import forms_of
-from mha.parity.mistakes.of_decoding import OF_DECODING
-from mha.parity.same.decoding import decoding
-from mha.parity.same.problem import problem
+from mha.parity.diagnosis.mistakes.catalogue import CACHED_CATALOGUE
+from mha.parity.diagnosis.mistakes.mistake import forms_of
+from mha.parity.diagnosis.mistakes.of_decoding import OF_DECODING
+from mha.parity.diagnosis.mistakes.with_mistakes import Bench
+from mha.parity.rule.decoding import decoding
+from mha.parity.rule.problem import problem
 
 B, H, G, D = 3, 6, 2, 24
 TURNED = {"num_key_value_heads": G, "rotary": mha.Rotary(4), "bias": True}

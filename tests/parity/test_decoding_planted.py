@@ -7,8 +7,8 @@ import make_mistakes
 import planted_in_decodes
 import pytest
 
-from mha import dispatch
-from mha.parity.mistakes.of_decoding import OF_DECODING
+from mha.core import dispatch
+from mha.parity.diagnosis.mistakes.of_decoding import OF_DECODING
 
 LAST = list({planted.name: planted for planted in planted_in_decodes.PLANTED}.values())  # the last form of each
 

@@ -14,12 +14,13 @@ from calls import own
 
 import mha
 from mha import parity
-from mha.parity.mistakes.catalogue import FORMS
-from mha.parity.mistakes.of_precision import ROUNDINGS, everything
-from mha.parity.mistakes.of_weights import PROJECTIONS
-from mha.parity.pipeline import parts, pieces
-from mha.parity.pipeline.plan import plan_of
-from mha.parity.same.problem import problem
+from mha.parity.diagnosis.mistakes.catalogue import FORMS
+from mha.parity.diagnosis.mistakes.of_precision import ROUNDINGS, everything
+from mha.parity.diagnosis.mistakes.of_weights import PROJECTIONS
+from mha.parity.diagnosis.pipeline import parts, pieces
+from mha.parity.diagnosis.pipeline.plan import plan_of
+from mha.parity.diagnosis.search import search, time_budget
+from mha.parity.rule.problem import problem
 
 LONG = pytest.mark.long("numpy")  # of many of one kind, all but a few
 # What changes no output: with dot-product pooling, the bias of keys shifts all scores of a query alike, and a rotation
@@ -273,7 +274,7 @@ def test_what_was_not_tried_for_want_of_time_is_counted(monkeypatch):
     assert everything > 600
     ticks = itertools.count()
     for clock in ("thread_time", "monotonic"):
-        monkeypatch.setattr(parity.search.effort.time, clock, lambda: next(ticks) / 130)
+        monkeypatch.setattr(time_budget.time, clock, lambda: next(ticks) / 130)
     note = parity.diagnose(layer, theirs, *inputs, **arguments).note
     found = re.search(
         r"none of (\d+) tries .* numbers; (\d+) pairs of mistakes were not tried, there was no time;", note
@@ -281,7 +282,7 @@ def test_what_was_not_tried_for_want_of_time_is_counted(monkeypatch):
     tried, missed = map(int, found.groups())
     assert tried + missed == everything
     assert 50 < tried < 6 * 90
-    monkeypatch.setattr(parity.search.effort, "SECONDS", 0)
+    monkeypatch.setattr(time_budget, "SECONDS", 0)
     note = parity.diagnose(layer, theirs, *inputs, **arguments).note
     assert f" {len(FORMS)} forms of mistakes were not tried, there was no time;" in note
 
@@ -331,13 +332,13 @@ def test_a_long_call_is_searched_in_a_few_queries():
 def test_a_search_computes_few_of_many_queries(monkeypatch):
     layer, X, _ = long_call()
     seen = []
-    right = parity.search.search.Search.__init__
+    right = search.Search.__init__
 
     def noted(self, problem, theirs, forms, focus, *rest):
         seen.append(focus)
         right(self, problem, theirs, forms, focus, *rest)
 
-    monkeypatch.setattr(parity.search.search.Search, "__init__", noted)
+    monkeypatch.setattr(search.Search, "__init__", noted)
     theirs = layer(X, X, X, [97, 0])
     theirs[0, 53] += 1 + np.arange(128)
     assert not parity.diagnose(layer, theirs, X, X, X, [97, 0]).known
@@ -373,7 +374,7 @@ def test_products_are_computed_once_for_what_rounds_alike():
 
 def test_progress_is_shown_on_a_terminal_alone(monkeypatch, capsys):
     layer, inputs, arguments = planted.CALLS[0].made()
-    monkeypatch.setattr(parity.search.effort, "QUIET", 0)
+    monkeypatch.setattr(time_budget, "QUIET", 0)
     wrong = -layer(*inputs, **arguments)
     parity.diagnose(layer, wrong, *inputs, **arguments)
     assert capsys.readouterr() == ("", "")

@@ -7,12 +7,12 @@ from ports import Port
 
 import mha
 from mha import parity
-from mha.config import numpy_dtype
-from mha.parity.mistakes.of_rotations import BASES
-from mha.parity.same.problem import problem
-from mha.parity.search import numbers
-from mha.parity.search.effort import Effort
-from mha.parity.search.focus import Focus
+from mha.core.options.config import numpy_dtype
+from mha.parity.diagnosis.mistakes.of_rotations import BASES
+from mha.parity.diagnosis.search import numbers
+from mha.parity.diagnosis.search.sample import Focus
+from mha.parity.diagnosis.search.time_budget import Effort
+from mha.parity.rule.problem import problem
 
 D, H, G, T = 42, 3, 1, 23
 EVERYTHING, BASE = Focus(), numbers.NUMBERS[-1]

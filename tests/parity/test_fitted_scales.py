@@ -7,10 +7,10 @@ from ports import Port
 
 import mha
 from mha import parity
-from mha.config import numpy_dtype
+from mha.core.options.config import numpy_dtype
 from mha.layer import restore
-from mha.parity.same.problem import problem
-from mha.parity.search import numbers
+from mha.parity.diagnosis.search import numbers
+from mha.parity.rule.problem import problem
 
 D, H, G, T, d = 42, 3, 1, 23, 14
 CALL = {"causal": True}

@@ -8,11 +8,12 @@ from written_ports.gradients import Backward, KeysDetached, ValuesDetached
 
 import mha
 from mha import parity
-from mha.call import call_of
-from mha.parity.mistakes.of_gradients import GRADIENT_MISTAKES
-from mha.parity.pipeline.backward import backward
-from mha.parity.pipeline.plan import plan_of
-from mha.parity.same.problem import problem
+from mha.core.call import call_of
+from mha.parity.diagnosis.mistakes.of_gradients import GRADIENT_MISTAKES
+from mha.parity.diagnosis.pipeline.backward import backward
+from mha.parity.diagnosis.pipeline.plan import plan_of
+from mha.parity.diagnosis.search import time_budget
+from mha.parity.rule.problem import problem
 
 OPTIONS = {
     "num_hiddens": 24, "num_heads": 6, "num_key_value_heads": 2, "bias": True, "qk_norm": "rms", "softcap": 1.5,
@@ -360,7 +361,7 @@ def test_what_was_not_tried_in_gradients_is_counted(monkeypatch):
     diagnosis = parity.diagnose(layer, found, *inputs, LENGTHS)
     assert diagnosis.tried > 400
     assert "there was no time" not in diagnosis.note
-    monkeypatch.setattr(parity.search.effort, "SECONDS", 0)
+    monkeypatch.setattr(time_budget, "SECONDS", 0)
     note = parity.diagnose(layer, found, *inputs, LENGTHS).note
     match = re.search(
         r"none of 0 tries .*; (\d+) forms and (\d+) pairs of mistakes were not tried, there was no time", note

@@ -13,8 +13,8 @@ from commands import run
 import mha
 from mha import parity
 from mha.parity.cases import devices
-from mha.parity.run import groups
-from mha.parity.run.workers import Outcome
+from mha.parity.cases.run import groups
+from mha.parity.cases.run.workers import Outcome
 
 ABOUT = json.dumps({"total": 2, "about": {"mha": mha.__version__, "python": "3.0"}})
 GROUP = devices.Group("torch", 3)

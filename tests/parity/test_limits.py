@@ -8,20 +8,20 @@ import pytest
 
 import mha
 from mha import parity
-from mha.parity.mistakes.catalogue import FORMS
-from mha.parity.mistakes.mistake import Mistake
-from mha.parity.mistakes.of_biases import of_slopes
-from mha.parity.mistakes.of_precision import everything
-from mha.parity.pipeline.parts import all_steps
-from mha.parity.pipeline.plan import plan_of
-from mha.parity.same.problem import problem
-from mha.parity.same.relations import Change, related
-from mha.parity.search import precision
-from mha.parity.search.effort import Effort
-from mha.parity.search.focus import Focus
-from mha.parity.search.search import Search
-from mha.parity.search.verdicts import Judge, Verdict
-from mha.parity.why import diagnosis
+from mha.parity.diagnosis.compare import diagnosis
+from mha.parity.diagnosis.mistakes.catalogue import FORMS
+from mha.parity.diagnosis.mistakes.mistake import Mistake
+from mha.parity.diagnosis.mistakes.of_biases import of_slopes
+from mha.parity.diagnosis.mistakes.of_precision import everything
+from mha.parity.diagnosis.pipeline.parts import all_steps
+from mha.parity.diagnosis.pipeline.plan import plan_of
+from mha.parity.diagnosis.search import precision
+from mha.parity.diagnosis.search.sample import Focus
+from mha.parity.diagnosis.search.search import Search
+from mha.parity.diagnosis.search.time_budget import Effort
+from mha.parity.diagnosis.search.verdicts import Judge, Verdict
+from mha.parity.rule.problem import problem
+from mha.parity.rule.relations import Change, related
 
 EVERYTHING = Focus()
 FORM = next(form for form in FORMS if form.mistake.name == "W_q.kernel is not transposed")

@@ -12,9 +12,9 @@ import planted_in_decodes
 import planted_in_lessons
 import pytest
 
-from mha import dispatch
-from mha.parity.pipeline.plan import plan_of
-from mha.parity.same.problem import problem
+from mha.core import dispatch
+from mha.parity.diagnosis.pipeline.plan import plan_of
+from mha.parity.rule.problem import problem
 
 # One for each place in which mistakes are planted, with the step that is the first to be off.
 KINDS = [

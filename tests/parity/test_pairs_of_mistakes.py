@@ -6,11 +6,11 @@ import numpy as np
 import planted
 import pytest
 
-from mha.parity.mistakes.bench import Bench
-from mha.parity.mistakes.catalogue import FORMS
-from mha.parity.pipeline.parts import all_steps
-from mha.parity.pipeline.plan import plan_of
-from mha.parity.same.problem import problem
+from mha.parity.diagnosis.mistakes.catalogue import FORMS
+from mha.parity.diagnosis.mistakes.with_mistakes import Bench
+from mha.parity.diagnosis.pipeline.parts import all_steps
+from mha.parity.diagnosis.pipeline.plan import plan_of
+from mha.parity.rule.problem import problem
 
 RARE = {option: call for call in planted.CALLS for option in ("sinks", "output_gate") if option in call.options}
 

@@ -5,8 +5,9 @@ import numpy as np
 import pytest
 
 import mha
-from mha import dispatch, parity
-from mha.config import numpy_dtype
+from mha import parity
+from mha.core import dispatch
+from mha.core.options.config import numpy_dtype
 from mha.parity.cases import rare
 
 # Where lower precisions may differ in more than rounding: at every scale, with many keys.

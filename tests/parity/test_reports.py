@@ -13,15 +13,15 @@ import pytest
 
 import mha
 from mha import parity
-from mha.call import ROWS, axes_of
-from mha.parity.same.problem import problem
-from mha.parity.search import effort
-from mha.parity.unseen import views
-from mha.parity.unseen.drawing import arguments
-from mha.parity.unseen.narrowing import in_samples, narrowed
-from mha.parity.unseen.probes import nothing_seen, probes
-from mha.parity.whole.audit_report import AuditReport, LayerRow
-from mha.parity.whole.judging import Judged
+from mha.core.call import ROWS, axes_of
+from mha.models.audit.audit_report import AuditReport, LayerRow
+from mha.models.audit.judging import Judged
+from mha.parity.diagnosis.blind_spots import views
+from mha.parity.diagnosis.blind_spots.drawing import arguments
+from mha.parity.diagnosis.blind_spots.narrowing import in_samples, narrowed
+from mha.parity.diagnosis.blind_spots.probes import nothing_seen, probes
+from mha.parity.diagnosis.search import time_budget
+from mha.parity.rule.problem import problem
 
 SWITCHES = ("training", "return_weights")
 LONG = pytest.mark.long("numpy")
@@ -63,7 +63,7 @@ def printed(report):
 
 @EACH
 def test_a_true_and_a_false_report_of_each_are_printed(case, monkeypatch):
-    monkeypatch.setattr(effort, "SECONDS", 0.1)
+    monkeypatch.setattr(time_budget, "SECONDS", 0.1)
     monkeypatch.setattr(views, "SECONDS", 60.0)
     layer, call = case.layer("numpy"), call_of(case)
     output = layer(*case.inputs, **call)

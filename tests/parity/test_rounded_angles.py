@@ -8,15 +8,15 @@ import planted
 import pytest
 
 import mha
-from mha.config import numpy_dtype
-from mha.parity.described import axes
-from mha.parity.described.calls import call_with
-from mha.parity.pipeline.parts import all_steps
-from mha.parity.pipeline.plan import plan_of
-from mha.parity.same.decoding import decoding
-from mha.parity.same.problem import problem
-from mha.parity.unseen.probes import asked_with
-from mha.parity.why.comparison import report_of
+from mha.core.options.config import numpy_dtype
+from mha.parity.diagnosis.blind_spots.probes import asked_with
+from mha.parity.diagnosis.compare.comparison import report_of
+from mha.parity.diagnosis.pipeline.parts import all_steps
+from mha.parity.diagnosis.pipeline.plan import plan_of
+from mha.parity.diagnosis.wrong_setup import axes
+from mha.parity.diagnosis.wrong_setup.calls import call_with
+from mha.parity.rule.decoding import decoding
+from mha.parity.rule.problem import problem
 
 H, G, T, D, d = 4, 2, 61, 23, 14
 FAR = 8009  # the first position

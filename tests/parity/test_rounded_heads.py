@@ -6,7 +6,7 @@ from ports import Port
 
 import mha
 from mha import parity
-from mha.config import numpy_dtype
+from mha.core.options.config import numpy_dtype
 
 D, H, G, T = 42, 3, 1, 31
 X = np.random.default_rng(5).normal(size=(2, T, D)).astype("float32")

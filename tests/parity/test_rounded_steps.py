@@ -12,13 +12,13 @@ import pytest
 from ports import Port
 
 import mha
-from mha.config import numpy_dtype
+from mha.core.options.config import numpy_dtype
 from mha.layer import restore
-from mha.parity.pipeline.parts import all_steps
-from mha.parity.pipeline.plan import plan_of
-from mha.parity.same.ported import ported, worst
-from mha.parity.same.problem import problem
-from mha.parity.same.rules import in_dtype
+from mha.parity.diagnosis.pipeline.parts import all_steps
+from mha.parity.diagnosis.pipeline.plan import plan_of
+from mha.parity.rule.problem import problem
+from mha.parity.rule.rounding_of_ports import ported, worst
+from mha.parity.rule.rules import in_dtype
 
 H, G, T, D, d = 4, 2, 151, 23, 14
 OPTIONS = {"num_hiddens": D, "num_heads": H, "num_key_value_heads": G, "key_dim": d, "seed": 3, "backend": "numpy"}

@@ -10,12 +10,12 @@ from ports import Port
 
 import mha
 from mha import parity
-from mha.config import numpy_dtype
-from mha.parity.mistakes import of_precision
-from mha.parity.pipeline.parts import all_steps
-from mha.parity.pipeline.plan import plan_of
-from mha.parity.same.problem import problem
-from mha.parity.same.rules import ratio_of, row_bounds
+from mha.core.options.config import numpy_dtype
+from mha.parity.diagnosis.mistakes import of_precision
+from mha.parity.diagnosis.pipeline.parts import all_steps
+from mha.parity.diagnosis.pipeline.plan import plan_of
+from mha.parity.rule.problem import problem
+from mha.parity.rule.rules import ratio_of, row_bounds
 
 HALVES = ["float16", "bfloat16"]
 
@@ -66,7 +66,7 @@ CALLS = [{}, {"valid_lens": [23, 7, 1], "causal": True}]
     [pytest.param(8, 2, marks=LONG), pytest.param(16, 4, marks=LONG), (64, 4), pytest.param(128, 4, marks=LONG)],
 )
 def test_right_ones_pass(backend, D, H, options):
-    for dtype in {*HALVES}.intersection(mha.dispatch.load(backend).DTYPES):
+    for dtype in {*HALVES}.intersection(mha.core.dispatch.load(backend).DTYPES):
         for call in CALLS:
             layer, X = halves(dtype, D, H, **OPTIONS[options])
             there = layer.to(backend)

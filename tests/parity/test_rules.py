@@ -8,7 +8,7 @@ import pytest
 
 import mha
 from mha import parity
-from mha.config import DTYPES, Config, numpy_dtype
+from mha.core.options.config import DTYPES, Config, numpy_dtype
 from mha.parity.cases import suite
 
 # Worked out by hand. The largest number of the oracle is 4, the base is off by the error in brackets:

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 import mha
 from mha import parity
 from mha.cli import app
-from mha.parity.why.two_layers import compared
+from mha.parity.diagnosis.compare.two_layers import compared
 from mha.weights.schemes import from_canonical
 
 D, H, WIDTH = 35, 6, 5  # three groups of two heads, or two of three, or one
@@ -172,7 +172,7 @@ def test_what_is_written_another_way_in_float32_is_the_same_to_float32():
 
 def test_in_half_precision_a_similar_layer_is_another_one():
     layer, random = made(), np.random.default_rng(1)
-    rounded = {name: X.astype(mha.config.numpy_dtype("bfloat16")) for name, X in layer.weights.items()}
+    rounded = {name: X.astype(mha.core.options.config.numpy_dtype("bfloat16")) for name, X in layer.weights.items()}
     assert parity.compare_layers(layer, other(layer, rounded, dtype="bfloat16"))
     near = layer.weights["W_v.kernel"] * (1 + 0.012 * random.uniform(-1, 1, size=(D, H * WIDTH)))
     report = compared(layer, other(layer, rounded | {"W_v.kernel": near}, dtype="bfloat16"), explain=False)

@@ -8,11 +8,11 @@ from ports import Port
 
 import mha
 from mha import parity
-from mha.parity.pipeline.parts import all_steps
-from mha.parity.pipeline.plan import plan_of, same
-from mha.parity.same.problem import problem
-from mha.parity.unseen import drawing, views
-from mha.parity.unseen.views import USUAL
+from mha.parity.diagnosis.blind_spots import drawing, views
+from mha.parity.diagnosis.blind_spots.views import USUAL
+from mha.parity.diagnosis.pipeline.parts import all_steps
+from mha.parity.diagnosis.pipeline.plan import plan_of, same
+from mha.parity.rule.problem import problem
 
 LLAMA = {
     "num_hiddens": 32, "num_heads": 4, "num_key_value_heads": 2, "qk_norm": "rms", "rotary": mha.Rotary(8, 500000.0),

@@ -12,7 +12,8 @@ import numpy as np
 import pages
 import pytest
 
-from mha import dispatch, parity
+from mha import parity
+from mha.core import dispatch
 from mha.parity import case_files
 from mha.parity.cases.decodes import DECODES
 from mha.weights import own_format

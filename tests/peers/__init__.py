@@ -21,8 +21,8 @@ from typing import Any
 
 import numpy as np
 
-from mha import dispatch
-from mha.weights import native
+from mha.core import dispatch
+from mha.weights import foreign
 
 # The peer that knows how to run layers of a kind; "ours" for all others.
 RUN_BY = {
@@ -37,7 +37,7 @@ RUN_BY = {
 }
 # What can be made of one of our layers and become one, by its name: the peer that runs it, and its backend.
 KINDS = {name: ("ours", name) for name in dispatch.FRAMEWORKS}
-KINDS |= {kind: (RUN_BY.get(kind, "ours"), backend) for kind, backend in native.KINDS.items()}
+KINDS |= {kind: (RUN_BY.get(kind, "ours"), backend) for kind, backend in foreign.KINDS.items()}
 WITHOUT_WEIGHTS = ("mlx.nn.MultiHeadAttention",)  # kinds whose calls give none
 PROJECTIONS = ("W_q", "W_k", "W_v", "W_o")
 INPUTS = ("queries", "keys", "values")

@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from mha import dispatch
+from mha.core import dispatch
 from peers import INPUTS, PROJECTIONS, merged, own, own_inputs, renamed
 
 

@@ -7,7 +7,7 @@ import mlx.core as mx
 import numpy as np
 from mlx import nn
 
-from mha import dispatch
+from mha.core import dispatch
 from peers import INPUTS, own, own_inputs
 
 PARTS = {"W_q": "query_proj", "W_k": "key_proj", "W_v": "value_proj", "W_o": "out_proj"}

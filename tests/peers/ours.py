@@ -3,8 +3,8 @@
 import numpy as np
 
 import mha
-from mha import dispatch
-from mha.call import Call, check
+from mha.core import dispatch
+from mha.core.call import Call, check
 
 
 def new(backend="numpy"):

@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from mha import dispatch
+from mha.core import dispatch
 from peers import INPUTS, own, own_inputs, renamed
 
 SEPARATE = ("q_proj_weight", "k_proj_weight", "v_proj_weight")

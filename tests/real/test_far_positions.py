@@ -10,7 +10,7 @@ import torch
 import transformers
 
 import mha
-from mha.parity.same.problem import problem
+from mha.parity.rule.problem import problem
 
 T, FIRST = 53, 8009
 SMALL = {

@@ -18,7 +18,8 @@ from onnx.backend.test.loader import load_model_tests
 from onnx.reference import ReferenceEvaluator
 
 import mha
-from mha import dispatch, parity
+from mha import parity
+from mha.core import dispatch
 
 # As of onnx 1.22. A test that is not mapped would be named here with its reason; so far, all are.
 NUMBER, NOT_MAPPED = 64, {}

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from mha.parity.records.storing import InFile, InMemory
-from mha.parity.records.writing import Recorder, finished
+from mha.models.records.storing import InFile, InMemory
+from mha.models.records.writing import Recorder, finished
 from recorded import EPS, LAYERS, WRONG_EPS, D, H, d, tokens, weights
 
 

@@ -9,9 +9,9 @@ import peers
 import pytest
 
 import mha
-from mha import dispatch
-from mha.call import ROWS
-from mha.testing import cases, implementations
+from mha.core import dispatch
+from mha.core.call import ROWS
+from mha.parity.testing import cases, implementations
 
 SQUARE = {"num_hiddens": 24, "num_heads": 4, "bias": True}
 

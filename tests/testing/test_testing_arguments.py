@@ -5,7 +5,7 @@ import pytest
 from ports import Port
 
 import mha
-from mha.call import ROWS
+from mha.core.call import ROWS
 
 LAYER = mha.MultiHeadAttention(24, 4, bias=True, seed=0, backend="numpy")
 PLAIN = ["float32, no lengths"]

@@ -6,9 +6,9 @@ import adapters
 import decoders
 import numpy as np
 import pytest
+from mha.testing.decoding import decodings
 
 import mha
-from mha.testing.decoding import decodings
 
 CASES = ["decoding", "decoding, groups", "decoding, window"]
 ALL = [name + ragged for name in CASES for ragged in ("", ", ragged")]

@@ -8,10 +8,10 @@ from collections.abc import Callable
 from typing import Any, assert_type
 
 import numpy as np
+from mha.names import BackendName, FloatName, KindName, SchemeName
 
 import mha
 from mha import parity
-from mha.names import BackendName, FloatName, KindName, SchemeName
 
 X = np.ones((2, 3, 12), "float32")
 

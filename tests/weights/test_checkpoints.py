@@ -18,9 +18,10 @@ from layers import agrees, assert_same_weights
 from stored import SCHEMES, TOLD, WIDTHS, asked, heads, stored
 
 import mha
-from mha import dispatch, parity
+from mha import parity
+from mha.core import dispatch
 from mha.weights import readers, schemes
-from mha.weights.said import LackingError
+from mha.weights.argument_names import LackingError
 
 PREFIX = "encoder.layer.1.attention."
 

@@ -11,7 +11,8 @@ import pytest
 from calls import make, same_bits
 
 import mha
-from mha import dispatch, weights
+from mha import weights
+from mha.core import dispatch
 from mha.weights import files
 
 # Round trips

@@ -15,8 +15,9 @@ from layers import assert_same_weights
 from test_gates_in_files import AT, QWEN
 
 import mha
-from mha import dispatch, parity
-from mha.config import Config, shapes
+from mha import parity
+from mha.core import dispatch
+from mha.core.options.config import Config, shapes
 from mha.weights import models, readers, schemes
 from mha.weights.readers import quantised
 

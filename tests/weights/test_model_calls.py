@@ -9,7 +9,7 @@ import re
 import pytest
 
 from mha.weights import models
-from mha.weights.models.attends import Attends
+from mha.weights.models.call_conventions import Attends
 from mha.weights.models.kinds import KINDS, NOT_ROTATING
 from mha.weights.models.plain import PLAIN
 

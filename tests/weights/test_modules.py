@@ -12,7 +12,8 @@ from layers import assert_same_weights
 from stored import asked, heads, stored
 
 import mha
-from mha import dispatch, parity
+from mha import parity
+from mha.core import dispatch
 from mha.weights import models
 
 D, H, G, WIDTH = 12, 3, 1, 4

@@ -9,7 +9,7 @@ import pytest
 from layers import assert_agreement, assert_same_weights, random_layer
 
 import mha
-from mha import dispatch
+from mha.core import dispatch
 
 # What layers can be converted: those that a backend makes of ours, and those that frameworks and the book bring.
 KINDS = [pytest.param(kind, marks=pytest.mark.backends(peers.backend_of(kind))) for kind in peers.KINDS]

@@ -8,7 +8,7 @@ from peers import printed
 
 import mha
 from mha import parity
-from mha.config import Config
+from mha.core.options.config import Config
 
 GROUPED = "keras.layers.GroupQueryAttention"
 LINEN = "flax.linen.MultiHeadDotProductAttention"
@@ -80,7 +80,7 @@ def test_nnx_called_plainly(rng, options):
 # The book's layers, as a reader defines them
 
 
-@pytest.mark.needs("commands/book.py")
+@pytest.mark.needs("a section of the book")
 def test_a_layer_as_the_book_prints_it(backend):
     book = printed.of(backend)
     with pytest.raises((ValueError, TypeError), match=book.first):

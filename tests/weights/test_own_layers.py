@@ -8,7 +8,7 @@ import peers
 import pytest
 from layers import assert_within_bounds, ours, random_layer
 
-from mha import dispatch
+from mha.core import dispatch
 
 # d = 4 everywhere: Keras's own layer rounds 1 / sqrt(d) to float32, even in float64, and 1/2 needs no rounding.
 SIZES = {"key_size": 13, "value_size": 17}

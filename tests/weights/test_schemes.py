@@ -8,7 +8,7 @@ import pytest
 from layers import assert_same_weights
 from stored import SCHEMES, heads, layer, stored
 
-from mha.config import Config, shapes
+from mha.core.options.config import Config, shapes
 from mha.weights import schemes
 
 # 1. Both ways

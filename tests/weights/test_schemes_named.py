@@ -8,7 +8,7 @@ from layers import assert_same_weights
 from stored import SCHEMES, asked, heads, layer, stored
 
 import mha
-from mha import dispatch
+from mha.core import dispatch
 from mha.weights import schemes
 
 

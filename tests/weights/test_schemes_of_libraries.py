@@ -9,7 +9,7 @@ from layers import assert_same_weights
 from safetensors.numpy import save_file
 
 import mha
-from mha.parity.same.rules import error, largest
+from mha.parity.rule.rules import error, largest
 
 B, T, H, d, D, LIMIT = 2, 7, 6, 4, 22, 1e-12
 AT = "blocks.1.attn."

@@ -6,7 +6,7 @@ from layers import assert_same_weights
 from stored import SCHEMES, heads, layer, stored
 
 import mha
-from mha.config import Config, shapes
+from mha.core.options.config import Config, shapes
 from mha.weights import schemes
 
 

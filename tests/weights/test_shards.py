@@ -224,7 +224,7 @@ def test_a_directory_without_weights_says_what_it_has(tmp_path):
 def test_a_directory_without_a_configuration_is_asked_about(tmp_path):
     write_shards(tmp_path)
     (tmp_path / "config.json").unlink()
-    text = refusal(tmp_path, mha.weights.said.LackingError)
+    text = refusal(tmp_path, mha.weights.argument_names.LackingError)
     assert text.startswith("num_heads is not given, expected an int: ")
     assert text.endswith(f"; {tmp_path / INDEX} does not say it")
     assert mha.load(tmp_path, "numpy", prefix=SECOND, num_heads=H).config.num_heads == H

@@ -9,7 +9,7 @@ from ports import Port
 
 import mha
 from mha import parity
-from mha.config import numpy_dtype
+from mha.core.options.config import numpy_dtype
 
 PLAIN = {"num_hiddens": 24, "num_heads": 4, "bias": True}
 GROUPED = {"num_hiddens": 48, "num_heads": 6, "num_key_value_heads": 2, "bias": True}

@@ -12,9 +12,9 @@ import weakref
 import jax
 import numpy as np
 
-from mha import checks
-from mha.call import ARRAYS, PACKED, PLACES, ROWS, Call, check
-from mha.call.check import column, limited, near
+from mha.core.call import ARRAYS, PACKED, PLACES, ROWS, Call, check
+from mha.core.call.check import column, limited, near
+from mha.core.options import checks
 
 from .. import arrays
 from .. import gradients as chapter
@@ -30,7 +30,7 @@ _seen = None  # a weak reference to lengths that were found to be right
 
 
 def attend(layer, queries, keys, values, call):
-    """Call a layer; call: an `mha.call.Call`, not checked yet."""
+    """Call a layer; call: an `mha.core.call.Call`, not checked yet."""
     if call.cache is not None:
         return decoded(layer, queries, keys, values, check(arrays, layer, queries, keys, values, call))
     kind, given = kind_of(layer, queries, keys, values, call)

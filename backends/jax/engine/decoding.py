@@ -12,8 +12,8 @@ import threading
 import jax
 from jax import numpy as jnp
 
-from mha.engine import cutting
-from mha.engine.reach import by_group, by_mask, turned
+from mha.core.engine import blocks
+from mha.core.engine.visible_range import by_group, by_mask, turned
 
 from ..hiding import four_axes, visible_keys, visible_softmax, widen
 from ..pooling import cap
@@ -73,7 +73,7 @@ def pooled(pooling, q, k, v, num_heads, call):
     """The pooled heads (B*H, Q, dv) of queries q (B*H, Q, d); k, v, call: as `remembered` gives them."""
     Q, T = q.shape[1], call.key_positions.shape[1]
     hidden = turned(by_mask(OPERATIONS, q, jnp.empty((1, T, 0)), call))
-    if cutting.fits(pooling.scores_of_pair(q) * Q * T):
+    if blocks.fits(pooling.scores_of_pair(q) * Q * T):
         return _apart(pooling, q, k, v, num_heads, hidden)
 
     def of_all():

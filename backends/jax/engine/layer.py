@@ -9,8 +9,8 @@ import math
 import jax
 from jax import numpy as jnp
 
-from mha.engine import cutting
-from mha.engine.reach import all_used, by_segments, turned, used
+from mha.core.engine import blocks
+from mha.core.engine.visible_range import all_used, by_segments, turned, used
 
 from .. import layer as lesson
 from ..heads import transpose_qkv
@@ -65,7 +65,7 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
         if not all_used(call, Q, K):
             sees, seen = used(OPERATIONS, queries, keys, call)
             queries, keys, values = blank(queries, keys, values, sees, seen)
-        if by_lengths and K >= SHORT and not cutting.fits(len(queries) * H * Q * K):
+        if by_lengths and K >= SHORT and not blocks.fits(len(queries) * H * Q * K):
             W_k, W_v = _of_seen(self.W_k, keys, seen), _of_seen(self.W_v, values, seen)  # (B, K, G*d)
         else:
             W_k, W_v = self.W_k(keys), self.W_v(values)  # (B, K, G*d)

@@ -3,7 +3,7 @@
 import jax
 from jax import numpy as jnp
 
-from mha.engine.operations import Operations
+from mha.core.engine.operations import Operations
 
 from ..heads import repeat_heads
 from ..hiding import four_axes, signed, visible_keys

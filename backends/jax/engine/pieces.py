@@ -9,9 +9,9 @@ import math
 import jax
 from jax import numpy as jnp
 
-from mha.call import PACKED, PLACES
-from mha.engine import cutting
-from mha.engine.reach import reach, span
+from mha.core.call import PACKED, PLACES
+from mha.core.engine import blocks
+from mha.core.engine.visible_range import reach, span
 
 from ..hiding import four_axes, places, signed
 
@@ -81,15 +81,15 @@ def _pool_pieces(pooling, variables, of_pair, num_heads, call, together, key, qu
     (BH, Q, d), (BG, K, _), dv = queries.shape, keys.shape, values.shape[2]
     B, n = BH // num_heads, BH // BG  # samples; heads of queries that share a head of keys
     G, of_pair, (left, right) = num_heads // n, of_pair * n, reach(call)
-    size, seen = cutting.queries(Q, math.ceil(of_pair * K / LONG)), K
+    size, seen = blocks.queries(Q, math.ceil(of_pair * K / LONG)), K
     packed = call.segments is not None
     if packed:
-        size = min(size, cutting.LEAST)
+        size = min(size, blocks.LEAST)
     elif None not in (left, right):
-        narrow = cutting.block(call, Q, K, of_pair)
+        narrow = blocks.block(call, Q, K, of_pair)
         if narrow + left + right < K:  # else all keys may be seen
             size, seen = narrow, narrow + left + right
-    heads = cutting.heads(BG, G, of_pair * size * math.ceil(seen / LONG) if packed else of_pair * size * seen)
+    heads = blocks.heads(BG, G, of_pair * size * math.ceil(seen / LONG) if packed else of_pair * size * seen)
     offset = call.offset + jnp.zeros((1, 1), int)  # (B or 1, 1)
     if packed or (seen < K and len(offset) > 1):
         heads = min(heads, G)  # each sample has its own keys
@@ -103,8 +103,8 @@ def _pool_pieces(pooling, variables, of_pair, num_heads, call, together, key, qu
     names, pairs = call.of_scores().keys(), call.of_scores().values()
     tokens = _tokens(call, K) if packed else (None, None)  # (B or 1, 1, Q, n), (B or 1, 1, 1, n, K)
     arrays = [None if X is None else arranged(X) for X in (lens, offset[:, :, None, None], *tokens, *pairs)]
-    cuts = cutting.cuts(K) if right is not None or lens is not None else [K]  # a branch each: a compiled size is fixed
-    cuts = cutting.doubled(2 * cutting.LEAST, K) if packed else cuts
+    cuts = blocks.cuts(K) if right is not None or lens is not None else [K]  # a branch each: a compiled size is fixed
+    cuts = blocks.doubled(2 * blocks.LEAST, K) if packed else cuts
     again = functools.partial(jax.checkpoint, prevent_cse=False)
 
     def pool_some(piece, queries, keys, values, lens, offset, of_queries, of_keys, *pairs):

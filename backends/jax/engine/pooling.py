@@ -5,8 +5,8 @@ Letters as in the chapters. A block is queries that are attended together.
 
 import functools
 
-from mha.engine import cutting
-from mha.engine.reach import by_group
+from mha.core.engine import blocks
+from mha.core.engine.visible_range import by_group
 
 from .. import pooling as lesson
 from .operations import OPERATIONS
@@ -23,7 +23,7 @@ class AttentionPooling(lesson.AttentionPooling):
         that scores take the memory of one block. A block leaves out the keys that order and window hide from all of it.
         """
         inputs = queries, keys, values, num_heads, call
-        fits = cutting.fits(self.scores_of_pair(queries) * queries.shape[1] * keys.shape[1])
+        fits = blocks.fits(self.scores_of_pair(queries) * queries.shape[1] * keys.shape[1])
         return self.pool_block(*inputs) if fits else pool_pieces(self, *inputs)  # (B*H, Q, dv)
 
     def pool_block(self, queries, keys, values, num_heads, call):

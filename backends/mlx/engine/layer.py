@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 import mlx.core as mx
 
-from mha.call import Plans, kind_of, whole_heads
-from mha.engine import cutting
-from mha.engine.decoding import attend_token, in_place, is_token, placed, remembered
-from mha.engine.reach import by_segments, turned, whole_used, within_reach
+from mha.core.call import Plans, kind_of, whole_heads
+from mha.core.engine import blocks
+from mha.core.engine.decoding import attend_token, in_place, is_token, placed, remembered
+from mha.core.engine.visible_range import by_segments, turned, whole_used, within_reach
 
 from .. import layer as lesson
 from ..arrays import evaluated
@@ -46,7 +46,7 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
         pooling = self.attention
         if not isinstance(pooling, AttentionPooling):
             return None
-        state = id(self.config), self.training, type(pooling), pooling.dropout, pooling.softcap, cutting.SCORES
+        state = id(self.config), self.training, type(pooling), pooling.dropout, pooling.softcap, blocks.SCORES
         return kind_of((mx.array,), (*state, getattr(pooling, "scale", None)), queries, keys, values, call)
 
     def planned(self, queries, keys, call):
@@ -64,7 +64,7 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
         call = by_segments(OPERATIONS, queries, keys, call)
         if type(call.offset) is not int or call.offset != 0:
             return call.planned(engine=Decisions())
-        parts = cutting.samples(call, (B, self.config.num_heads, Q, K))
+        parts = blocks.samples(call, (B, self.config.num_heads, Q, K))
         return call.planned(engine=Decisions(whole_used(call, Q, K), parts, self.may_view(queries, keys, call)))
 
     def may_view(self, queries, keys, call):
@@ -88,7 +88,7 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
         if call.plan.lesson:
             return super().attend(queries, keys, values, call)
         sizes = queries.shape[0], self.config.num_heads, queries.shape[1], keys.shape[1]
-        parts = call.plan.engine.parts or cutting.samples(call, sizes)
+        parts = call.plan.engine.parts or blocks.samples(call, sizes)
         if len(parts) == 1:
             return super().attend(queries, keys, values, call)
         each = zip(parts, *([X[some] for some in parts] for X in (queries, keys, values)), strict=True)

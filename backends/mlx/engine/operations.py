@@ -4,7 +4,7 @@ import dataclasses
 
 import mlx.core as mx
 
-from mha.engine.reach import NUMPY
+from mha.core.engine.visible_range import NUMPY
 
 from ..arrays import tensor
 from ..heads import repeat_heads

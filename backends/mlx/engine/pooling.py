@@ -9,8 +9,8 @@ import math
 import mlx.core as mx
 from mlx.utils import tree_flatten, tree_unflatten
 
-from mha.engine import cutting
-from mha.engine.reach import by_group
+from mha.core.engine import blocks
+from mha.core.engine.visible_range import by_group
 
 from .. import pooling as lesson
 from ..hiding import exponential, four_axes, visible_keys, where, widen
@@ -31,7 +31,7 @@ class AttentionPooling(lesson.AttentionPooling):
         that scores take the memory of one block. A block leaves out the keys that order and window hide from all of it.
         """
         Q, K, scores = queries.shape[1], keys.shape[1], self.scores_of_pair(queries)
-        if not cutting.in_blocks(call, Q, K, scores):
+        if not blocks.in_blocks(call, Q, K, scores):
             return self.pool_block(queries, keys, values, num_heads, call)
         training = self.training if call.training is None else call.training
         own = tree_flatten(self.trainable_parameters())
@@ -42,7 +42,7 @@ class AttentionPooling(lesson.AttentionPooling):
                 pooling.update(tree_unflatten([(name, X)]))
             return pooling.pool_block(queries, keys, values, num_heads, call)  # (B*H, block, dv)
 
-        pieces, call = list(cutting.pieces(call, Q, K, scores)), call._replace(training=training)
+        pieces, call = list(blocks.pieces(call, Q, K, scores)), call._replace(training=training)
         weights, draws = [X for _, X in own], training and self.dropout > 0
         return in_pieces(pool_block, pieces, (queries, keys, values), call, weights, draws)
 

@@ -7,8 +7,8 @@ import functools
 
 import mlx.core as mx
 
-from mha.call import ALL
-from mha.engine import cutting
+from mha.core.call import ALL
+from mha.core.engine import blocks
 
 from ..hiding import four_axes, where
 from ..pooling import drawing, drawn_key
@@ -30,7 +30,7 @@ def in_pieces(pool_block, pieces, inputs, call, weights, draws):
     def pool_piece(block, seen, key, own, constants):
         own_floats, own_weights = own[3 : 3 + len(floats)], own[3 + len(floats) :]
         # Of the call's arrays those of pairs are cut with it, and floats were before, where gradients see it.
-        cut = cutting.of_block(rest._replace(**dict(zip(others, constants, strict=True))), block, seen)
+        cut = blocks.of_block(rest._replace(**dict(zip(others, constants, strict=True))), block, seen)
         with drawing(key):
             cut = cut.with_arrays(dict(zip(floats, own_floats, strict=True)))
             return pool_block(*own[:3], cut, own_weights)  # (B*H, block, dv)

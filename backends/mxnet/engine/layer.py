@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 from mxnet import autograd, np
 
-from mha.call import Plans, kind_of
-from mha.engine import cutting
-from mha.engine.decoding import attend_token, in_place, is_token, placed, remembered
-from mha.engine.reach import by_segments, turned, whole_used, within_reach
+from mha.core.call import Plans, kind_of
+from mha.core.engine import blocks
+from mha.core.engine.decoding import attend_token, in_place, is_token, placed, remembered
+from mha.core.engine.visible_range import by_segments, turned, whole_used, within_reach
 
 from .. import layer as lesson
 from ..hiding import blank, four_axes
@@ -43,7 +43,7 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
     def kind(self, queries, keys, values, call):
         """The facts that decide the plan of a call; None if an array is of an unusual class."""
         return kind_of(
-            (np.ndarray,), (id(self.config), type(self.attention), cutting.SCORES), queries, keys, values, call
+            (np.ndarray,), (id(self.config), type(self.attention), blocks.SCORES), queries, keys, values, call
         )
 
     def planned(self, queries, keys, call):
@@ -62,7 +62,7 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
         if type(call.offset) is not int or call.offset != 0:
             return call.planned(engine=Decisions())
         whole = whole_used(call, Q, K)
-        return call.planned(engine=Decisions(whole, cutting.samples(call, (B, self.config.num_heads, Q, K))))
+        return call.planned(engine=Decisions(whole, blocks.samples(call, (B, self.config.num_heads, Q, K))))
 
     def attend(self, queries, keys, values, call):
         """Take the steps for some samples after others, as many as fit a cache at once."""
@@ -77,7 +77,7 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
         if call.plan.lesson:
             return super().attend(queries, keys, values, call)
         sizes = queries.shape[0], self.config.num_heads, queries.shape[1], keys.shape[1]
-        parts = call.plan.engine.parts or cutting.samples(call, sizes)
+        parts = call.plan.engine.parts or blocks.samples(call, sizes)
         if len(parts) == 1:
             return super().attend(queries, keys, values, call)
         score_bias = None if call.score_bias is None else four_axes(call.score_bias)

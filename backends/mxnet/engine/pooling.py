@@ -8,8 +8,8 @@ import functools
 import numpy as onp
 from mxnet import autograd, np, npx
 
-from mha.engine import cutting
-from mha.engine.reach import by_group
+from mha.core.engine import blocks
+from mha.core.engine.visible_range import by_group
 
 from .. import pooling as lesson
 from ..hiding import four_axes, visible_softmax, widen
@@ -28,7 +28,7 @@ class AttentionPooling(lesson.AttentionPooling):
         that scores take the memory of one block. A block leaves out the keys that order and window hide from all of it.
         """
         sizes = queries.shape[1], keys.shape[1], self.scores_of_pair(queries)
-        if not cutting.in_blocks(call, *sizes):
+        if not blocks.in_blocks(call, *sizes):
             return self.pool_block(queries, keys, values, num_heads, call)
         training = autograd.is_training() if call.training is None else call.training
         # The graph counts for floats alone; that of the call is gone when a block is computed again.
@@ -36,10 +36,10 @@ class AttentionPooling(lesson.AttentionPooling):
         rest = call._replace(training=training).with_arrays(dict.fromkeys(floats)).mapped(lambda X: X.detach())
 
         def pool_block(block, seen, queries, keys, values, *own):
-            part = cutting.of_block(rest, block, seen).with_arrays(dict(zip(floats, own, strict=True)))
+            part = blocks.of_block(rest, block, seen).with_arrays(dict(zip(floats, own, strict=True)))
             return self.pool_block(queries, keys, values, num_heads, part)  # (B*H, block, dv)
 
-        pieces = list(cutting.pieces(call, *sizes))
+        pieces = list(blocks.pieces(call, *sizes))
         return Recomputed.call(self, pool_block, pieces, training, queries, keys, values, *floats.values())
 
     def pool_block(self, queries, keys, values, num_heads, call):

@@ -4,7 +4,7 @@ import threading
 
 from mxnet import autograd, np
 
-from mha.call import ALL
+from mha.core.call import ALL
 
 from ..arrays import context
 from ..weights import data

@@ -5,10 +5,10 @@ Letters as in the chapters. The steps and their order are the lesson's.
 
 import numpy as np
 
-from mha.call import ALL, Plans, keep, kind_of
-from mha.engine import cutting
-from mha.engine.decoding import attend_token, in_place, is_token, placed, remembered
-from mha.engine.reach import all_used, by_segments, known_used, narrowed, turned, used
+from mha.core.call import ALL, Plans, keep, kind_of
+from mha.core.engine import blocks
+from mha.core.engine.decoding import attend_token, in_place, is_token, placed, remembered
+from mha.core.engine.visible_range import all_used, by_segments, known_used, narrowed, turned, used
 
 from .. import layer as lesson
 from ..hiding import blank
@@ -57,7 +57,7 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
         """Slices of the samples to compute together."""
         if self.in_lesson(queries, keys, call):
             return [ALL]
-        return cutting.samples(call, (queries.shape[0], self.config.num_heads, queries.shape[1], keys.shape[1]))
+        return blocks.samples(call, (queries.shape[0], self.config.num_heads, queries.shape[1], keys.shape[1]))
 
     def blanked(self, queries, keys, values, call):
         """The queries, and the keys and values in reach, with zeros where they are not used; and the call of these."""

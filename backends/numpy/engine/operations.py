@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from mha.engine.reach import NUMPY
+from mha.core.engine.visible_range import NUMPY
 
 from ..heads import repeat_heads
 from ..hiding import four_axes, visible_keys

@@ -7,9 +7,9 @@ import functools
 
 import numpy as np
 
-from mha.call import Call
-from mha.engine import cutting
-from mha.engine.reach import by_group
+from mha.core.call import Call
+from mha.core.engine import blocks
+from mha.core.engine.visible_range import by_group
 
 from .. import pooling as lesson
 from ..gradients import added, summed, through_weights
@@ -29,7 +29,7 @@ class AttentionPooling(lesson.AttentionPooling):
         pooled = []
         for block, seen in self.pieces(queries, keys, call):
             inputs = queries[:, block], keys[:, seen], values[:, seen]
-            pooled.append(self.pool_block(*inputs, num_heads, cutting.of_block(call, block, seen)))
+            pooled.append(self.pool_block(*inputs, num_heads, blocks.of_block(call, block, seen)))
         return np.concatenate(pooled, 1) if len(pooled) > 1 else pooled[0]  # (B*H, Q, dv)
 
     def pool_block(self, queries, keys, values, num_heads, call):
@@ -41,7 +41,7 @@ class AttentionPooling(lesson.AttentionPooling):
 
     def pieces(self, queries, keys, call):
         """The blocks of queries of a call, and the keys that each needs."""
-        return cutting.pieces(call, queries.shape[1], keys.shape[1], self.scores_of_pair(queries))
+        return blocks.pieces(call, queries.shape[1], keys.shape[1], self.scores_of_pair(queries))
 
     def scores_of_pair(self, queries):
         """How many numbers the scores of one query and one key take, over all heads (B*H)."""
@@ -57,7 +57,7 @@ class AttentionPooling(lesson.AttentionPooling):
             )  # (B or 1, H or 1, Q or 1, K or 1)
         for block, seen in self.pieces(queries, keys, call):
             inputs = queries[:, block], keys[:, seen]
-            pairs = by_group(OPERATIONS, *inputs, num_heads, cutting.of_block(call, block, seen))
+            pairs = by_group(OPERATIONS, *inputs, num_heads, blocks.of_block(call, block, seen))
             cuts = (X[:, block] for X in (queries, by_pooled))  # (B*H, block, any)
             folded, by_block = (X.reshape(len(keys), -1, X.shape[2]) for X in cuts)  # (B*G, H/G*block, any)
             inputs = folded, inputs[1], values[:, seen], *pairs, call.training

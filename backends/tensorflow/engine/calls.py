@@ -2,8 +2,8 @@
 
 import tensorflow as tf
 
-from mha.call import FLOATS
-from mha.config import shapes
+from mha.core.call import FLOATS
+from mha.core.options.config import shapes
 
 from .. import gradients as chapter
 from .compiled import drawn_seed, run

@@ -14,11 +14,11 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from mha import checks
-from mha.call import ARRAYS, OF_PAIRS, ROWS, Call
-from mha.call.declaration import extremes_of
-from mha.engine import cutting
-from mha.engine.reach import span
+from mha.core.call import ARRAYS, OF_PAIRS, ROWS, Call
+from mha.core.call.declaration import extremes_of
+from mha.core.engine import blocks
+from mha.core.engine.visible_range import span
+from mha.core.options import checks
 
 from ..arrays import tensor
 from ..heads import HeadNorm
@@ -146,7 +146,7 @@ def _function(function, layer, variables, weights, arrays, call, facts, exact, k
     """The compiled function of a kind of call; arrays: by name; known: attributes of `Tracing`; others as of `run`."""
     specs = tuple((name, X.dtype, tuple(X.shape) if exact else _sizes(name, X)) for name, X in arrays.items())
     sizes = tuple((X.shape, isinstance(weight, tf.Variable)) for X, weight in zip(variables, weights, strict=True))
-    switches = call.causal, call.training, call.return_weights, facts, *known.values(), cutting.SCORES
+    switches = call.causal, call.training, call.return_weights, facts, *known.values(), blocks.SCORES
     kind = function.__name__, layer.config, sizes, specs, *switches
     with _lock:
         if kind not in _functions:
@@ -204,7 +204,7 @@ def fits(config, queries, keys, call):
     (B, Q), K = queries.shape[:2], keys.shape[1]
     seen = span(call, Q, K)
     pairs = B * config.num_heads * Q * (seen.stop - seen.start)
-    return cutting.fits(pairs * config.key_dim if config.pooling == "additive" else pairs)
+    return blocks.fits(pairs * config.key_dim if config.pooling == "additive" else pairs)
 
 
 def _lengths(call):

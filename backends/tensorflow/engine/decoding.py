@@ -9,9 +9,9 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.eager import record
 
-from mha.cache import Cache
-from mha.engine.decoding import in_place
-from mha.engine.reach import all_used, by_mask, used
+from mha.core.cache import Cache
+from mha.core.engine.decoding import in_place
+from mha.core.engine.visible_range import all_used, by_mask, used
 
 from .. import cache as chapter
 from ..arrays import shape_of

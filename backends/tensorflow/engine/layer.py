@@ -9,10 +9,10 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from mha.cache import fit_values
-from mha.call import Plans, check, kind_of, takes_call, whole_heads
-from mha.engine import cutting
-from mha.engine.reach import all_used, by_segments, reach, span, turned, used
+from mha.core.cache import fit_values
+from mha.core.call import Plans, check, kind_of, takes_call, whole_heads
+from mha.core.engine import blocks
+from mha.core.engine.visible_range import all_used, by_segments, reach, span, turned, used
 
 from .. import arrays
 from .. import layer as lesson
@@ -54,7 +54,7 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
         """The facts that decide the plan of a call; None where a compiler looks on, or an array is of another class."""
         if not tf.executing_eagerly():
             return None
-        state = id(self.config), keys is queries, values is keys, cutting.SCORES
+        state = id(self.config), keys is queries, values is keys, blocks.SCORES
         return kind_of(TYPES, state, queries, keys, values, call)
 
     def planned(self, queries, keys, call):

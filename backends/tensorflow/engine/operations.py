@@ -2,7 +2,7 @@
 
 import tensorflow as tf
 
-from mha.engine.operations import Operations
+from mha.core.engine.operations import Operations
 
 from ..arrays import shape_of
 from ..heads import repeat_heads

@@ -8,10 +8,10 @@ stay ints.
 import keras
 import tensorflow as tf
 
-from mha import checks
-from mha.call import ALL, OF_PAIRS, PACKED, PLACES
-from mha.engine import cutting
-from mha.engine.reach import reach, span
+from mha.core.call import ALL, OF_PAIRS, PACKED, PLACES
+from mha.core.engine import blocks
+from mha.core.engine.visible_range import reach, span
+from mha.core.options import checks
 
 from ..arrays import shape_of
 from ..hiding import four_axes, places, signed
@@ -24,7 +24,7 @@ NARROW = 4  # times fewer keys than all are those of such a block, as a rule
 
 def fits(scores):
     """Whether this number of scores is one piece; who traces the code may know it of sizes that only the call has."""
-    return cutting.fits(scores) if isinstance(scores, int) else tracing.fits
+    return blocks.fits(scores) if isinstance(scores, int) else tracing.fits
 
 
 def whole(call, sizes):
@@ -58,10 +58,10 @@ def pool_pieces(pooling, queries, keys, values, call):
     n, in_window, packed = H // G, None not in reach(call), call.segments is not None
     # Pieces are some heads of keys of one sample, or of whole samples, and a block of queries; all of one size.
     of_pair = pooling.scores_of_pair(queries) // G
-    size = smaller(Q, FEW * cutting.LEAST) if packed else cutting.block(call, Q, K, of_pair, of=OPERATIONS)
+    size = smaller(Q, FEW * blocks.LEAST) if packed else blocks.block(call, Q, K, of_pair, of=OPERATIONS)
     width = larger(1, smaller(size + min(sum(reach(call)), checks.FURTHEST), K)) if in_window else K  # keys of a block
     width = -(-K // NARROW) if packed else width
-    heads = cutting.heads(B * G, G, of_pair * size * width, OPERATIONS)
+    heads = blocks.heads(B * G, G, of_pair * size * width, OPERATIONS)
     rows, parts = heads * n, larger(1, G // heads)  # heads of queries in a piece, groups of heads of a sample
     groups, count = larger(1, -(-B * G // heads)), larger(1, -(-Q // size))
     more, late = groups * heads - B * G, count * size - Q  # heads of keys and queries, so that all pieces are full

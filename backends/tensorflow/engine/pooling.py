@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from mha.engine.reach import in_rows, reach
+from mha.core.engine.visible_range import in_rows, reach
 
 from .. import pooling as lesson
 from ..arrays import shape_of

@@ -9,11 +9,11 @@ import numpy as np
 import torch
 from torch import nn
 
-from mha.cache import LOST, left_of
-from mha.call import Plans, kind_of, whole_heads
-from mha.engine import cutting
-from mha.engine.decoding import attend_token, in_place, is_token, placed, remembered
-from mha.engine.reach import (
+from mha.core.cache import LOST, left_of
+from mha.core.call import Plans, kind_of, whole_heads
+from mha.core.engine import blocks
+from mha.core.engine.decoding import attend_token, in_place, is_token, placed, remembered
+from mha.core.engine.visible_range import (
     all_used,
     by_mask,
     by_segments,
@@ -73,7 +73,7 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
         pooling, bias = self.attention, call.score_bias
         if torch.compiler.is_compiling() or torch.jit.is_tracing() or not isinstance(pooling, AttentionPooling):
             return None
-        state = id(self.config), self.training, type(pooling), pooling.dropout, pooling.softcap, cutting.SCORES
+        state = id(self.config), self.training, type(pooling), pooling.dropout, pooling.softcap, blocks.SCORES
         state += getattr(pooling, "scale", None), bias is not None and getattr(bias, "requires_grad", None)
         for X in (queries, keys, values):
             if type(X) not in TYPES or X.is_nested or X.layout != torch.strided:
@@ -99,7 +99,7 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
             return call.planned(engine=Decisions(views, only_ordered(call)))
         whole = whole_used(call, Q, K)
         alone = call.valid_lens is not None and call.valid_lens.ndim == 1 and not call.pairs() and not call.by_tokens()
-        parts = cutting.samples(call, (queries.shape[0], self.config.num_heads, Q, K))
+        parts = blocks.samples(call, (queries.shape[0], self.config.num_heads, Q, K))
         return call.planned(
             engine=Decisions(views, only_ordered(call), whole, alone and reach(call) == (None, None), parts)
         )
@@ -130,7 +130,7 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
         B, Q, K = queries.shape[0], queries.shape[1], keys.shape[1]
         if not call.plan.known:
             return [slice(0, B)]
-        parts = cutting.samples(call, (B, self.config.num_heads, Q, K))
+        parts = blocks.samples(call, (B, self.config.num_heads, Q, K))
         if len(parts) > 1 and call.plan.engine.views:
             needs = {(longest(own, K), lengths_hide(own, K)) for own in map(call.part, parts)}
             return parts if len(needs) > 1 else [slice(0, B)]

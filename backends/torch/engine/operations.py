@@ -2,7 +2,7 @@
 
 import torch
 
-from mha.engine.operations import Operations
+from mha.core.engine.operations import Operations
 
 from ..heads import repeat_heads
 from ..hiding import four_axes, signed, visible_keys

@@ -11,8 +11,8 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
-from mha.engine import cutting
-from mha.engine.reach import by_group, reach
+from mha.core.engine import blocks
+from mha.core.engine.visible_range import by_group, reach
 
 from .. import pooling as lesson
 from ..hiding import four_axes, visible_keys
@@ -33,9 +33,9 @@ class AttentionPooling(lesson.AttentionPooling):
         """
         Q, K = queries.shape[1], keys.shape[1]
         # A loop over blocks is compiled anew for each number of queries.
-        if not cutting.in_blocks(call, Q, K, self.scores_of_pair(queries)):
+        if not blocks.in_blocks(call, Q, K, self.scores_of_pair(queries)):
             return self.pool_block(queries, keys, values, num_heads, call)
-        pieces, pooled = list(cutting.pieces(call, Q, K, self.scores_of_pair(queries))), []
+        pieces, pooled = list(blocks.pieces(call, Q, K, self.scores_of_pair(queries))), []
         sizes = [block.stop - block.start for block, _ in pieces]
         # A slice's gradient is as large as what it is cut from: what no two blocks share is split at once.
         score_bias = None if call.score_bias is None else four_axes(call.score_bias)  # (B or 1, H or 1, Q or 1, K)
@@ -43,7 +43,7 @@ class AttentionPooling(lesson.AttentionPooling):
         biases = [score_bias] * len(pieces) if shared else score_bias.split(sizes, 2)  # (B, H, block, K), or 1
         rest = call._replace(score_bias=None)
         for (block, seen), rows, score_bias in zip(pieces, queries.split(sizes, 1), biases, strict=True):
-            cut = cutting.of_block(rest, block, seen)
+            cut = blocks.of_block(rest, block, seen)
             if score_bias is not None:
                 cut = cut._replace(score_bias=score_bias if score_bias.shape[3] == 1 else score_bias[..., seen])
             inputs = rows, keys[:, seen], values[:, seen], num_heads, cut
@@ -83,7 +83,7 @@ class DotProductAttention(AttentionPooling, lesson.DotProductAttention):
         Their keys overlap, and are not copied.
         """
         (BH, Q, d), (BG, K, _), pooled = queries.shape, keys.shape, []
-        for pieces in _runs(cutting.pieces(call, Q, K, 1, share=4)):
+        for pieces in _runs(blocks.pieces(call, Q, K, 1, share=4)):
             (first, seen), (last, last_seen), n = pieces[0], pieces[-1], len(pieces)
             size, width = first.stop - first.start, seen.stop - seen.start
             rows = queries[:, first.start : last.stop]  # (B*H, n*block, d)

@@ -5,12 +5,12 @@ from typing import Any
 
 import numpy as np
 
-from mha.config import DTYPES, Config, numpy_dtype
+from mha.core.options.config import DTYPES, Config, numpy_dtype
+from mha.core.options.names import BackendName, FloatName
+from mha.core.options.norms import Norm
+from mha.core.options.positions import Rotary, Temperature
 from mha.layer import MultiHeadAttention
-from mha.names import BackendName, FloatName
-from mha.norms import Norm
 from mha.parity.cases.usual import Case
-from mha.positions import Rotary, Temperature
 
 # Of equal widths, as a decoder is: queries, keys and values of a step are the same tokens.
 PLAIN: dict[str, Any] = {"num_hiddens": 13, "num_heads": 3, "bias": True, "key_dim": 5, "value_dim": 2}

@@ -17,19 +17,19 @@ from typing import Any
 
 import numpy as np
 
-from mha import dispatch
-from mha.call import ROWS, axes_of
-from mha.config import DTYPES
-from mha.names import BackendName, FloatName, SuiteName
-from mha.norms import Norm
+from mha.core import dispatch
+from mha.core.call import ROWS, axes_of
+from mha.core.options.config import DTYPES
+from mha.core.options.names import BackendName, FloatName, SuiteName
+from mha.core.options.norms import Norm
+from mha.core.options.positions import Rotary
 from mha.parity.cases.suite import Check, Result
 from mha.parity.cases.usual import WIDTHS, Case
-from mha.parity.same.problem import problem
-from mha.parity.same.rules import error
-from mha.positions import Rotary
+from mha.parity.rule.problem import problem
+from mha.parity.rule.rules import error
 
 ALL = slice(None)
-BACKENDS = dispatch.having("parallel/proof.py")
+BACKENDS = dispatch.having("parallel/*/proof.py")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,7 +145,7 @@ def plan(
     raises the errors of its call.
     """
     group = Group(backend, count)
-    ranks = importlib.import_module(f"mha.backends.{backend}.parallel.proof").Ranks(rank, count, meet, limit)
+    ranks = importlib.import_module(f"mha.parallel.{backend}.proof").Ranks(rank, count, meet, limit)
     known = [one for one in dispatch.load(backend).DTYPES if dtypes is None or one in dtypes]
     checks = []
     for case in cases_of(count):

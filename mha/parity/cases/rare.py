@@ -5,9 +5,9 @@ from typing import Any
 
 import numpy as np
 
-from mha.norms import Norm
+from mha.core.options.norms import Norm
+from mha.core.options.positions import Rotary, Temperature
 from mha.parity.cases.usual import ADDITIVE, WIDTHS, Case
-from mha.positions import Rotary, Temperature
 
 SMALL = (
     Case("no bias", WIDTHS | {"bias": False}, [3, 2]),

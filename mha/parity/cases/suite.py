@@ -11,15 +11,16 @@ from typing import Any, NamedTuple
 import numpy as np
 from rich.text import Text
 
-from mha import arrays, dispatch
-from mha.call import FLOATS, PLACES
-from mha.config import numpy_dtype
+from mha import arrays
+from mha.core import dispatch
+from mha.core.call import FLOATS, PLACES
+from mha.core.options.config import numpy_dtype
+from mha.core.options.names import BackendName, FloatName, SuiteName
 from mha.layer import MultiHeadAttention
-from mha.names import BackendName, FloatName, SuiteName
 from mha.parity.cases.rare import RARE
 from mha.parity.cases.usual import ADDITIVE, CASES, Case
-from mha.parity.same.rules import UNIT, bound, error, fraction, gradient_scale, in_dtype, row_bounds, worst_row
-from mha.sources import load, sync
+from mha.parity.rule.rules import UNIT, bound, error, fraction, gradient_scale, in_dtype, row_bounds, worst_row
+from mha.weights.sources import load, sync
 
 ALL_CASES = (*CASES, *RARE)
 Arrays = dict[str, np.ndarray]

@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from mha.call import ROWS
-from mha.config import DTYPES, Config, numpy_dtype
+from mha.core.call import ROWS
+from mha.core.options.config import DTYPES, Config, numpy_dtype
+from mha.core.options.names import BackendName, FloatName
+from mha.core.options.norms import Norm
+from mha.core.options.positions import Rotary, Temperature
 from mha.layer import MultiHeadAttention
-from mha.names import BackendName, FloatName
-from mha.norms import Norm
-from mha.positions import Rotary, Temperature
 
 WHOLE = "integers", "switch"  # kinds of arguments, whose values a case has
 # The most general widths: letters of different primes, so that a swapped axis cannot fit.

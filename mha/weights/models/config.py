@@ -13,10 +13,10 @@ from collections.abc import Container, Mapping, Set
 from pathlib import Path
 from typing import Any
 
-from mha import checks
-from mha.names import SchemeName
-from mha.norms import Norm
-from mha.positions import Rotary, Temperature
+from mha.core.options import checks
+from mha.core.options.names import SchemeName
+from mha.core.options.norms import Norm
+from mha.core.options.positions import Rotary, Temperature
 from mha.weights import files, json_text
 from mha.weights.models import layers, parts, rotation
 from mha.weights.models.kinds import (
@@ -80,7 +80,7 @@ def beside(path: str | os.PathLike[str], scheme: SchemeName) -> Path | None:
 def options(
     path: Path | None, scheme: SchemeName, prefix: str, length: int | None = None, form: str = ""
 ) -> dict[str, Any]:
-    """The options of `mha.config.Config`, and FOLDED, that a file records for the layer with this prefix.
+    """The options of `mha.core.options.config.Config`, and FOLDED, that a file records for the layer with this prefix.
 
     length: the number of tokens of a text, if a rotation goes by it; None = no more than those of its first training.
     form: the format that the file of the weights says in its metadata; "" = none.

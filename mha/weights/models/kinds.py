@@ -8,7 +8,7 @@ import reprlib
 from collections.abc import Collection
 from typing import Any
 
-from mha.names import SchemeName
+from mha.core.options.names import SchemeName
 from mha.weights.models.plain import PLAIN, VITS
 
 _QWEN = {"sliding_window": 4096, "use_sliding_window": False, "max_window_layers": 28, "layer_types": None}

@@ -8,7 +8,7 @@ import reprlib
 from collections.abc import Container
 from typing import Any
 
-from mha import checks
+from mha.core.options import checks
 from mha.weights.models.kinds import BY_NAME, BY_TYPES, BY_WINDOW, EXAONE, ROTATING_IN_WINDOWS, SLIDING
 
 

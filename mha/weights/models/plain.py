@@ -8,7 +8,7 @@ Source: the configuration and attention classes of transformers 5.23, and their 
 
 from typing import Any
 
-from mha.names import SchemeName
+from mha.core.options.names import SchemeName
 
 Rows = dict[str, dict[str, Any]]
 STACKS = "encoder_attention_heads", "decoder_attention_heads"

@@ -9,9 +9,9 @@ import reprlib
 from collections.abc import Callable
 from typing import Any
 
-from mha import checks
-from mha.positions import Rotary
-from mha.rotations import dynamic, linear, llama3_frequencies, longrope, proportional, yarn
+from mha.core.options import checks
+from mha.core.options.positions import Rotary
+from mha.core.options.rotations import dynamic, linear, llama3_frequencies, longrope, proportional, yarn
 from mha.weights.models.kinds import BACKWARDS, GATED, HUNYUAN, INTERLEAVED, QWEN_VLS, SHARES
 
 

@@ -13,7 +13,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from mha import dispatch
+from mha.core import dispatch
 from mha.weights.readers.source import FLOATS, Entry, Source, dtype_name, in_memory, readable, refuse_bomb, unique
 
 _PRIVATE = re.compile(r"(^|/)_(?=[^/]+/vars/\d+$)")  # "layer/_query_dense/vars/0"

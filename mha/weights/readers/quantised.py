@@ -15,7 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from mha import checks, dispatch
+from mha.core import dispatch
+from mha.core.options import checks
 from mha.weights import models
 from mha.weights.readers.source import ALL, FLOATS, Entry, Source
 
@@ -56,7 +57,7 @@ class Quantised(Source):
                 f"has {name} quantised to {how.bits} bits, which {dispatch.facts('TITLE')[backend]} unpacks: "
                 f"{dispatch.install(backend)}"
             ) from error
-        module = importlib.import_module(f"mha.backends.{backend}.commands.quantised")
+        module = importlib.import_module(f"mha.weights.frameworks.{backend}")
         stem = name.removesuffix("weight")
         names = [stem + beside for beside in BESIDE if stem + beside in self.source.entries]
         parts = {one.removeprefix(stem): self.source.read(one, (*ALL, "uint8")) for one in names}

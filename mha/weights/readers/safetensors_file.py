@@ -18,7 +18,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from mha.config import numpy_dtype
+from mha.core.options.config import numpy_dtype
 from mha.weights import json_text
 from mha.weights.readers import foreign
 from mha.weights.readers.source import FLOATS, MOST_AXES, Entry, Source, in_memory

@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from mha import checks
-from mha.config import numpy_dtype
+from mha.core.options import checks
+from mha.core.options.config import numpy_dtype
 
 # The dtypes of weights, and all dtypes of case files. Arrays of other dtypes may be in a file, too.
 FLOATS = ("float64", "float32", "float16", "bfloat16")

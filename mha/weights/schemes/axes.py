@@ -4,9 +4,9 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from mha import checks
-from mha.config import DTYPES
-from mha.weights import said
+from mha.core.options import checks
+from mha.core.options.config import DTYPES
+from mha.weights import argument_names
 from mha.weights.schemes import packing
 from mha.weights.schemes.table import Place
 
@@ -40,7 +40,7 @@ def heads_of(
 
     grouped: True if the second number may be another one; it is None if no axis shows it.
     """
-    heads = said.name("num_heads")
+    heads = argument_names.name("num_heads")
     counts = {} if num_heads is None else {"queries": (checks.size(heads, num_heads), heads)}
     for weight, place in places.items():
         if "H" in place.axes:
@@ -50,11 +50,11 @@ def heads_of(
             if count != expected:
                 raise ValueError(f"{place.name} has {count} heads, expected {expected} as {source}")
     if "queries" not in counts:
-        raise said.LackingError(
+        raise argument_names.LackingError(
             "num_heads",
             "an int",
             "neither names nor shapes show the number of heads; pass "
-            f"{said.setting(num_heads=said.Code('...'))} as the model's configuration says",
+            f"{argument_names.setting(num_heads=argument_names.Code('...'))} as the model's configuration says",
         )
     return counts["queries"][0], counts["keys"][0] if "keys" in counts else None
 

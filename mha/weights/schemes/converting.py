@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from mha import checks
-from mha.config import Config, shapes, special
-from mha.names import SchemeName
-from mha.weights import said
+from mha.core.options import checks
+from mha.core.options.config import Config, shapes, special
+from mha.core.options.names import SchemeName
+from mha.weights import argument_names
 from mha.weights.schemes import packing
 from mha.weights.schemes.axes import SHARED, check_each, groups_of, heads_of, lay, unpack
 from mha.weights.schemes.finding import lacking_error, wanted
@@ -108,7 +108,7 @@ def describe(
     has_sinks = "sinks" in canonical
     if sizes.setdefault("sinks", has_sinks) != has_sinks:
         raise ValueError(
-            f"{said.name('sinks')} is {sizes['sinks']}, but the layer has {'' if has_sinks else 'no '}sinks"
+            f"{argument_names.name('sinks')} is {sizes['sinks']}, but the layer has {'' if has_sinks else 'no '}sinks"
         )
     called = {weight: place.name for weight, place in places.items()}
     implied = {name: value for name, value in description.implied.items() if name != "qk_norm" or norms}

@@ -4,11 +4,11 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from mha import checks
-from mha.names import SchemeChoice, SchemeName
-from mha.norms import SHIFTS
-from mha.positions import Rotary
-from mha.weights import said
+from mha.core.options import checks
+from mha.core.options.names import SchemeChoice, SchemeName
+from mha.core.options.norms import SHIFTS
+from mha.core.options.positions import Rotary
+from mha.weights import argument_names
 from mha.weights.schemes import unread
 from mha.weights.schemes.table import SCHEMES
 
@@ -64,9 +64,9 @@ def choose(
     """
     names = list(names)
     known: tuple[SchemeChoice, ...] = ("auto", *SCHEMES)
-    scheme = checks.choice(said.name("scheme"), scheme, known)
+    scheme = checks.choice(argument_names.name("scheme"), scheme, known)
     if not isinstance(prefix, str | None):
-        raise TypeError(f"{said.name('prefix')} is a {type(prefix).__name__}, expected a str or None")
+        raise TypeError(f"{argument_names.name('prefix')} is a {type(prefix).__name__}, expected a str or None")
     if scheme != "auto" and (own := SCHEMES[scheme].format):
         found = recognise(names, lambda name: own)
     else:
@@ -89,7 +89,7 @@ def choose(
     if not near:
         unread.refuse(name for name in names if name.startswith(begin))
     if found:
-        wanted = said.setting(scheme=scheme, prefix=prefix)
+        wanted = argument_names.setting(scheme=scheme, prefix=prefix)
         raise ValueError(f"no attention layer is there with {wanted}; choose {_listed(near or found)}")
     shown = sorted(names, key=lambda name: _ATTENTION.search(name) is None)  # which keeps their order otherwise
     arrays = ", ".join(shown[:LISTED]) + (f" and {len(names) - LISTED} more" if len(names) > LISTED else "")
@@ -145,13 +145,14 @@ def ask(scheme: SchemeName, options: Mapping[str, Any]) -> None:
     description = SCHEMES[scheme]
     pairs = ", interleaved=True" if description.interleaved else ""
     if "rotary" in description.asks and "rotary" not in options:
-        turned = said.setting(rotary=said.Code(f"mha.Rotary(base=...{pairs})"))
-        raise said.LackingError(
+        turned = argument_names.setting(rotary=argument_names.Code(f"mha.Rotary(base=...{pairs})"))
+        raise argument_names.LackingError(
             "rotary",
             "an mha.Rotary or None",
             f"names of scheme {scheme!r} do not show whether positions rotate queries and keys, and no "
             f"{description.config} is there to say it; pass {turned} as the model's configuration says, or "
-            f"{said.setting(rotary=None)} if it rotates none" + (description.unsure and f"; {description.unsure}"),
+            f"{argument_names.setting(rotary=None)} if it rotates none"
+            + (description.unsure and f"; {description.unsure}"),
         )
     rotary = options.get("rotary")
     if description.interleaved and isinstance(rotary, Rotary) and not rotary.interleaved:
@@ -180,5 +181,5 @@ def _likely(names: Iterable[str], begin: str) -> SchemeName | None:
 
 
 def _listed(layers: list[tuple[SchemeName, str]]) -> str:
-    listed = "; ".join(said.setting(scheme=scheme, prefix=prefix) for scheme, prefix in layers[:LISTED])
+    listed = "; ".join(argument_names.setting(scheme=scheme, prefix=prefix) for scheme, prefix in layers[:LISTED])
     return listed + (f"; and {len(layers) - LISTED} more" if len(layers) > LISTED else "")

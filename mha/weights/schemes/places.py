@@ -9,7 +9,7 @@ import re
 from collections.abc import Container, Iterable, Mapping
 from typing import Any, Literal
 
-from mha.names import SchemeName
+from mha.core.options.names import SchemeName
 from mha.weights.schemes.sizes import PROJECTIONS
 
 

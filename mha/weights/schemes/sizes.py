@@ -5,10 +5,10 @@ from typing import Any
 
 import numpy as np
 
-from mha import checks
-from mha.config import GATES, Config
-from mha.norms import norm
-from mha.weights import said
+from mha.core.options import checks
+from mha.core.options.config import GATES, Config
+from mha.core.options.norms import norm
+from mha.weights import argument_names
 
 PROJECTIONS = ("W_q", "W_k", "W_v", "W_o")
 NORMED = ("q_norm.scale", "k_norm.scale")
@@ -45,7 +45,7 @@ def configured(
             )
     (query_size, queries), (key_size, keys) = sizes["W_q"], sizes["W_k"]
     (value_size, values), (merged, num_hiddens) = sizes["W_v"], sizes["W_o"]
-    heads = said.name("num_heads")
+    heads = argument_names.name("num_heads")
     groups, left = divmod(keys * num_heads, queries)
     fewer = 0 < groups < num_heads and not left
     if keys != queries and not (grouped and fewer):
@@ -86,12 +86,14 @@ def _check_gate(
     given, kernel = options.get("output_gate"), canonical.get("W_g.kernel")
     if kernel is None:
         if given is not None:
-            raise ValueError(f"{said.name('output_gate')} is {given!r}, but the layer has no weights of a gate")
+            raise ValueError(
+                f"{argument_names.name('output_gate')} is {given!r}, but the layer has no weights of a gate"
+            )
         return
     inputs, merged = len(canonical["W_q.kernel"]), len(canonical["W_o.kernel"])
     shapes = {"element": (inputs, merged), "head": (inputs, num_heads)}
     if given is not None:
-        shapes = {given: shapes[checks.choice(said.name("output_gate"), given, GATES)]}
+        shapes = {given: shapes[checks.choice(argument_names.name("output_gate"), given, GATES)]}
     found = [kind for kind, shape in shapes.items() if kernel.shape == shape]
     if not found:
         wanted = " or ".join(f"{shape} of output_gate={kind!r}" for kind, shape in shapes.items())
@@ -107,20 +109,20 @@ def _check_norms(
     options: Mapping[str, Any],
 ) -> None:
     """Check that the weights of norms of queries and keys are there if the options say so, and only then."""
-    kind = norm(said.name("qk_norm"), options.get("qk_norm"))
+    kind = norm(argument_names.name("qk_norm"), options.get("qk_norm"))
     for weight in NORMED:
         if weight not in canonical:
             if kind is not None:
                 raise ValueError(
-                    f"{said.name('qk_norm')} is {options['qk_norm']!r}, but the layer has no weights of norms of "
-                    "queries and keys"
+                    f"{argument_names.name('qk_norm')} is {options['qk_norm']!r}, but the layer has no weights of "
+                    "norms of queries and keys"
                 )
         elif kind is None:
-            raise said.LackingError(
+            raise argument_names.LackingError(
                 "qk_norm",
                 'an mha.Norm, "rms" or "layer"',
                 f"{names[weight]} is the weight of a norm, and its name does not show which; pass "
-                f"{said.setting(qk_norm=said.Code('...'))} as the model computes it",
+                f"{argument_names.setting(qk_norm=argument_names.Code('...'))} as the model computes it",
             )
         elif (size := len(canonical[weight])) != kind.size(heads[weight], width):
             each = f"the width of a head, or {heads[weight] * width} of a norm with over='all'"

@@ -7,8 +7,8 @@ shape of a square kernel does not show which axis is its input; only the scheme 
 import dataclasses
 import itertools
 
-from mha.names import SchemeName
-from mha.norms import Norm
+from mha.core.options.names import SchemeName
+from mha.core.options.norms import Norm
 from mha.weights.schemes.places import Place, Scheme, each, norms, packed, stored_by_number
 from mha.weights.schemes.sizes import PROJECTIONS
 

@@ -1,1 +1,0 @@
-"""The part of this backend that serves commands and conversions; no call of the layer needs it."""

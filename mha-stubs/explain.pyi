@@ -1,0 +1,1 @@
+from mha.learn.explain import *

@@ -1,0 +1,1 @@
+from mha.core.options.names import *

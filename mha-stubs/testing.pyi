@@ -1,0 +1,1 @@
+from mha.parity.testing import *

@@ -1,0 +1,1 @@
+"""Decoding, token by token, measured in each framework."""

@@ -1,0 +1,1 @@
+"""Layers and calls, measured in each framework."""

@@ -1,0 +1,1 @@
+"""The ways that a framework splits a layer over devices, measured."""

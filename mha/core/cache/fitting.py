@@ -1,0 +1,105 @@
+"""Whether a cache fits a layer and a call: what does not is refused before anything is computed or written."""
+
+from typing import Any
+
+import numpy as np
+
+from mha.core import dispatch
+from mha.core.cache.cache import Cache
+from mha.core.cache.slot_state import Book
+from mha.core.cache.slots import kept_by, left_of, parts_of
+from mha.core.cache.steps import Step, step_of
+from mha.core.options import checks
+
+
+def fit(arrays: Any, layer: Any, inputs: tuple[Any, Any, Any], call: Any) -> None:
+    """Check the cache of a call for a layer, and the arguments that a call with a cache takes otherwise than others.
+
+    arrays: the module of that name of the layer's backend; inputs: queries, keys and values, of which the queries are
+    checked. Raises TypeError or ValueError.
+    """
+    cache, (queries, keys, values) = call.cache, inputs
+    if not isinstance(cache, Cache):
+        raise TypeError(f"cache is {checks.brief(cache)}, expected an mha.Cache, as attention.cache makes it")
+    if not arrays.is_own(cache.keys):
+        raise TypeError(f"cache is of {cache.backend}, expected one of the layer's backend: call cache.to")
+    if cache.config != kept_by(layer):
+        raise ValueError("cache is of a layer with another configuration, expected one that this layer's .cache made")
+    (S, here), parts = (cache.sizes[1], cache.keys.shape[2]), parts_of(layer)
+    if None not in (S, here) and here * parts != S:
+        raise ValueError(
+            f"cache has keys of {here} of its {S} slots, expected {S // parts} as the layer, which has the slots on "
+            f"{parts} ranks; make it with attention.cache after the layer is split"
+        )
+    # A compiler knows no layer, and one whose parts are fixed is copied for a call.
+    if arrays.is_known(cache.lost) and "layers that change" not in dispatch.FRAMEWORKS[cache.backend].lacks:
+        check_owner(cache, layer)
+    place = arrays.place(layer, queries)
+    if place is not None and cache.keys.device != place:
+        raise ValueError(f"cache is on device {cache.keys.device}, expected {place} as the layer; make it there")
+    B, given = cache.sizes[0], queries.shape[0]
+    if None not in (B, given) and given != B:
+        raise ValueError(f"queries has batch size {given}, expected {B} as the cache; take samples with cache.reorder")
+    if cache.frozen:
+        if keys is not None or values is not None:
+            raise ValueError("keys and values are given beside a frozen cache, expected None: it has them already")
+        return
+    if keys is None or values is None:
+        raise ValueError("keys and values are None, expected those of the new tokens: only a frozen cache has its own")
+    if keys.shape[1] != queries.shape[1]:
+        raise ValueError(
+            f"keys has {keys.shape[1]} rows a sample, expected {queries.shape[1]} as queries: beside a cache that "
+            "grows, both are the new tokens"
+        )
+    if call.key_positions is not None:
+        raise ValueError("key_positions is given beside a cache that grows, expected None: write positions")
+    if not (checks.is_whole(call.offset) and call.offset == 0):
+        raise ValueError("offset is given beside a cache that grows, expected none: write positions, or neither")
+    if call.valid_lens is not None:
+        if len(getattr(call.valid_lens, "shape", (0,))) != 1:
+            raise ValueError(f"valid_lens has shape {call.valid_lens.shape}, expected ({B},): how many tokens are new")
+        if call.positions is not None:
+            raise ValueError("valid_lens is given beside positions and a cache, expected one of them: -1 is padding")
+
+
+def check_owner(cache: Cache, layer: Any) -> None:
+    """Refuse the cache of another layer, as far as that is known."""
+    if cache.owner() is not None and cache.owner() is not layer:
+        raise ValueError("cache is of another layer, expected this one's: each layer of a model has a cache of its own")
+
+
+def fit_values(cache: Cache, queries: Any, call: Any) -> Step | None:
+    """The step of a call with a cache, None if only a compiler knows its positions.
+
+    queries: of which only the size counts; call: with its positions and lengths as NumPy arrays, where they are known.
+    Raises ValueError if positions or slots do not fit.
+    """
+    book, known = cache.book(), (call.positions, call.valid_lens)
+    if book is None or not all(isinstance(X, np.ndarray | None) for X in known):
+        return None
+    step = step_of(cache, book, queries, call)
+    if len(step.wrong):
+        raise ValueError(_why(cache, book, step, int(step.wrong[0])))
+    return step
+
+
+def _why(cache: Cache, book: Book, step: Step, sample: int) -> str:
+    """What is wrong with a sample of a call, in words; book: of the cache before it."""
+    (_, S), newest = book.sizes, int(book.arrays[0][sample].max())
+    new = np.arange(0) if step.positions is None else step.positions[sample][step.positions[sample] >= 0]
+    if new.size and new.min() <= newest:
+        return (
+            f"positions goes back to {new.min()} in sample {sample}, whose cache has a token at {newest}; expected "
+            f"{newest + 1} or more, or take tokens back with cache.crop"
+        )
+    left, lengths = left_of(cache.config), step.book.arrays[1]
+    if left is not None and left < S:
+        return (
+            f"the call overwrites slots of sample {sample} that its queries see, which takes no mask, score_bias and "
+            f"return_weights, and has no trace; give its {lengths[sample] - book.arrays[1][sample]} tokens in smaller "
+            "portions"
+        )
+    return (
+        f"the cache is full: sample {sample} would have {lengths[sample]} tokens, and the cache has {S} slots; make it "
+        "with a larger size"
+    )

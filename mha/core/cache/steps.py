@@ -1,0 +1,123 @@
+"""The step of a call with a cache: where its tokens go and which slots its queries see, before anything is computed.
+
+Letters: B batch, S slots, Q new tokens, N those of them that are no padding.
+"""
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from mha.core import dispatch
+from mha.core.cache.slot_state import Book
+from mha.core.cache.slots import LOST, left_of
+
+
+class Step(NamedTuple):
+    """What a call does to the slots of a cache, where that is known.
+
+    book: of the cache that is left; wrong: the samples that would lose what they need, so that the call is refused.
+    early: whether a query sees a token whose slot the call gives to another one.
+    first: the position of the first token, if all samples have the same tokens in the same slots; else None, and
+    positions (B, Q) says where each is, -1 = padding.
+    rows, columns, slots: (N,) each: the sample of a token that is kept, its number within the call, and its slot.
+    used: the slots that queries may see; seen: (B or 1, 1, Q, used) booleans, which a query sees, None = all; of them
+    in_order says that they follow each other, and that order and window of the call hide, from the first on.
+    hidden: whether a token in one of them is seen by no query.
+    """
+
+    book: Book
+    wrong: Any = ()
+    early: bool = False
+    first: int | None = None
+    positions: Any = None
+    rows: Any = None
+    columns: Any = None
+    slots: Any = None
+    used: slice = slice(0, 0)
+    seen: Any = None
+    in_order: bool = False
+    hidden: bool = False
+
+    def runs(self) -> Iterator[tuple[slice, slice]]:
+        """Of tokens that go to the same slots in all samples: the slots of each round of the ring, and their tokens."""
+        first, end, S = self.first or 0, self.book.tokens or 0, self.book.sizes[1]
+        for begin in range(first - first % S, end, S):
+            start, stop = max(begin, first), min(begin + S, end)
+            yield slice(start - begin, stop - begin), slice(start - first, stop - first)
+
+
+def step_of(cache: Any, book: Book, queries: Any, call: Any) -> Step:
+    """The step of a call with a cache, which this book is of.
+
+    queries: of which only the sizes count; call: with its positions and lengths as NumPy arrays.
+    """
+    if cache.frozen or book.tokens is None or call.valid_lens is not None:
+        return _any(cache, book, queries, call)
+    if call.positions is not None and not (call.positions == book.tokens + np.arange(queries.shape[1])).all():
+        return _any(cache, book, queries, call)
+    return _even(cache, book, book.tokens, queries, call)
+
+
+def _even(cache: Any, book: Book, first: int, queries: Any, call: Any) -> Step:
+    """The step of a call whose samples have had so many tokens, one after another, and get as many new ones."""
+    (_, S), Q = book.sizes, queries.shape[1]
+    left, chunk, end = reach(cache), cache.config.chunk, first + Q
+    after, pushed = Book(book.sizes, end), end - S - 1  # the furthest position without a slot by then, or below 0
+    early = pushed >= 0 and pushed >= first - left
+    if (pushed >= 0 and pushed >= end - 1 - left) or (early and by_slots(call)):
+        return Step(after, range(book.sizes[0]), early)
+    if end <= S:
+        begin = max(0, first - left)
+        if chunk:  # chunks of the slots that are used have to begin where chunks of positions do
+            begin = max(begin, first - first % chunk) if Q == 1 else begin - begin % chunk
+        used = slice(begin, max(1, end))
+        return Step(after, first=first, used=used, in_order=Q > 1)
+    if Q == 1 and left + 1 == S and not chunk:  # as most rings are
+        return Step(after, first=first, used=slice(0, S))
+    seen, hidden = _seen(queries, after, slice(0, S), call._replace(positions=np.arange(first, end)[None]))
+    return Step(after, (), early, first, used=slice(0, S), seen=seen, hidden=hidden)
+
+
+def _any(cache: Any, book: Book, queries: Any, call: Any) -> Step:
+    """The step of any call, by the chapter of NumPy."""
+    chapter, (B, Q), S = dispatch.lesson("numpy"), queries.shape[:2], book.sizes[1]
+    nothing, rows = np.empty((B, 0, S, 0)), np.empty((B, Q, 0))
+    *_, call = chapter.place(rows, rows, rows, call._replace(cache=cache.after(nothing, nothing, *book.arrays)))
+    if cache.frozen:
+        seen, hidden = _seen(queries, book, slice(0, S), call)
+        return Step(book, positions=call.positions, used=slice(0, S), seen=seen, hidden=hidden)
+    columns, slots, state = chapter.slots_after(*book.arrays, call)
+    after, real = Book(book.sizes, None, state), call.positions >= 0  # (B, Q)
+    pushed = np.where(columns >= S, book.arrays[0], -1).max(1, initial=-1)  # (B,)
+    first = np.where(real, call.positions, LOST).min(1, initial=LOST)  # (B,)
+    early = ((pushed >= 0) & (pushed >= first - reach(cache))).any() or real.sum(1).max(initial=0) > S
+    used = slice(0, int(min(S, max(1, state[1].max(initial=1)))))
+    seen, hidden = _seen(queries, after, used, call)
+    rows, columns = np.nonzero(real)
+    slots = slots[:, S:][rows, columns]
+    return Step(
+        after, np.nonzero(state[2] == LOST)[0], bool(early), None, call.positions, rows, columns, slots, used, seen,
+        hidden=hidden,
+    )  # fmt: skip
+
+
+def _seen(queries: Any, book: Book, used: slice, call: Any) -> tuple[np.ndarray | None, bool]:
+    """Which of these slots each query of a call sees by its position, None = all; and whether a token is hidden."""
+    places, chapter = book.arrays[0][:, used], dispatch.lesson("numpy")
+    order = call._replace(valid_lens=None, mask=None, score_bias=None, offset=0, key_positions=places)
+    seen = chapter.visible_keys(queries, np.empty((len(places), places.shape[1], 0)), order)
+    if seen.all():
+        return None, False
+    return seen, bool(((places >= 0) & ~seen.any((1, 2))).any())
+
+
+def reach(cache: Any) -> int:
+    """How far before itself a query sees: beyond every position where neither window nor chunk says it."""
+    left = left_of(cache.config)
+    return LOST if left is None else left
+
+
+def by_slots(call: Any) -> bool:
+    """Whether a call takes or gives numbers for each slot, as they are after the call."""
+    return bool(call.pairs() or call.return_weights)

@@ -1,0 +1,59 @@
+"""The inputs of a call: arrays of one framework, or nested lists, and as a backend takes them."""
+
+from typing import Any
+
+import numpy as np
+
+from mha.core import dispatch
+from mha.core.options import checks
+from mha.core.options.config import numpy_dtype
+from mha.core.options.names import BackendName
+
+
+def of_one_framework(backend: BackendName, dtype: str, queries: Any, keys: Any, values: Any) -> tuple[Any, ...]:
+    """Queries, keys and values as arrays of one framework, and the backend that it is; arguments as of `array`."""
+    queries, given = array(backend, dtype, "queries", queries)
+    keys, of_keys = array(backend, dtype, "keys", keys)
+    values, of_values = array(backend, dtype, "values", values)
+    for name, other in (("keys", of_keys), ("values", of_values)):
+        if other != given:
+            raise TypeError(
+                f"{name} is of {other}, expected {given} as queries; convert with mha.to_numpy or mha.tensor"
+            )
+    return queries, keys, values, given
+
+
+def array(backend: BackendName, dtype: str, name: str, value: Any) -> tuple[Any, BackendName]:
+    """An array and its backend, NumPy's or the layer's: lists as NumPy's in the layer's dtype, arrays as they are.
+
+    backend, dtype: of the layer; name: the argument's. Raises TypeError or ValueError if it is neither.
+    """
+    if isinstance(value, (list, tuple)):
+        listed = checks.listed(name, value, dtype)
+        if listed.dtype.kind == "b" or _has_dtype(value):
+            return listed, "numpy"
+        return checks.cast(name, listed, numpy_dtype(dtype)), "numpy"
+    given = dispatch.backend_of(value)
+    if given is None or given not in (backend, "numpy"):
+        raise TypeError(
+            f"{name} is a {type(value).__name__}, expected a NumPy array, nested lists or an array of backend "
+            f"{backend!r}; convert with mha.to_numpy or mha.tensor"
+        )
+    return value, given
+
+
+def taken(module: Any, place: Any, X: Any) -> Any:
+    """A NumPy array as one that the layers of a backend take: some take NumPy's, which a compiled call turns faster."""
+    if not isinstance(X, np.ndarray):
+        return X
+    X = checks.plain(X)
+    return X if module.is_own(X) else module.tensor(X, place)
+
+
+def _has_dtype(value: Any) -> bool:
+    """Whether nested lists hold arrays or NumPy's numbers, whose dtype is not to be changed silently."""
+    while isinstance(value, (list, tuple)):
+        if not value:
+            return False
+        value = value[0]
+    return hasattr(value, "dtype")

@@ -1,0 +1,93 @@
+"""What a method of a layer is given: inputs of NumPy or of its framework, checked, and what turns results back."""
+
+from collections.abc import Callable
+from typing import Any
+
+from mha.core import dispatch
+from mha.core.cache import Cache, check_owner
+from mha.core.call import inputs
+from mha.core.call.check import check, native, of_output
+from mha.core.call.declaration import Call
+from mha.core.call.fitting import fit_inputs
+from mha.core.call.signatures import call_of
+from mha.core.options.names import BackendName
+
+
+def checked(
+    attention: Any, function: str, queries: Any, keys: Any, values: Any, valid_lens: Any, call: Any, **switches: Any
+) -> tuple[Any, Call, Callable[[Any], Any]]:
+    """The inputs and the checked call, as the backend's arrays; and the function that turns results back.
+
+    attention: an `mha.MultiHeadAttention`; function: the name of the method that was called; call: its keyword
+    arguments; switches: others, a cache among them if the function takes one. Raises TypeError or ValueError if one of
+    them does not fit.
+    """
+    if call.get("cache") is not None:
+        raise ValueError("cache is given, expected None: gradients are of one call with all tokens, without a cache")
+    call = call_of(f"MultiHeadAttention.{function}", valid_lens, call, **switches)
+    backend, dtype, layer = attention.backend, attention.config.dtype, attention.layer
+    module = dispatch.load(backend)
+    if call.cache is None:
+        arrays, given = own_inputs(attention, queries, keys, values)
+    else:
+        arrays, given = beside_cache(attention, queries, keys, values, call.cache)
+    queries, keys, values = arrays
+    with module.context(dtype):
+        own = check(module, layer, queries, keys, values, call)
+    return arrays, own, _same if given == backend else module.to_numpy
+
+
+def own_inputs(attention: Any, queries: Any, keys: Any, values: Any) -> tuple[list[Any], BackendName]:
+    """Queries, keys and values as arrays that the layer takes, and whose they were, its backend's or NumPy's.
+
+    Those of NumPy are checked before they are turned, which may change their dtype. Raises TypeError or ValueError if
+    one does not fit.
+    """
+    backend, config, layer = attention.backend, attention.config, attention.layer
+    module = dispatch.load(backend)
+    *arrays, given = inputs.of_one_framework(backend, config.dtype, queries, keys, values)
+    if given == backend:
+        return arrays, given
+    if getattr(layer, "sequence", None) is not None:  # see mha.parallel.parallelize
+        raise TypeError(
+            "queries is of NumPy, expected tensors: a layer that is split by its sequence takes its own rows"
+        )
+    fit_inputs(dispatch.load(given), config, None, *arrays)
+    with module.context(config.dtype):
+        place = module.place(layer)
+        taken = {id(X): inputs.taken(module, place, X) for X in arrays}  # an array that comes three times, once
+    return [taken[id(X)] for X in arrays], given
+
+
+def beside_cache(attention: Any, queries: Any, keys: Any, values: Any, cache: Any) -> tuple[list[Any], BackendName]:
+    """The inputs of a call with a cache as the backend's arrays, None where they are None; and whose arrays they were.
+
+    The cache is of the layer's backend whatever the inputs are. Raises TypeError or ValueError if it is not, or is of
+    another layer, or if an input is no array.
+    """
+    backend, module = attention.backend, dispatch.load(attention.backend)
+    if isinstance(cache, Cache):
+        check_owner(cache, attention.layer)
+        if cache.backend != (backend if dispatch.FRAMEWORKS[backend].arrays else "numpy"):
+            raise ValueError(f"cache is of {cache.backend}, expected {backend} as the layer: call cache.to")
+    # Beside a frozen cache there are no keys and values: the queries stand in for them.
+    arrays = [queries if X is None else X for X in (queries, keys, values)]
+    *arrays, given = inputs.of_one_framework(backend, attention.config.dtype, *arrays)
+    if given != backend:
+        place = module.place(attention.layer)
+        arrays = [inputs.taken(module, place, X) for X in arrays]
+    return [None if X is None else own for X, own in zip((queries, keys, values), arrays, strict=True)], given
+
+
+def cotangent(attention: Any, X: Any, shape: Any, place: Any) -> Any:
+    """A cotangent of an output of this shape, checked, as the backend's own array; raises TypeError or ValueError."""
+    backend, config = attention.backend, attention.config
+    X, kind = inputs.array(backend, config.dtype, "cotangent", X)
+    of_output(dispatch.load(kind), config, place, X, tuple(shape))
+    module = dispatch.load(backend)
+    with module.context(config.dtype):
+        return native(module, place, X)
+
+
+def _same(X: Any) -> Any:
+    return X

@@ -1,0 +1,127 @@
+"""How a call that keeps no attention weights is cut, by samples, queries and keys, into pieces that fit a cache.
+
+A call is a checked `Call`, whose arrays may be those of any framework.
+"""
+
+import itertools
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from mha.core.call import OF_PAIRS, Call
+from mha.core.engine import segments
+from mha.core.engine.operations import Operations
+from mha.core.engine.visible_range import NUMPY, reach, span
+
+SCORES = 2**20  # in one piece: 4 MiB in float32
+LEAST = 128  # queries of a block that a window or segments alone make small: products of fewer rows are slow
+
+
+def fits(scores: int) -> bool:
+    """Whether this number of scores is small enough for one piece."""
+    return scores <= SCORES
+
+
+def queries(num_queries: Any, scores: Any, of: Operations = NUMPY) -> Any:
+    """How many queries make a block, where each query has this many scores: blocks as equal in size as possible.
+
+    of: the operations of a backend whose sizes may be known only in the call, here and below.
+    """
+    if of is NUMPY and fits(num_queries * scores):
+        return max(1, num_queries)
+    return _equal(of, num_queries, SCORES // of.larger(1, scores))
+
+
+def heads(total: Any, num_heads: int, scores: Any, of: Operations = NUMPY) -> Any:
+    """How many heads make a piece, of all samples' heads together, where each head has this many scores.
+
+    A piece is some heads of one sample, or all heads of one or more samples.
+    """
+    most, some = of.larger(1, SCORES // of.larger(1, scores)), 1
+    for part in range(2, num_heads + 1):
+        if num_heads % part == 0:
+            some = of.larger(some, part * of.smaller(1, most // part))  # 0 if so many do not fit
+    samples = of.smaller(1, most // num_heads) * _equal(of, total // num_heads, most // num_heads)
+    return of.larger(some, num_heads * samples)
+
+
+def samples(call: Call, sizes: tuple[int, int, int, int]) -> list[slice]:
+    """Slices of the samples that are computed together; sizes: B, H, Q and K."""
+    B, H, Q, K = sizes
+    widest = span(call, Q, K)
+    size = max(1, SCORES // max(1, H * Q * (widest.stop - widest.start)))
+    return [slice(first, min(first + size, B)) for first in range(0, B, size)]
+
+
+def pieces(call: Call, num_queries: int, num_keys: int, scores: int, share: int = 2) -> Iterator[tuple[slice, slice]]:
+    """Blocks of queries to attend one after another, and the keys that each needs by order and window.
+
+    scores: how many numbers the scores of one query and one key take, over all heads; share: as for `block`.
+    """
+    if segments.is_known(call):
+        yield from _packed(call, num_queries, num_keys, scores)
+        return
+    size = block(call, num_queries, num_keys, scores, share)
+    # Lengths and pairs need not be cut for their positions.
+    call = call._replace(valid_lens=None, **dict.fromkeys(OF_PAIRS))
+    for first in range(0, num_queries, size):
+        queries = slice(first, min(first + size, num_queries))
+        yield queries, span(call.part(queries=queries), queries.stop - first, num_keys)
+
+
+def _packed(call: Call, num_queries: int, num_keys: int, scores: int) -> Iterator[tuple[slice, slice]]:
+    """The blocks of `pieces` of a call whose segments are known: each needs the keys of its own segments."""
+    if fits(scores * num_queries * num_keys):
+        yield slice(0, num_queries), slice(0, num_keys)
+        return
+    order = Call(causal=call.causal, offset=call.offset, **call.placed())
+    order = order.planned(window=call.plan.window, known=call.plan.known)
+    for rows, keys in segments.blocks(call, LEAST):
+        size = queries(rows.stop - rows.start, scores * (keys.stop - keys.start))
+        for first in range(rows.start, rows.stop, size):
+            own = slice(first, min(first + size, rows.stop))
+            near = span(order.part(queries=own), own.stop - own.start, num_keys)
+            start = max(keys.start, min(near.start, keys.stop - 1))
+            yield own, slice(start, max(start + 1, min(keys.stop, near.stop)))
+
+
+def of_block(call: Call, rows: slice, keys: slice) -> Call:
+    """The call of one of these blocks and its keys."""
+    return segments.plain(call.part(queries=rows, keys=keys))
+
+
+def in_blocks(call: Call, num_queries: int, num_keys: int, scores: int) -> bool:
+    """Whether a call is one of several blocks."""
+    if segments.is_known(call):
+        return not fits(scores * num_queries * num_keys)
+    return bool(block(call, num_queries, num_keys, scores) < num_queries)
+
+
+def block(call: Call, num_queries: Any, num_keys: Any, scores: Any, share: int = 2, of: Operations = NUMPY) -> Any:
+    """How many queries make a block of `pieces`; a window makes it small, as a block needs the keys of all its queries.
+
+    A block of n queries needs n - 1 keys more than the window has: n is at most 1 / share of it, or LEAST.
+    """
+    left, right = reach(call)
+    if left is None or right is None:
+        return queries(num_queries, scores * num_keys, of)
+    most, others = SCORES // of.larger(1, scores), left + right  # pairs of a block; keys of a query beside its own
+    size = (of.root(others**2, 4 * most) - others) // 2  # so that size * (size + others) <= most
+    size = of.larger(size, most // of.larger(1, num_keys))  # a block needs no more than all keys
+    return _equal(of, num_queries, of.smaller(size, max((others + 1) // share, LEAST)))
+
+
+def cuts(num_keys: int) -> list[int]:
+    """A quarter, a half, three quarters and all of the keys: for a compiler that must know sizes beforehand."""
+    return sorted({math.ceil(num_keys * part / 4) for part in (1, 2, 3, 4)})
+
+
+def doubled(least: int, num_keys: int) -> list[int]:
+    """So many keys, twice as many and so on, up to all: likewise, for blocks that need few of many."""
+    return [*itertools.takewhile(lambda size: size < num_keys, (least << n for n in itertools.count())), num_keys]
+
+
+def _equal(of: Operations, total: Any, most: Any) -> Any:
+    """The size of equal parts of a total, of at most so much each, and at least 1."""
+    count = of.larger(1, -(-total // of.larger(1, most)))
+    return of.larger(1, -(-total // count))

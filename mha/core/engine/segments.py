@@ -1,0 +1,91 @@
+"""Segments whose values are known: the blocks of queries that they make, and the keys of each.
+
+A call is a checked `Call`; its segments and positions are looked at as NumPy arrays, and no pairs are.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from mha.core.call import PACKED, PLACES, Call
+
+
+def is_known(call: Call) -> bool:
+    """Whether a call has segments and no chunks, and the values of these, and of positions if any, are known."""
+    if call.plan.chunk is not None:  # which are counted in the whole
+        return False
+    given = [name for name in (*PACKED, *PLACES) if getattr(call, name) is not None]
+    return call.segments is not None and all(call.value_of(name) is not None for name in given)
+
+
+def known(call: Call) -> Call:
+    """The call with the known values of its segments and positions, NumPy arrays (B or 1, T)."""
+    values = {name: call.value_of(name) for name in (*PACKED, *PLACES)}
+    return call._replace(**{name: None if X is None else np.atleast_2d(X) for name, X in values.items()})
+
+
+def extents(own: np.ndarray, others: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The first key of each query's segment and the place behind the last, (B or 1, Q); K and 0 where it has none.
+
+    own (B or 1, Q), others (B or 1, K): the segments of queries and of keys.
+    """
+    rows = max(len(own), len(others))
+    found = [_extent(own[b % len(own)], others[b % len(others)]) for b in range(rows)]
+    return np.array([first for first, _ in found]), np.array([last for _, last in found])
+
+
+def _extent(own: np.ndarray, others: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    order = np.argsort(others, kind="stable")
+    ranked = others[order]
+    left, right = (np.searchsorted(ranked, own, side) for side in ("left", "right"))
+    sees = (left < right) & (own >= 0)
+    first = np.where(sees, order[np.minimum(left, len(order) - 1)], len(order))
+    return first, np.where(sees, order[right - 1] + 1, 0)
+
+
+def blocks(call: Call, least: int) -> Iterator[tuple[slice, slice]]:
+    """Blocks of queries, of one segment each or of several with fewer queries than the least, and the keys of each."""
+    own, others = known(call).packed().values()
+    Q, (first, last) = own.shape[1], extents(own, others)
+    ends = np.flatnonzero((own[:, 1:] != own[:, :-1]).any(0)) + 1
+    start, stop = 0, 0
+    for end in (*ends.tolist(), Q):
+        if stop > start and (end - stop >= least or stop - start >= least):
+            yield _needed(slice(start, stop), first, last)
+            start = stop
+        stop = end
+    yield _needed(slice(start, stop), first, last)
+
+
+def _needed(queries: slice, first: np.ndarray, last: np.ndarray) -> tuple[slice, slice]:
+    """A block of queries, and its keys: at least one, also where it needs none."""
+    start, stop = int(first[:, queries].min()), int(last[:, queries].max())
+    return queries, slice(start, stop) if start < stop else slice(0, 1)
+
+
+def plain(call: Call) -> Call:
+    """A call without its segments if they are all one, and in order without positions if these are an offset."""
+    if not is_known(call):
+        return call
+    own, others = known(call).packed().values()
+    if own.min() == own.max() == others.min() == others.max() >= 0:
+        call = call._replace(**dict.fromkeys(PACKED))
+    if not call.by_positions():
+        return call
+    places, of_keys = known(call).placed().values()
+    if len(places) == len(of_keys) == 1 and _in_order(places) and _in_order(of_keys):
+        return call._replace(**dict.fromkeys(PLACES), offset=int(places[0, 0] - of_keys[0, 0]))
+    return call
+
+
+def _in_order(places: np.ndarray) -> bool:
+    """Whether tokens are one behind the other, and none is padding."""
+    return bool(places[0, 0] >= 0 and (np.diff(places) == 1).all())
+
+
+def may_see_themselves(call: Call) -> bool:
+    """Whether each token sees itself, but for padding, if queries and keys are the same tokens, as far as is known."""
+    if call.segments is None or call.plan.chunk is not None or call.valid_lens is not None or call.pairs():
+        return False
+    ordered = call.causal or call.plan.window is not None
+    return call.by_positions() or not ordered or (type(call.offset) is int and call.offset == 0)

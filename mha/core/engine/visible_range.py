@@ -1,0 +1,275 @@
+"""Which queries and keys of a call count: those in reach of order and window, and those that something sees at all.
+
+A call is a checked `Call`; `of` is a backend's table of `Operations`.
+"""
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from mha.core.call import PACKED, PLACES, Call
+from mha.core.call.declaration import extremes_of
+from mha.core.engine import segments
+from mha.core.engine.operations import Operations
+from mha.core.options import checks
+
+
+def reach(call: Call) -> tuple[int | None, int | None]:
+    """How many keys before and after its own position a query sees, by order and window; None = all.
+
+    Where positions are given, keys that are next to each other may be anywhere.
+    """
+    if call.by_positions():
+        return None, None
+    left, right = call.plan.window or (None, None)
+    return left, 0 if call.causal else right
+
+
+def span(call: Call, num_queries: Any, num_keys: Any, of: Operations | None = None) -> slice:
+    """The keys that order and window let any query see, at least one; all, if nobody knows the offset yet.
+
+    of: the operations of a backend whose sizes and offsets may be known only in the call; None = they are ints.
+    """
+    left, right = reach(call)
+    if left is None and right is None:
+        return slice(0, num_keys)
+    smaller, larger = (min, max) if of is None else (of.smaller, of.larger)
+    offsets = _offsets(call)
+    if offsets is not None:
+        lowest, highest = offsets
+    elif of is not None and of.lowest_of is not None and of.highest_of is not None:
+        lowest, highest = of.lowest_of(call.offset), of.highest_of(call.offset)
+    else:
+        return slice(0, num_keys)
+    first = 0 if left is None else larger(0, smaller(lowest - left, num_keys - 1))
+    last = num_keys if right is None else smaller(highest + num_queries, num_keys - right) + right
+    return slice(first, larger(first + 1, last))
+
+
+def meets(call: Call, num_queries: int, num_keys: int) -> bool:
+    """Whether order and window may let any query see any key, as far as the offset is known."""
+    (left, right), offsets = reach(call), _offsets(call)
+    if offsets is None or 0 in (num_queries, num_keys):
+        return offsets is None
+    lowest, highest = offsets
+    return (right is None or highest + num_queries - 1 + right >= 0) and (left is None or lowest - left < num_keys)
+
+
+def _offsets(call: Call) -> tuple[int, int] | None:
+    """The lowest and the highest offset of a call, None if nobody knows them yet."""
+    offset = call.value_of("offset")
+    if offset is None:
+        return None
+    return (offset, offset) if isinstance(offset, int) else checks.extremes(offset)
+
+
+def longest(call: Call, num_keys: int) -> int:
+    """How many of the keys any query sees by lengths, at least one, as far as they are known."""
+    bounds = None if call.valid_lens is None else call.plan.extremes or extremes_of(call.value_of("valid_lens"))
+    return num_keys if bounds is None else max(1, min(num_keys, bounds[1]))
+
+
+def lengths_hide(call: Call, num_keys: int) -> bool:
+    """Whether lengths may hide one of the keys."""
+    if call.valid_lens is None:
+        return False
+    bounds = call.plan.extremes or extremes_of(call.value_of("valid_lens"))
+    return bounds is None or bounds[0] < num_keys
+
+
+def narrowed(call: Call, num_queries: int, num_keys: int, moves: bool = True) -> tuple[slice, Call]:
+    """The keys that order, window and lengths let any query see, at least one, as a slice; and the call of these.
+
+    moves: whether the first of them may count as 0: not if something goes by positions themselves, not by distances.
+    """
+    seen = span(call, num_queries, num_keys)
+    seen = seen if moves else slice(0, seen.stop)
+    seen = slice(seen.start, max(seen.start + 1, min(seen.stop, longest(call, num_keys))))
+    if (seen.start, seen.stop) != (0, num_keys):  # PyTorch's compiler does not compare slices
+        call = call.part(keys=seen)
+    if call.valid_lens is not None and not lengths_hide(call, seen.stop - seen.start):
+        call = call._replace(valid_lens=None)
+    return seen, call
+
+
+def all_used(call: Call, num_queries: Any, num_keys: Any) -> bool:
+    """Whether every query sees a key, and every key is seen, as far as is known without looking at pairs."""
+    if call.valid_lens is not None or call.pairs() or call.by_tokens():
+        return False
+    left, right = reach(call)
+    if left is None and right is None:
+        return True
+    if type(call.offset) is not int or (right is not None and call.offset + right < 0):
+        return False
+    known = all(isinstance(size, int) for size in (num_queries, num_keys))
+    if left is None:
+        return True
+    return known and call.offset <= left and call.offset + num_queries - 1 - left < num_keys  # each query's first key
+
+
+def used(of: Operations, queries: Any, keys: Any, call: Call) -> tuple[Any, Any]:
+    """Which queries see a key, (B or 1, Q or 1), and which keys a query sees, (B or 1, K), in any head.
+
+    It takes no array of all pairs where each query sees the keys from a first to a last one, and no key between those
+    of all queries is left out.
+    """
+    lengths, (left, right) = call.valid_lens, reach(call)
+    per_query = lengths is not None and len(lengths.shape) == 2 and lengths.shape[1] != 1
+    if call.pairs() or call.by_tokens() or (per_query and left is not None):
+        if of.same is not None and of.either is not None and segments.may_see_themselves(call):
+            own, other = call.packed().values()
+            alike, counts = of.same(own, other), own >= 0  # (B or 1, T)
+            if call.by_positions():
+                alike, counts = alike & of.same(call.positions, call.key_positions), counts & (call.positions >= 0)
+            return of.either(alike, lambda: (counts, counts), lambda: _used_in_pairs(of, queries, keys, call))
+        return _used_in_pairs(of, queries, keys, call)
+    Q, K = of.shape(queries)[1], of.shape(keys)[1]
+    each_key = of.arange(K, keys)[None]  # (1, K)
+    if lengths is not None:
+        lengths = of.signed(lengths if len(lengths.shape) == 2 else lengths[:, None], K)  # (B, 1 or Q)
+    if left is None and right is None:
+        return lengths > 0, each_key < of.max(lengths, 1)[:, None]
+    each_query = call.offset + of.arange(Q, queries)[None]  # (B or 1, Q)
+    # Two far positions do not fit in 32 bits.
+    first = 0 * each_query if left is None else of.maximum(each_query, left) - left  # (B or 1, Q)
+    last = 0 * each_query + K if right is None else of.minimum(each_query, K - right - 1) + right + 1
+    last = last if lengths is None else of.minimum(last, lengths)  # (B, Q)
+    sees = first < last  # (B or 1, Q)
+    first, last = of.where(sees, first, K), of.where(sees, last, 0)
+    return sees, (of.min(first, 1)[:, None] <= each_key) & (each_key < of.max(last, 1)[:, None])
+
+
+def _used_in_pairs(of: Operations, queries: Any, keys: Any, call: Call) -> tuple[Any, Any]:
+    """The flags of `used`, by an array of all pairs."""
+    visible = of.any(of.visible_keys(queries, keys, call), 1)  # (B or 1, Q or 1, K)
+    return of.any(visible, 2), of.any(visible, 1)
+
+
+def whole_used(call: Call, num_queries: int, num_keys: int) -> bool:
+    """Whether `all_used`, and no key is beyond the reach of all queries: nothing has to be left out or put to zero."""
+    return all_used(call, num_queries, num_keys) and span(call, num_queries, num_keys) == slice(0, num_keys)
+
+
+def known_used(call: Call, num_queries: int, num_keys: int) -> tuple[np.ndarray, np.ndarray] | None:
+    """The flags of `used` as NumPy arrays, where lengths and offsets are known and no pairs hide; else None."""
+    rows, columns = (np.empty((1, size, 0)) for size in (num_queries, num_keys))
+    if call.by_tokens():
+        alone = segments.is_known(call) and segments.may_see_themselves(call)
+        return used(KNOWN, rows, columns, segments.known(call)) if alone else None
+    lengths, offset = call.value_of("valid_lens"), call.value_of("offset")
+    if call.pairs() or offset is None or (call.valid_lens is not None and lengths is None):
+        return None
+    if lengths is not None and lengths.ndim == 2 and reach(call)[0] is not None:
+        return None
+    return used(NUMPY, rows, columns, call._replace(valid_lens=lengths, offset=offset))
+
+
+def within_reach(
+    of: Operations, blank: Any, queries: Any, keys: Any, values: Any, call: Call, moves: bool
+) -> tuple[Any, Any, Any, Call]:
+    """The queries, and the keys and values in reach, with zeros where they are not used; and the call of these.
+
+    blank: the lesson's function of that name; moves: as of `narrowed`.
+    """
+    Q, K = queries.shape[1], keys.shape[1]
+    seen, call = narrowed(call, Q, K, moves)
+    if seen != slice(0, K):  # to slice may be to copy
+        keys, values, K = keys[:, seen], values[:, seen], seen.stop - seen.start
+    if all_used(call, Q, K):
+        return queries, keys, values, call
+    found = known_used(call, Q, K)
+    if found is None:
+        return *blank(queries, keys, values, *used(of, queries, keys, call)), call
+    sees, seen_by_any = found
+    return zeroed(of, queries, sees), zeroed(of, keys, seen_by_any), zeroed(of, values, seen_by_any), call
+
+
+def zeroed(of: Operations, X: Any, flags: np.ndarray) -> Any:
+    """X (B, T, any) with zeros where it is not used, by NumPy's booleans (B or 1, T or 1)."""
+    return X if flags.all() else of.where(of.tensor(flags[:, :, None], X), X, of.zeros(X.shape, X))
+
+
+def by_mask(of: Operations, queries: Any, keys: Any, call: Call) -> Call:
+    """The call with a mask for all that hides by positions, where these are given, by segments, and by chunks.
+
+    Positions stay for the rotation alone. Where the segments are known, blocks go by them, and all stay.
+    """
+    if not call.by_tokens() or segments.is_known(call):
+        return call
+    hiding = Call(mask=call.mask, **call.packed())
+    call = call._replace(**dict.fromkeys(PACKED))
+    if call.by_positions() or call.plan.chunk:
+        hiding = hiding._replace(causal=call.causal, offset=call.offset, **call.placed())
+        hiding = hiding.planned(window=call.plan.window, chunk=call.plan.chunk)
+        call = call._replace(causal=False).planned(window=None, chunk=None)
+    return call._replace(mask=of.visible_keys(queries, keys, hiding))
+
+
+def by_segments(of: Operations, queries: Any, keys: Any, call: Call) -> Call:
+    """The call with chunks as segments, whose blocks are short, where nothing else says segments; else `by_mask`."""
+    if not call.plan.chunk or call.by_positions() or call.segments is not None:
+        return by_mask(of, queries, keys, call)
+
+    def firsts(places: Any) -> Any:  # of the chunks of these (B or 1, T); those before position 0 see nothing
+        return places - places % call.plan.chunk
+
+    (Q, K), known = (of.shape(X)[1] for X in (queries, keys)), dict(call.plan.known or {})
+    own, others = firsts(of.arange(Q, queries)[None] + call.offset), firsts(of.arange(K, keys)[None])
+    if all(isinstance(number, int) for number in (call.offset, Q, K)):
+        known |= {"segments": firsts(np.arange(Q)[None] + call.offset), "key_segments": firsts(np.arange(K)[None])}
+    return call._replace(segments=own, key_segments=others).planned(chunk=None, known=known)
+
+
+def turned(call: Call) -> Call:
+    """The call of `by_mask` behind the rotation, without positions that stayed for it alone."""
+    if not call.by_positions() or call.segments is not None:
+        return call
+    return call._replace(**dict.fromkeys(PLACES))
+
+
+def by_group(of: Operations, queries: Any, keys: Any, num_heads: int, call: Call) -> tuple[Any, Any, Any]:
+    """The visible keys, the bias and the sinks for heads of keys (B*G, K, d), with the queries of a group in a row.
+
+    queries: (B*H, Q, d). All three broadcast against (B*G, H/G*Q, K), or are None.
+    """
+    (BH, Q, _), BG = of.shape(queries), of.shape(keys)[0]
+    B = BH // num_heads
+    G = BG // of.larger(B, 1)
+    score_bias = None if call.score_bias is None else of.four_axes(call.score_bias)
+    each = of.visible_keys(queries, keys, call), score_bias, call.plan.sinks
+    rows = (pairs if num_heads == G else in_rows(of, pairs, (B, num_heads, G, Q)) for pairs in each)
+    visible, score_bias, sinks = (of.repeat_heads(pairs, B, G) for pairs in rows)  # (B*G, H/G*Q or 1, K or 1)
+    return visible, score_bias, sinks
+
+
+def in_rows(of: Operations, pairs: Any, sizes: tuple[Any, Any, Any, Any]) -> Any:
+    """Pairs of four axes with the queries of a group in a row, (B or 1, G or 1, H/G*Q or 1, K); sizes: B, H, G and Q.
+
+    None stays None.
+    """
+    if pairs is None or pairs.shape[1] == pairs.shape[2] == 1:
+        return pairs
+    (B, H, G, Q), K = sizes, of.shape(pairs)[3]
+    return of.reshape(of.broadcast_to(pairs, (B, H, Q, K)), (B, G, H // G * Q, K))  # (B, G, H/G*Q, K or 1)
+
+
+NUMPY = Operations(
+    any=np.any,
+    min=np.min,
+    max=np.max,
+    minimum=np.minimum,
+    maximum=np.maximum,
+    where=np.where,
+    broadcast_to=np.broadcast_to,
+    reshape=np.reshape,
+    arange=lambda size, like: np.arange(size),
+    tensor=lambda array, like: array,
+    zeros=lambda shape, like: np.zeros(shape, like.dtype),
+    signed=lambda lengths, num_keys: lengths,
+    visible_keys=None,
+    repeat_heads=None,
+    four_axes=None,
+)
+# What is known decides at once.
+KNOWN = dataclasses.replace(NUMPY, same=np.array_equal, either=lambda same, these, those: these() if same else None)

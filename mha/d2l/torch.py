@@ -1,9 +1,0 @@
-"""The names of Dive into Deep Learning in PyTorch: `from mha.d2l import torch as d2l`."""
-
-from mha import dispatch
-from mha.arrays import check_shape, masked_softmax, transpose_output, transpose_qkv  # noqa: F401
-from mha.d2l.common import show_heatmaps  # noqa: F401
-
-dispatch.load("torch")  # if the framework is missing, this says how to install it
-
-from mha.backends.torch.commands.book import *  # noqa: E402, F403

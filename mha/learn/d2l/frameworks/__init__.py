@@ -1,0 +1,1 @@
+"""The book's names in each framework."""

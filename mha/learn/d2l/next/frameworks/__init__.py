@@ -1,0 +1,1 @@
+"""The names of the book's next edition in each framework."""

@@ -1,0 +1,167 @@
+"""One case of a submission, judged by float64 NumPy; and why several differ: the mistakes that explain all of them."""
+
+import dataclasses
+import itertools
+from collections.abc import Sequence
+
+import numpy as np
+
+from mha.learn.grade import mistakes
+from mha.learn.grade.cases import Case
+from mha.learn.grade.process import Answer
+from mha.parity.diagnosis.compare.comparison import compared
+from mha.parity.diagnosis.compare.diagnosis import attempts, made, of_gradients, rank
+from mha.parity.diagnosis.compare.explanations import Explanation
+from mha.parity.diagnosis.compare.report import Row, said
+from mha.parity.diagnosis.mistakes.mistake import Mistake, forms_of
+from mha.parity.diagnosis.mistakes.of_gradients import DROPOUT
+from mha.parity.diagnosis.pipeline.parts import PART_OF
+from mha.parity.diagnosis.search.sample import Focus
+from mha.parity.diagnosis.search.time_budget import Effort
+from mha.parity.diagnosis.search.verdicts import Judge
+from mha.parity.diagnosis.wrong_setup.around import more_than_attention
+from mha.parity.rule.layouts import GRADIENT
+from mha.parity.rule.problem import Problem
+
+SEARCHED = 3  # of the cases that differ, so many are searched at most
+EMPTY = ("rows without keys are uniform", "rows without keys are NaN")
+FORMS = 64  # of mistakes together, so many are tried at most
+Named = dict[str, np.ndarray]
+
+
+@dataclasses.dataclass(frozen=True)
+class Judged:
+    """One case: whether it is right, what differs first, in words, and what is needed to find out why.
+
+    step: the part of attention that differs first, if only outputs were given: "".
+    """
+
+    case: Case
+    right: bool
+    differs: str = ""
+    problem: Problem | None = None
+    steps: Named = dataclasses.field(default_factory=dict)
+    rows: tuple[Row, ...] = ()
+
+
+def biases(case: Case, answer: Answer) -> list[str]:
+    """The biases that a submission's layer should have."""
+    if answer.facts.get("takes_bias") and case.options.get("bias"):
+        return [name for name in case.weights if name.endswith(".bias")]
+    return list(answer.facts.get("biased", ()))
+
+
+def judge(case: Case, answer: Answer, empty_rows: bool) -> Judged:
+    """Judge arrays of a case by its problem."""
+    asked = case.problem(biases(case, answer), empty_rows)
+    wanted = [name for name in answer.arrays if name.startswith(GRADIENT) or _fits(asked, name, answer.arrays[name])]
+    rows, steps = [], {}
+    for name in sorted(wanted, key=["weights", "output"].index) if case.task != "gradients" else wanted:
+        row, X = compared(asked, name, answer.arrays[name], "(B, H, T, d)")
+        rows.append(row)
+        if X is not None:
+            steps[name] = X
+    for name in answer.facts.get("none", ()):
+        full = f"{GRADIENT}{name}"
+        row, X = compared(asked, full, np.zeros(asked.expected(full).X.shape, np.float32), None)
+        rows.append(row)
+        steps[full] = np.zeros(asked.expected(full).X.shape, np.float32)
+    wrong = [row for row in rows if not row.passed]
+    return Judged(case, not wrong, said(wrong[0]) if wrong else "", asked, steps, tuple(rows))
+
+
+def _fits(asked: Problem, name: str, X: np.ndarray) -> bool:
+    """Whether an array is to be compared: weights only where they have a shape that is known."""
+    if name != "weights":
+        return name == "output" or not hasattr(asked, name)
+    B, H, Q, K = asked.sizes.B, asked.config.num_heads, asked.sizes.Q, asked.sizes.K
+    return X.shape in ((B, H, Q, K), (B * H, Q, K))
+
+
+def why(wrong: Sequence[Judged], level: int) -> list[Explanation]:
+    """Find the mistakes that together explain all of these cases, the best first.
+
+    A mistake need not show in each case. Each explanation of the cases so far is tried in the next; a search begins
+    where none fits, and what it finds is added to them.
+    """
+    if all(one.case.options.get("dropout") for one in wrong):  # with the same numbers but no dropout, it is right
+        return [LEFT_ON]
+    found: list[Explanation] = []
+    known, searched = mistakes.of_level(level), 0
+    for one in (one for one in wrong if one.problem is not None and one.steps):
+        lengths = one.case.call.get("valid_lens")
+        if found and lengths is not None and not lengths.all():  # rows without keys would be one more mistake
+            continue
+        if found and one.case.options.get("dropout"):
+            continue
+        if kept := [each for each in found if fits(one, each, known)]:
+            found = kept
+        elif searched < SEARCHED:
+            searched += 1
+            new = [each for each in explained(one, known) if each.sure]
+            every = [joined(each, more) for each in found or [NOTHING] for more in new]
+            least = min((len(each.mistakes) for each in every), default=0)
+            found = [each for each in every if len(each.mistakes) == least] or found
+    return sorted(found, key=rank)
+
+
+LEFT_ON = Explanation(
+    ("dropout left on",), ("",), ("attention weights are dropped outside of training",), 0.0, 0.0, True
+)
+NOTHING = Explanation((), (), (), 0.0, 0.0, True)
+
+
+def joined(one: Explanation, other: Explanation) -> Explanation:
+    """Make an explanation of the mistakes of two."""
+    more = [at for at, name in enumerate(other.mistakes) if name not in one.mistakes]
+    pairs = ((one.mistakes, other.mistakes), (one.how, other.how), (one.what, other.what))
+    names, how, what = ((*own, *(theirs[at] for at in more)) for own, theirs in pairs)
+    return Explanation(names, how, what, max(one.ratio, other.ratio), max(one.left, other.left), True)
+
+
+@np.errstate(all="ignore")
+def fits(one: Judged, explanation: Explanation, known: tuple[Mistake, ...]) -> bool:
+    """Whether these mistakes, in any of their forms, explain a case."""
+    if any(row.name.startswith(GRADIENT) and not row.passed for row in one.rows):
+        return any(explanation.mistakes == each.mistakes for each in explained(one, known))
+    assert one.problem is not None
+    steps = steps_of(one)
+    chosen = [[form for form in forms_of(known) if form.mistake.name == name] for name in explanation.mistakes]
+    judge = Judge(one.problem, steps, Focus())
+    # With other keys hidden, rows may be left without keys, and have what they have then.
+    empty = [(), *((form,) for form in forms_of(known) if form.mistake.name in EMPTY)]
+    for state in itertools.islice(itertools.product(*chosen), FORMS):
+        possible = tuple(form for form in state if judge.all[0].possible([form]))
+        for more in empty if possible else ():
+            if judge.judged(tuple(sorted((*possible, *more), key=lambda form: form.place))).same:
+                return True
+    return False
+
+
+def steps_of(one: Judged) -> Named:
+    """The steps of a case that the search for mistakes can use."""
+    assert one.problem is not None
+    sizes = one.problem.sizes
+    return {name: X for name, X in one.steps.items() if name in PART_OF and X.shape == sizes.shape(name)}
+
+
+@np.errstate(all="ignore")
+def explained(one: Judged, known: tuple[Mistake, ...]) -> list[Explanation]:
+    """Explain one case that differs."""
+    assert one.problem is not None
+    first = next(row for row in one.rows if not row.passed)
+    if first.name.startswith(GRADIENT):
+        gradients = {name: X for name, X in one.steps.items() if name.startswith(GRADIENT)}
+        found = of_gradients(one.problem, gradients, first, True, Effort()).explanations
+        return [each for each in found if each.mistakes != (DROPOUT.name,)] or list(found)  # nothing is dropped here
+    steps = steps_of(one)
+    if not steps:
+        return []
+    far = max(row.ratio for row in one.rows if not row.passed)
+    judge = Judge(one.problem, steps, Focus())
+    over_samples = [made((form,), judge.judged((form,)), far) for form in mistakes.OVER_SAMPLES]
+    if any(each.sure for each in over_samples):
+        return over_samples
+    if more := more_than_attention(one.problem, steps):
+        return [Explanation(("there is more than attention",), ("",), (f"{more}; leave that out",), 0.0, 0.0, True)]
+    return attempts(one.problem, steps, known, far, Effort())[0]

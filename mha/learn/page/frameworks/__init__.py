@@ -1,0 +1,1 @@
+"""Measurements of how each framework differs, one file for each, with the same functions."""

@@ -1,0 +1,1 @@
+"""The scripts of the comparison page, in one scope: `mha/learn/page/make.py` says in which order."""

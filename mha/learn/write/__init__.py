@@ -1,0 +1,6 @@
+"""Write a layer as a file of its own: made from the lesson, for one configuration, with its proof beside it."""
+
+from mha.learn.write.checking import check
+from mha.learn.write.files import write
+
+__all__ = ["check", "write"]

@@ -1,0 +1,69 @@
+"""The lesson of a framework as syntax trees: the definitions of its chapters by name, and the imports they need."""
+
+import dataclasses
+import functools
+from typing import Any
+
+import libcst as cst
+
+from mha.core import dispatch
+from mha.core.options import checks
+from mha.core.options.names import BackendName
+from mha.learn.write.lesson import caching, idioms, layering
+from mha.learn.write.lesson.variants import nnx
+from mha.learn.write.trees import nodes
+from mha.learn.write.trees.nodes import code
+from mha.learn.write.trees.program import LAYER, Program
+
+ASKED = {"tensorflow": ("compute_mask", "supports_masking")}  # by Keras: what becomes of a mask
+READ = ("hiding", "pooling", "heads", "weights", "slots", "cache", "layer", "arrays")
+
+
+def program(backend: BackendName, kind: str | None = None) -> Program:
+    """The lesson of a framework as one program, without what only a library needs; imports no framework.
+
+    kind: of its modules, None = the lesson's.
+    """
+    made = _read(backend, kind)
+    return dataclasses.replace(made, definitions=dict(made.definitions), imports=dict(made.imports))
+
+
+@functools.lru_cache
+def _read(backend: BackendName, kind: str | None) -> Program:
+    definitions: dict[str, Any] = {}
+    imports: dict[str, str] = {}
+    for chapter in READ:
+        path = dispatch.FOLDER / backend / f"{chapter}.py"
+        for line in cst.parse_module(path.read_text()).body:
+            if isinstance(line, cst.FunctionDef | cst.ClassDef):
+                definitions.setdefault(line.name.value, line)
+            elif (made := nodes.assigned(line)) is not None and isinstance(made[0], cst.Name):
+                definitions.setdefault(made[0].value, line)
+            elif isinstance(nodes.small(line), cst.Import | cst.ImportFrom):
+                imports |= _imports(nodes.small(line))
+    definitions["FURTHEST"] = nodes.statement(f"FURTHEST = {checks.FURTHEST}\n")
+    entry = dispatch.facts("METHOD", "__call__")[backend]
+    setup = "setup" if "def setup" in code(definitions[LAYER]) else "__init__"
+    lesson = Program(definitions, imports, entry, setup, ASKED.get(backend, ()))
+    layering.layered(lesson)
+    idioms.applied(lesson, backend)
+    if kind == "nnx":
+        nnx.applied(lesson)
+    caching.tupled(lesson, backend)
+    return lesson
+
+
+def _imports(line: Any) -> dict[str, str]:
+    """The statements that import each name, of modules outside of `mha`."""
+    if isinstance(line, cst.ImportFrom):
+        if line.relative or line.module is None or code(line.module).split(".")[0] == "mha":
+            return {}
+        module = code(line.module)
+        return {_bound(each): f"from {module} import {code(each).rstrip(', ')}" for each in line.names}  # type: ignore
+    return {
+        _bound(each): f"import {code(each).rstrip(', ')}" for each in line.names if not code(each).startswith("mha")
+    }
+
+
+def _bound(alias: cst.ImportAlias) -> str:
+    return code(alias.asname.name) if alias.asname is not None else code(alias.name).split(".")[0]

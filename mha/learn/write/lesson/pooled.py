@@ -1,0 +1,63 @@
+"""The pooling of a layer: one of two classes, and where it has no weights of its own, a step of the layer itself."""
+
+from typing import Any
+
+import libcst as cst
+
+from mha.learn.write.trees import nodes
+from mha.learn.write.trees.nodes import code
+from mha.learn.write.trees.program import LAYER, Program, bound, defaults, takes
+
+POOLING = {"dot": "DotProductAttention", "additive": "AdditiveAttention"}
+
+
+def with_one_method(program: Program, blanks: bool) -> None:
+    """Let the poolings be called as they weigh; blanks: what no query sees has to be blanked there once more."""
+    for name in POOLING.values():
+        weigh = program.function(name, "weigh")
+        if blanks:
+            line = nodes.statement("queries, keys, values = blank_unused(queries, keys, values, visible)\n")
+            weigh = nodes.with_body(weigh, [line, *nodes.body_of(weigh)])
+        called = program.function(name, program.entry)
+        weigh = weigh.with_changes(name=called.name)
+        documented = [line for line in called.body.body[:1] if nodes.is_docstring(line)]
+        weigh = weigh.with_changes(body=weigh.body.with_changes(body=[*documented, *nodes.body_of(weigh)]))
+        program.put(name, "weigh", None)
+        program.put(name, program.entry, weigh)
+
+
+def without_part(program: Program) -> None:
+    """Make the dot-product pooling, which has no weights, a step of the layer: `self.weigh`."""
+    name = POOLING["dot"]
+    if program.parts(LAYER).get("attention") != name:
+        return
+    setup = program.function(LAYER, program.setup)
+    made: Any = next(
+        nodes.assigned(line) for line in nodes.body_of(setup) if code(line).strip().startswith("self.attention =")
+    )
+    part = program.function(name, "__init__")
+    fields = program.fields(name)
+    given = bound(made[1], fields if part is None else takes(part)) or {}
+    if part is not None:
+        given = defaults(part) | given
+    own = {f"self.{field}": value for field, value in given.items()}
+    lines: list[Any] = []
+    inside = part if part is not None else program.function(name, program.setup)
+    for line in nodes.body_of(inside) if inside is not None else []:
+        for target, value in nodes.pairs(line):
+            if not (isinstance(value, cst.Name) and value.value in given):
+                lines.append(nodes.assignment(target, nodes.replaced(value, own | given)))
+    body = []
+    for line in nodes.body_of(setup):
+        body += lines if code(line).strip().startswith("self.attention =") else [line]
+    program.put(LAYER, program.setup, nodes.with_body(setup, body))
+    methods = []
+    for owner, method, tree in program.functions():
+        if owner == name and method not in (program.setup, "__init__"):
+            tree = tree.with_changes(name=cst.Name("weigh")) if method == program.entry else tree
+            methods.append(nodes.replaced(tree, own))
+    program.add(LAYER, *methods)
+    program.definitions[LAYER] = nodes.replaced(
+        program.definitions[LAYER], {"self.attention": nodes.expression("self.weigh")}
+    )
+    del program.definitions[name]

@@ -1,0 +1,198 @@
+"""A call, and the options that have parts, as arguments of their own: each function takes what it uses of them."""
+
+import dataclasses
+from typing import Any
+
+import libcst as cst
+
+from mha.core.call import ARGUMENTS
+from mha.core.options.norms import Norm
+from mha.core.options.positions import Rotary, Temperature
+from mha.learn.write.trees import nodes
+from mha.learn.write.trees.nodes import code
+from mha.learn.write.trees.program import Program
+
+OWN = ("window", "chunk", "sinks", "gates", "traced", "columns")  # of a call, beside its arguments
+PARTS = {"rotary": Rotary, "norm": Norm, "temperature": Temperature}
+
+
+def call_fields() -> list[str]:
+    """The names of what a call has."""
+    return [*ARGUMENTS, *OWN]
+
+
+def spread_call(program: Program) -> None:
+    """The arguments of a call, and what is known of it, as parameters of their own."""
+    fields = call_fields()
+    changing = {name: _changed(tree, fields) for _, name, tree in program.functions() if _takes(tree, "call")}
+    own = {name: [each.name.value for each in nodes.parameters(tree)] for _, name, tree in program.functions()}
+
+    def spread(owner: str, name: str, tree: Any) -> Any:
+        if "call" not in nodes.names(tree) and not _takes(tree, "call"):
+            return tree
+        tree = _taking(tree, "call", [field for field in fields if field not in own[name]])
+        tree = nodes.lines_mapped(tree, lambda lines: _assigned_fields(lines, changing))
+        tree = nodes.lines_mapped(
+            tree, lambda lines: [_returned_fields(line, changing.get(name, [])) for line in lines]
+        )
+        tree = nodes.calls_mapped(tree, lambda call: _giving(call, fields, own))
+        return nodes.replaced(tree, {f"call.{field}": cst.Name(field) for field in fields})
+
+    program.mapped(spread)
+
+
+def _takes(tree: Any, parameter: str) -> bool:
+    return any(each.name.value == parameter for each in nodes.parameters(tree))
+
+
+def _taking(tree: Any, parameter: str, instead: list[str]) -> Any:
+    """A function with parameters of other names in the place of one, if it has that."""
+    params: list[cst.Param] = []
+    for each in tree.params.params:
+        if each.name.value == parameter:
+            params += [cst.Param(cst.Name(name)) for name in instead]
+        else:
+            params.append(each.with_changes(comma=cst.MaybeSentinel.DEFAULT))
+    return tree.with_changes(params=tree.params.with_changes(params=params))
+
+
+def _changed(tree: Any, fields: list[str]) -> list[str]:
+    """The fields of a call that a function changes in the call that it returns, in their order."""
+    found: set[str] = set()
+    for call in nodes.calls(tree.body):
+        if code(call.func) == "call._replace":
+            found |= {each.keyword.value for each in call.args if each.keyword is not None}
+    return [field for field in fields if field in found]
+
+
+def _assigned_fields(lines: list[Any], changing: dict[str, list[str]]) -> list[Any]:
+    """`call = call._replace(a=b)` as `a = b`, and returned calls as the fields that changed."""
+    found: list[Any] = []
+    for line in lines:
+        made = nodes.assigned(line)
+        if made is not None and code(made[0]) == "call" and code(made[1]).startswith("call._replace("):
+            call: Any = made[1]
+            pairs = [(each.keyword, each.value) for each in call.args]
+            found += [nodes.assignment(*pair, like=line if n == 0 else None) for n, pair in enumerate(pairs)]
+            continue
+        if made is not None and (targets := nodes.elements(made[0])) is not None:
+            values = nodes.elements(made[1])
+            if values is not None and len(values) == len(targets):
+                line = _parallel(line, targets, values)
+            elif any(code(each) == "call" for each in targets) and isinstance(made[1], cst.Call):
+                fields = changing.get(code(made[1].func).removeprefix("self."), [])
+                new = [
+                    one for each in targets for one in ([*map(cst.Name, fields)] if code(each) == "call" else [each])
+                ]
+                line = nodes.assignment(nodes.tuple_of(new, bare=True), made[1], like=line)
+        found.append(line)
+    return found
+
+
+def _returned_fields(line: Any, changed: list[str]) -> Any:
+    """`return a, call._replace(b=c)` as `return a, c`, with all that the function changes of a call."""
+    made = nodes.small(line)
+    values = nodes.elements(made.value) if isinstance(made, cst.Return) and made.value is not None else None
+    if values is None:
+        return line
+    new: list[Any] = []
+    for value in values:
+        if code(value) == "call":
+            new += map(cst.Name, changed)
+        elif code(value).startswith("call._replace("):
+            given = {each.keyword.value: each.value for each in value.args}  # type: ignore[attr-defined]
+            new += [given.get(name, cst.Name(name)) for name in changed]
+        else:
+            new.append(value)
+    return line.with_changes(body=[made.with_changes(value=nodes.tuple_of(new, bare=True))])
+
+
+def _parallel(line: Any, targets: list[Any], values: list[Any]) -> Any:
+    """`a, call = b, call._replace(c=d)` as `a, c = b, d`."""
+    pairs: list[tuple[Any, Any]] = []
+    for target, value in zip(targets, values, strict=True):
+        if code(target) == "call" and code(value).startswith("call._replace("):
+            pairs += [(each.keyword, each.value) for each in value.args]
+        elif code(target) != "call" or code(value) != "call":
+            pairs.append((target, value))
+    return nodes.of_pairs(pairs, like=line)
+
+
+def _giving(call: cst.Call, fields: list[str], own: dict[str, list[str]]) -> cst.Call:
+    """A call that hands a call on, with the fields of that by name; own: parameters of functions beside them."""
+    if not any(code(each.value) == "call" for each in call.args):
+        return call
+    takes = [name for name in own.get(code(call.func).removeprefix("self."), []) if name != "self"]
+    arguments: list[cst.Arg] = []
+    for number, each in enumerate(call.args):
+        if code(each.value) == "call":
+            arguments += [nodes.keyword(field, cst.Name(field)) for field in fields if field not in takes]
+        elif each.keyword is None and arguments and arguments[-1].keyword is not None:
+            arguments.append(nodes.keyword(takes[number], each.value))
+        else:
+            arguments.append(each)
+    return call.with_changes(args=arguments)
+
+
+def spread_parts(program: Program) -> None:
+    """The numbers of a rotation, a norm or a temperature as parameters of their own."""
+    for part, kind in PARTS.items():
+        fields = [field.name for field in dataclasses.fields(kind)]
+        names = {f"{part}.{field}": cst.Name(f"{part}_{field}") for field in fields}
+        own = {f"self.{part}.{field}": nodes.expression(f"self.{part}_{field}") for field in fields}
+
+        def spread(owner: str, name: str, tree: Any, part: str = part, fields: Any = fields, names: Any = names) -> Any:
+            tree = _taking(tree, part, [f"{part}_{field}" for field in fields])
+
+            def change(call: cst.Call) -> cst.Call:
+                arguments: list[cst.Arg] = []
+                for each in call.args:
+                    text = code(each.value)
+                    if text == part or text in OPTIONS_OF[part]:
+                        parts = [f"{text}.{field}" if text != part else f"{part}_{field}" for field in fields]
+                        arguments += [cst.Arg(nodes.expression(one)) for one in parts]
+                    else:
+                        arguments.append(each)
+                return call if len(arguments) == len(call.args) else call.with_changes(args=arguments)
+
+            return nodes.replaced(nodes.calls_mapped(tree, change), names)
+
+        program.mapped(spread)
+        for name, tree in list(program.definitions.items()):
+            program.definitions[name] = _own_fields(nodes.replaced(tree, own), part, fields)
+
+
+OPTIONS_OF = {
+    "rotary": ("config.rotary",),
+    "norm": ("config.qk_norm", "config.value_norm"),
+    "temperature": ("config.temperature",),
+}
+
+
+def _own_fields(tree: Any, part: str, fields: list[str]) -> Any:
+    """`self.norm = norm` as one assignment for each field, and `norm: Norm` as one annotation for each."""
+
+    def change(lines: list[Any]) -> list[Any]:
+        found: list[Any] = []
+        for line in lines:
+            small, pairs = nodes.small(line), nodes.pairs(line)
+            if isinstance(small, cst.AnnAssign) and code(small.target) == part:
+                found += [nodes.statement(f"{part}_{field}: {ANNOTATIONS[field]}\n") for field in fields]
+                continue
+            if not any(code(target) == f"self.{part}" for target, _ in pairs):
+                found.append(line)
+                continue
+            new: list[Any] = []
+            for target, value in pairs:
+                if code(target) == f"self.{part}":
+                    own = [(f"self.{part}_{field}", f"{code(value)}_{field}") for field in fields]
+                    new += [(nodes.expression(one), nodes.expression(other)) for one, other in own]
+                else:
+                    new.append((target, value))
+            found += [nodes.assignment(*pair) for pair in new]
+        return found
+
+    return nodes.lines_mapped(tree, change)
+
+
+ANNOTATIONS = {"kind": "str", "eps": "float", "over": "str", "after": "bool"}

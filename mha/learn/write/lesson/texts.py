@@ -1,0 +1,141 @@
+"""What a file says in words: docstrings of the lesson without what it has no trace of, and those of its layer."""
+
+import inspect
+import re
+import textwrap
+from collections.abc import Collection, Iterable
+from typing import Any
+
+import libcst as cst
+
+from mha.core.call import ARGUMENTS, ROWS
+from mha.learn.write.trees import nodes
+from mha.learn.write.trees.program import LAYER, Program
+
+WIDTH = 120
+OTHERS = {
+    "training": "whether to drop weights",
+    "return_weights": "whether to return the weights, too",
+    "cache": "a Cache of earlier tokens, which queries see, too; theirs are added, and a mask is by slots after that",
+}
+ALSO = {"segments": ("segment",), "sinks": ("sink",), "gates": ("gate",), "score_bias": ("bias",)}
+
+
+def words_of(program: Program) -> dict[tuple[str, str], set[str]]:
+    """The parameters of each function of a lesson, before any is taken out."""
+    found = {}
+    for owner, name, tree in program.functions():
+        names = {each.name.value for each in nodes.parameters(tree)}
+        fields = {name.partition("_")[2] for name in names if name.startswith("rotary_")} - {
+            "dim",
+            "base",
+            "frequencies",
+            "magnitude",
+        }
+        found[owner, name] = names | fields
+    return found
+
+
+def documented(program: Program, asked: Collection[str], given: dict[str, str]) -> None:
+    """Put docstrings that speak of what is there, alone."""
+    absent = {name for name in (*ARGUMENTS, *OPTIONS) if name not in asked and name not in given}
+    absent = {word for name in absent for word in (name, *ALSO.get(name, ()))} | {"frozen"}
+    for owner, name, tree in list(program.functions()):
+        if owner == LAYER and name == program.setup:
+            continue
+        if owner == LAYER and name == program.entry:
+            program.put(owner, name, _with_docstring(tree, _of_call(asked), 8))
+            continue
+        gone = program.words.get((owner, name), set()) - {each.name.value for each in nodes.parameters(tree)}
+        program.put(owner, name, _filtered(tree, absent | gone, 8 if owner else 4))
+    for name, tree in list(program.definitions.items()):
+        if isinstance(tree, cst.ClassDef) and name != LAYER:
+            program.definitions[name] = _filtered(tree, absent, 4)
+    program.definitions[LAYER] = _with_docstring(program.definitions[LAYER], _of_layer(given), 4)
+
+
+OPTIONS = ("softcap", "window", "chunk", "sinks", "rotary", "qk_norm", "temperature", "output_gate")
+
+
+def _filtered(tree: Any, absent: Iterable[str], indent: int) -> Any:
+    """A function or class whose docstring has no sentence with one of these words, or about `mha` itself."""
+    if not (tree.body.body and nodes.is_docstring(tree.body.body[0])):
+        return tree
+    text = inspect.cleandoc(nodes.small(tree.body.body[0]).value.evaluated_value)
+    first, _, rest = text.partition("\n\n")
+    pattern = re.compile(rf"(?<![\w.])({'|'.join(map(re.escape, sorted(absent)))})(?!\w)|\bmha\b") if absent else None
+    kept = []
+    for paragraph in rest.split("\n\n"):
+        sentences = re.split(r"(?<=\.)\s+(?=[A-Za-z(`])", " ".join(paragraph.split()))
+        lines = [each for each in sentences if not (pattern and pattern.search(each))]
+        if lines and lines != [""]:
+            kept.append(" ".join(lines))
+    rest = " ".join(kept)
+    return _with_docstring(tree, " ".join(first.split()) + (f"\n\n{rest}" if rest else ""), indent)
+
+
+def _with_docstring(tree: Any, text: str, indent: int) -> Any:
+    """A function or class with this docstring: a line, and after two line ends what else there is to say."""
+    first, _, rest = text.partition("\n\n")
+    space = " " * indent
+    lines = [f'"""{first}']
+    if rest:
+        lines += textwrap.wrap(
+            rest, WIDTH, initial_indent=space, subsequent_indent=space, break_long_words=False, break_on_hyphens=False
+        )
+        lines.append(f'{space}"""')
+    else:
+        lines[0] += '"""'
+    made = nodes.statement("\n".join(lines) + "\n")
+    body = [line for number, line in enumerate(tree.body.body) if number or not nodes.is_docstring(line)]
+    return tree.with_changes(body=tree.body.with_changes(body=[made, *body]))
+
+
+MEANINGS = {
+    "num_hiddens": "width D of the output",
+    "num_heads": "number of heads H",
+    "dropout": "probability, in [0, 1), that training drops an attention weight",
+    "rotary_dim": "number of components of a head that turn, the first ones",
+    "rotary_base": "pair i of n of them turns by base ** (-i / n) from one position to the next",
+    "rotary_frequencies": "the angles, in radians, by which the pairs turn from one position to the next",
+    "rotary_magnitude": "number that the components which turn are multiplied by",
+    "qk_norm_eps": "number that is added to the mean square of queries and keys before its root",
+    "value_norm_eps": "number that is added to the mean square of values before its root",
+    "temperature_scale": "number by which the logarithm in the factor of the queries is multiplied",
+    "temperature_floor": "number of positions after which that factor grows again",
+    "temperature_shift": "whole number that is added to each position for it",
+    "key_dim": "width d of a head",
+    "value_dim": "width dv of a head of values",
+    "window": "(left, right), the numbers of keys before and after its own position that a query may see",
+    "num_key_value_heads": "number G of heads of keys and values: query head h uses head h // (H / G) of them",
+    "scale": "factor of the dot products",
+    "softcap": "number c of the cap c * tanh(scores / c)",
+    "chunk": "number of positions of a chunk, from 0 on: a query sees only the keys of its own",
+    "query_size": "width of the queries", "key_size": "width of the keys", "value_size": "width of the values",
+    "bias": "whether the projections add a bias",
+    "dtype": "dtype of inputs, weights and output",
+    "rngs": "flax.nnx.Rngs, which draw the weights and dropout",
+}  # fmt: skip
+
+
+def _of_layer(given: dict[str, str]) -> str:
+    return "Multi-head attention.\n\n" + " ".join(f"{name}: {MEANINGS[name]}." for name in given)
+
+
+def _of_call(asked: Collection[str]) -> str:
+    meanings = {name: row.meaning for name, row in ROWS.items()} | OTHERS
+    if "offset" not in asked:
+        meanings = {name: meaning.replace("offset + ", "") for name, meaning in meanings.items()}
+    said = " ".join(f"{name}: {meanings[name]}." for name in ARGUMENTS if name in asked)
+    attend, found = "Attend with queries (B, Q, any) to keys (B, K, any) and values (B, K, any)", "the output (B, Q, D)"
+    more = [
+        text
+        for name, text in {
+            "return_weights": ", with return_weights also the weights (B, H, Q, K) before dropout",
+            "cache": ", with a cache also the next one",
+        }.items()
+        if name in asked
+    ]
+    if not more:
+        return f"{attend}; returns {found}.\n\n{said}"
+    return f"{attend}.\n\nReturns {found}{''.join(more)}. {said}"

@@ -1,0 +1,99 @@
+"""JAX's layer as a module of Flax's NNX, which makes its parts and holds them; a module of linen describes them."""
+
+from typing import Any
+
+import libcst as cst
+
+from mha.learn.write.trees import nodes
+from mha.learn.write.trees.nodes import code
+from mha.learn.write.trees.program import LAYER, Program
+
+SAME = {f"nn.{name}": nodes.expression(f"nnx.{name}") for name in ("Module", "Dropout", "sigmoid")}
+DENSE = "nnx.Linear(in_size, out_size, use_bias=bias, dtype=dtype, param_dtype=dtype, rngs=rngs)"
+DRAWN = ("dense", "pooling", "dot", "additive", "nnx.Dropout")  # calls of what draws random numbers, now or later
+ARRAYS = {"nn.initializers.zeros": "jnp.zeros", "nn.initializers.ones": "jnp.ones"}
+
+
+def applied(program: Program) -> None:
+    """Put NNX in the place of linen in all classes of a lesson, and `rngs`, by name, where linen draws by itself."""
+    tree = program.function("", "dense")
+    program.put("", "dense", nodes.with_body(tree, [nodes.statement(f"return {DENSE}\n")]))
+    for name in ("dense", "pooling"):
+        program.put("", name, _drawing(program.function("", name)))
+    for name, each in list(program.definitions.items()):
+        if isinstance(each, cst.ClassDef):
+            program.definitions[name] = _made(each, draws=name == LAYER or "Attention" in name)
+    program.each(lambda tree: nodes.calls_mapped(nodes.replaced(tree, SAME), _change))
+    program.setup = "__init__"
+    program.imports["nnx"] = "from flax import nnx"
+
+
+def _drawing(tree: Any) -> Any:
+    """A function that takes `rngs`, by name."""
+    params = tree.params.with_changes(star_arg=cst.ParamStar(), kwonly_params=[cst.Param(cst.Name("rngs"))])
+    return tree.with_changes(params=params)
+
+
+def _made(tree: Any, draws: bool) -> Any:
+    """A class whose fields are arguments of a constructor, which does what `setup` does; draws: with `rngs`."""
+    fields = [nodes.small(line) for line in tree.body.body if isinstance(nodes.small(line), cst.AnnAssign)]
+    setup, others = None, []
+    for line in tree.body.body:
+        if isinstance(line, cst.FunctionDef) and line.name.value == "setup":
+            setup = line
+        elif not isinstance(nodes.small(line), cst.AnnAssign):
+            others.append(line)
+    if setup is None and not fields:
+        return tree
+    names = [field.target for field in fields]
+    lines = nodes.body_of(nodes.lines_mapped(setup, _with_any_dtype)) if setup is not None else []
+    arguments = {f"self.{code(name)}": name for name in names}
+    lines = [nodes.replaced(line, arguments) for line in lines]
+    read = "".join(code(line) for line in others)
+    kept = [(nodes.expression(text), name) for text, name in arguments.items() if text in read]
+    lines = [*([nodes.of_pairs(kept)] if kept else []), *lines]
+    made: Any = nodes.statement("def __init__(self):\n    pass\n")
+    params = [cst.Param(cst.Name("self")), *(cst.Param(field.target, default=field.value) for field in fields)]
+    made = nodes.with_body(made.with_changes(params=made.params.with_changes(params=params)), lines)
+    own = {
+        code(target): nodes.expression(f"{code(target)}[...]")
+        for line in lines
+        for target, value in _all_pairs(line)
+        if code(value).startswith("self.param(")
+    }
+    place = 1 if others and nodes.is_docstring(others[0]) else 0
+    others = [nodes.replaced(line, own) for line in others]
+    others.insert(place, _drawing(made) if draws else made)
+    return tree.with_changes(body=tree.body.with_changes(body=others))
+
+
+def _all_pairs(line: Any) -> list[tuple[Any, Any]]:
+    """The assignments of a statement, those of its block included."""
+    if isinstance(line, cst.If):
+        return [pair for each in line.body.body for pair in _all_pairs(each)]
+    return nodes.pairs(line)
+
+
+def _with_any_dtype(lines: list[Any]) -> list[Any]:
+    """Statements without the dtype that JAX has in the place of one that is switched off: a parameter asks for it."""
+    found: list[Any] = []
+    by: dict[str, Any] = {}
+    for line in lines:
+        made: Any = nodes.assigned(line)
+        if made is not None and code(made[1]).startswith("jax.dtypes.canonicalize_dtype("):
+            by[code(made[0])] = made[1].args[0].value
+        else:
+            found.append(nodes.replaced(line, by))
+    return found
+
+
+def _change(call: cst.Call) -> Any:
+    function = code(call.func)
+    if function in DRAWN:
+        return call.with_changes(args=[*call.args, nodes.keyword("rngs", cst.Name("rngs"))])
+    if function == "self.param":  # (name, initializer, shape, dtype)
+        _, array, shape, dtype = (code(each.value) for each in call.args)
+        return nodes.expression(f"nnx.Param({ARRAYS[array]}({shape}, {dtype}))")
+    if function == "self.dropping":  # which knows whether it is deterministic
+        return call.with_changes(args=[cst.Arg(call.args[0].value)])
+    return call

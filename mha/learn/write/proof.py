@@ -1,0 +1,209 @@
+"""The proof beside a file: a small case with numbers of NumPy in float64, and a test that needs the framework alone."""
+
+import dataclasses
+import json
+import re
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import save
+
+from mha.core.options.config import Config
+from mha.core.options.names import FloatName
+from mha.layer import MultiHeadAttention
+from mha.learn.write import steps
+from mha.learn.write.lesson import facts, named
+from mha.learn.write.recipe import BY_HEADS, Recipe
+from mha.parity.rule.rules import bound, largest
+from mha.weights import schemes
+
+FOLDER = Path(__file__).with_name("proofs")
+SEED = 20
+BY = "queries", "keys", "values", "W_q.kernel"
+GRADIENT = "gradient/"
+PADDED = 1  # the number of the call whose padding the test fills with what is no number
+B, Q, K = 2, 5, 7
+FEATURES = 5  # of most results, that are kept
+DTYPES: tuple[FloatName, ...] = ("float32", "float64")
+
+
+def test(recipe: Recipe, module: str) -> str:
+    """The text of the test of a module that was made of a recipe."""
+    parts = {"CALL": "steps" if "cache" in recipe.takes else "call", "FRAMEWORK": recipe.kind or recipe.backend}
+    text = (FOLDER / "test.txt").read_text().replace("MODULE", module)
+    for place, part in parts.items():
+        text = text.replace(f"# {place}\n", (FOLDER / f"{part}.txt").read_text())
+    return re.sub(r"# SET\n(.*?)# LOAD\n(.*?)# END\n", rf"\{2 if named.loads(recipe) else 1}", text, flags=re.DOTALL)
+
+
+def small(config: Config, names: str | None = None) -> Config:
+    """A small layer with the same options: three heads of queries for each of keys, or three in all; small numbers.
+
+    names: the scheme that says where its weights lie in files; some have no biases, or inputs of one width.
+    """
+    H, G = (6, 2) if config.num_key_value_heads < config.num_heads else (3, 3)
+    pairs = 0 if config.rotary is None else 2  # of a single one nobody sees what turns with what, nor at which base
+    d = 2 * pairs + 2 * (config.rotary is None or config.rotary.dim != config.key_dim)
+    D = H * d if facts.by_width(config) else 10
+    sizes: dict[str, Any] = {"num_hiddens": D, "num_heads": H, "num_key_value_heads": G, "key_dim": d}
+    sizes["value_dim"] = d if config.value_dim == config.key_dim else 5
+    for name, size in {"query_size": 7, "key_size": 5, "value_size": 11}.items():
+        sizes[name] = D if getattr(config, name) == config.num_hiddens else size
+    if named.packs(names):
+        sizes["key_size"] = sizes["value_size"] = sizes["query_size"]
+    if config.window is not None:
+        sizes["window"] = tuple(None if side is None else n for side, n in zip(config.window, (2, 1), strict=True))
+    if config.chunk is not None:
+        sizes["chunk"] = 3
+    if config.rotary is not None:
+        given = config.rotary.frequencies
+        changes: dict[str, Any] = {"dim": 2 * pairs, "frequencies": None if given is None else given[:pairs]}
+        sizes["rotary"] = dataclasses.replace(config.rotary, **changes)
+    if config.temperature is not None:
+        sizes["temperature"] = dataclasses.replace(config.temperature, floor=2)
+    return dataclasses.replace(config, dropout=0.0, bias=named.biased(names), dtype="float32", **sizes)
+
+
+def cases(recipe: Recipe) -> bytes:
+    """The case file: weights, inputs, calls, and what NumPy makes of them in float64, each with its bounds."""
+    made, random = small(recipe.config, recipe.names), np.random.default_rng(SEED)
+    layers = {dtype: _layer(made, dtype) for dtype in DTYPES}
+    weights = {name: _drawn(random, X.shape, 0.5) for name, X in layers["float64"].weights.items()}
+    for name in weights:
+        if name.endswith(".scale"):
+            weights[name] = 1 + weights[name]
+    for dtype, layer in layers.items():
+        layer.weights = {name: X.astype(dtype) for name, X in weights.items()}
+    inputs = {
+        "queries": _drawn(random, (B, Q, made.query_size)),
+        "keys": _drawn(random, (B, K, made.key_size)),
+        "values": _drawn(random, (B, K, made.value_size)),
+        "cotangent": _drawn(random, (B, Q, made.num_hiddens)),
+    }
+    own = named.own_names(made, recipe.backend, recipe.names)
+    arrays = {f"inputs/{name}": X for name, X in inputs.items()}
+    if named.loads(recipe):
+        arranged = schemes.arranged(made, weights, recipe.names)  # type: ignore[arg-type]
+        arrays |= {f"file/{name}": X for name, X in arranged.items()}
+    else:
+        arrays |= {f"weights/{name}": X for name, X in weights.items()}
+    as_in: dict[FloatName, FloatName] = {"float32": "float32", "float64": "float64"}
+    if recipe.fused and recipe.backend in BY_HEADS:
+        as_in["float64"] = "float32"
+    calls: dict[str, Any] = {}
+    every = list(_calls(random, made, recipe.takes))
+    together = sum("cache" not in call for call in every) - 1  # the number of the call with all arguments
+    for number, call in enumerate(every):
+        if "cache" in call:
+            call = steps.fitting(layers["float32"], [inputs[one] for one in BY[:3]], call)
+        given = {one: X for one, X in call.items() if isinstance(X, np.ndarray)}
+        arrays |= {
+            f"call/{number}/{one}": X.astype("float32") if X.dtype == "float64" else X for one, X in given.items()
+        }
+        found = {dtype: _results(layer, dtype, inputs, call) for dtype, layer in layers.items()}
+        gradients = {PADDED: BY, together: BY[:3]}.get(number, ())
+        kept = [one for one in found["float64"] if not one.startswith(GRADIENT) or one[len(GRADIENT) :] in gradients]
+        arrays |= {f"expected/{number}/{one}": found["float64"][one][_corner(one, number)] for one in kept}
+        calls[f"{number}"] = {
+            "plain": {one: X for one, X in call.items() if one not in given} | steps.made(call),
+            "bounds": {one: _bounds(one, found, as_in) for one in kept},
+        }
+    meta = {"padded": f"{PADDED}", "names": own, "sizes": _constructor(made), "calls": calls}
+    return save({name: np.ascontiguousarray(X) for name, X in arrays.items()}, {"case": json.dumps(meta)})
+
+
+def _corner(one: str, number: int) -> tuple[Any, ...]:
+    """What is kept of a result of a call: of features, which are all made of all heads, a few are enough."""
+    if one == "weights" or (one == "output" and number == 0):
+        return (...,)
+    return (slice(FEATURES),) if one == "gradient/W_q.kernel" else (..., slice(FEATURES))
+
+
+def _bounds(one: str, found: dict[FloatName, dict[str, Any]], as_in: dict[FloatName, FloatName]) -> dict[str, float]:
+    """How far a result may be from NumPy's in each dtype; as_in: the dtype whose rounding explains it."""
+    gradient, double = one.startswith(GRADIENT), found["float64"]
+    steep = max((largest(X) for name, X in double.items() if gradient and name.startswith(GRADIENT)), default=0.0)
+    bounds = {
+        dtype: bound(of, double[one], found[of][one], gradient=gradient, scale=steep) for dtype, of in as_in.items()
+    }
+    return {dtype: float(f"{size:.2e}") for dtype, size in bounds.items()}
+
+
+def _layer(config: Config, dtype: FloatName) -> MultiHeadAttention:
+    options = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
+    return MultiHeadAttention(**options | {"dtype": dtype}, backend="numpy")
+
+
+def _drawn(random: np.random.Generator, shape: tuple[int, ...], scale: float = 1.0) -> np.ndarray:
+    """Random numbers that float32 has exactly, so that every dtype gets the same."""
+    return (scale * random.standard_normal(shape)).astype("float32")
+
+
+def _calls(random: Any, config: Config, asked: Collection[str]) -> Iterator[dict[str, Any]]:
+    """Calls that use each argument: alone, and together."""
+    H = config.num_heads
+    whole: dict[str, Any] = {
+        "valid_lens": np.array([K - 2, 0], "int32"),
+        "mask": random.random((B, H, Q, K)) > 0.3,
+        "score_bias": _drawn(random, (1, H, Q, K)),
+        "causal": True,
+        "offset": 1,
+        "head_gates": _drawn(random, (B, H)),
+        "positions": np.array([[*range(2, Q + 1), -1], [*range(1, Q + 1)]], "int32"),
+        "key_positions": np.array([[*range(1, K), -1], [*range(K)]], "int32"),
+        "segments": np.array([[0] * 3 + [1] * (Q - 3), [2] * Q], "int32"),
+        "key_segments": np.array([[0] * 3 + [1] * (K - 3), [2] * (K - 1) + [-1]], "int32"),
+        "return_weights": True,
+    }
+    names = [name for name in whole if name in asked]
+    yield {}
+    yield {"valid_lens": whole["valid_lens"]}
+    yield {"valid_lens": random.integers(1, K + 1, (B, Q)).astype("int32")}
+    yield {"mask": random.random((Q, K)) > 0.3}
+    yield {"causal": True}
+    for name in names:
+        if name not in ("valid_lens", "mask", "causal"):
+            alone = {name: whole[name]}
+            if name == "key_segments":
+                continue
+            if name == "segments":
+                alone["key_segments"] = whole["key_segments"]
+            if name == "key_positions":
+                alone["positions"] = whole["positions"]
+            yield alone | ({"causal": True} if name in ("offset", "positions", "key_positions") else {})
+    left_out = {"offset"} | ({"positions"} if "segments" in asked and "key_positions" not in asked else set())
+    yield {name: whole[name] for name in names if name not in left_out}
+    if "cache" in asked:
+        yield from steps.calls(asked, whole, random)
+
+
+def _results(layer: MultiHeadAttention, dtype: str, inputs: dict[str, Any], call: dict[str, Any]) -> dict[str, Any]:
+    """The output of a call, the weights where they are asked for, and the gradients of the inputs."""
+
+    def cast(X: Any) -> Any:
+        return X.astype(dtype) if isinstance(X, np.ndarray) and X.dtype == "float32" else X
+
+    given = {name: cast(X) for name, X in call.items()}
+    arrays = [cast(inputs[name]) for name in ("queries", "keys", "values")]
+    if "cache" in given:
+        return steps.results(layer, arrays, given)
+    output = layer(*arrays, **given)
+    weights = {}
+    if given.pop("return_weights", False):
+        output, weights["weights"] = output
+    gradients = layer.gradients(*arrays, cotangent=cast(inputs["cotangent"]), **given)
+    return {"output": output} | weights | {f"{GRADIENT}{name}": gradients[name] for name in BY}
+
+
+def _constructor(made: Config) -> dict[str, Any]:
+    """The numbers for the constructor, under the names that they have there."""
+    found: dict[str, Any] = {"num_hiddens": made.num_hiddens, "num_heads": made.num_heads, "bias": made.bias}
+    named = facts.constructor(made)
+    for expression, (name, _) in named.items():
+        value: Any = made
+        for step in expression.split(".")[1:]:
+            value = getattr(value, step)
+        found[name] = value
+    return found

@@ -1,0 +1,229 @@
+"""Put what a function does where it is called: a method that is called once, and a function that only says a thing."""
+
+from typing import Any
+
+import libcst as cst
+
+from mha.learn.write.trees import folding, nodes
+from mha.learn.write.trees.nodes import code
+from mha.learn.write.trees.program import Program, bound, defaults, takes
+from mha.learn.write.trees.walking import Changing
+
+SIMPLE = cst.Name, cst.Attribute, cst.Integer, cst.Float, cst.SimpleString
+
+
+def inlined(program: Program, keep: set[str], only: str | None = None) -> bool:
+    """Put one more function where it is called; whether there was one.
+
+    keep: names that stay functions; only: the class whose methods are looked at, None = all functions.
+    """
+    for owner, name, tree in list(program.functions()):
+        if only is not None and owner != only:
+            continue
+        if name in keep or name == program.setup or name.startswith("__") or tree.decorators:
+            continue
+        sites = program.sites(owner, name)
+        guarded = not owner and len(sites) == 1 and _guard(tree) is not None
+        if not sites or not (_straight(tree) or guarded) or any(_itself(each, owner, name) for each in sites):
+            continue
+        if guarded or _saying(tree, sites) or (len(sites) == 1 and _short(program, owner, name, tree)):
+            of_class, caller, _ = sites[0]
+            before = program.function(of_class, caller)
+            made = _with(program, of_class, caller, owner, name, tree)
+            if made is not before:
+                program.put(of_class, caller, made)
+                return True
+    return False
+
+
+def _itself(site: tuple[str, str, cst.Call], owner: str, name: str) -> bool:
+    return site[:2] == (owner, name)
+
+
+def _short(program: Program, owner: str, name: str, tree: Any) -> bool:
+    """Whether a function that is called once reads better where it is called, as a step of its layer does."""
+    return (bool(owner) and name != program.entry) or len(nodes.body_of(tree)) <= 5
+
+
+def _straight(tree: Any) -> bool:
+    """Whether a function has one return, at its end, and no names that only its own body may have."""
+    body = nodes.body_of(tree)
+    if not body or not isinstance(nodes.small(body[-1]), cst.Return) or nodes.small(body[-1]).value is None:
+        return False
+    return nodes.returns(tree) == 1 and not tree.params.star_kwarg and not isinstance(tree.params.star_arg, cst.Param)
+
+
+def returns_early(tree: Any) -> bool:
+    """Whether a function begins with a condition under which it returns at once."""
+    first = nodes.body_of(tree)[0]
+    return isinstance(first, cst.If) and isinstance(nodes.small(first.body.body[-1]), cst.Return)
+
+
+def in_branches(tree: Any) -> Any:
+    """A function that may return early what its parameters become, with a branch for that and one for the rest."""
+    first, *rest = nodes.body_of(tree)
+    result = nodes.tuple_of([cst.Name(name) for name in takes(tree)], bare=True)
+
+    def assigning(lines: list[Any]) -> list[Any]:
+        *before, last = lines
+        return [*before, nodes.assignment(result, nodes.small(last).value, like=last)]
+
+    block = first.body.with_changes(body=assigning(list(first.body.body)))
+    branch = first.with_changes(body=block, orelse=cst.Else(first.body.with_changes(body=assigning(rest))))
+    return nodes.with_body(tree, [branch, cst.SimpleStatementLine([cst.Return(result)])])
+
+
+def _guard(tree: Any) -> tuple[Any, Any] | None:
+    """The condition under which a function returns at once, and what; None if it does not begin so."""
+    body = nodes.body_of(tree)
+    first = body[0]
+    if not isinstance(first, cst.If) or first.orelse is not None or len(first.body.body) != 1:
+        return None
+    returned: Any = nodes.small(first.body.body[0])
+    if not isinstance(returned, cst.Return) or len(body) < 2 or not _straight(nodes.with_body(tree, body[1:])):
+        return None
+    return first.test, returned.value
+
+
+def _nothing_else(line: Any, call: cst.Call, tree: Any) -> cst.BaseExpression | None:
+    """The condition under which a line `x = f(x)` does something, where f begins by a guard; None if it is no such."""
+    made, guard = nodes.assigned(line), _guard(tree)
+    given = bound(call, takes(tree))
+    if made is None or guard is None or given is None or made[1] is not call:
+        return None
+    test, value = (nodes.replaced(each, given) for each in guard)
+    target = code(nodes.tuple_of(nodes.elements(made[0]) or [made[0]], bare=True))
+    same = code(value).strip("()") == target
+    empty = code(value) == "None" and code(test) == f"{target} is None"
+    if not (same or empty):
+        return None
+    return folding.folded(cst.UnaryOperation(cst.Not(), nodes.in_brackets(test)), {})
+
+
+def _saying(tree: Any, sites: list[tuple[str, str, cst.Call]]) -> bool:
+    """Whether a function is no more than a name or a call of something else, with arguments as they came."""
+    body = nodes.body_of(tree)
+    if len(body) != 1:
+        return False
+    value: Any = nodes.small(body[0]).value
+    if isinstance(value, SIMPLE):
+        return True
+    given = takes(tree)
+    often = {name for name in given if nodes.names(value).count(name) > 1}
+    for _, _, call in sites:
+        arguments = bound(call, given) or {}
+        if any(not isinstance(arguments.get(name), SIMPLE) for name in often):
+            return False
+    return isinstance(value, cst.Call) and len(code(value)) <= 88
+
+
+def _with(program: Program, of_class: str, caller: str, owner: str, name: str, tree: Any) -> Any:
+    """The caller with the function's body where it calls it first."""
+    function = program.function(of_class, caller)
+    done = [False]
+
+    def in_block(lines: list[Any]) -> list[Any]:
+        made: list[Any] = []
+        for number, line in enumerate(lines):
+            found = None if done[0] else _call_in(program, of_class, line, owner, name)
+            if found is None:
+                made.append(line)
+                continue
+            after = lines[number + 1 :]
+            inner = not any(one is other for one in lines for other in function.body.body)
+            live = nodes.live(after) if not inner else set(nodes.names(function.body))  # which what follows may read
+            if _straight(tree):
+                made += _replaced(line, found, tree, live)
+                done[0] = True
+            elif (test := _nothing_else(line, found, tree)) is not None:
+                rest = nodes.with_body(tree, nodes.body_of(tree)[1:])
+                block = cst.IndentedBlock(_replaced(line, found, rest, live))
+                made.append(cst.If(test, block))
+                done[0] = True
+            else:
+                made.append(line)
+        return made
+
+    new = nodes.lines_mapped(function, in_block)
+    return new if done[0] else function
+
+
+def _call_in(program: Program, of_class: str, line: Any, owner: str, name: str) -> cst.Call | None:
+    """The call of the function in the head of a statement, not in its blocks."""
+    head = line
+    if isinstance(line, cst.If):
+        head = line.test
+    elif not isinstance(line, cst.SimpleStatementLine):
+        return None
+    return next((call for call in nodes.calls(head) if program.called(of_class, call) == (owner, name)), None)
+
+
+def _replaced(line: Any, call: cst.Call, tree: Any, used_after: set[str]) -> list[Any]:
+    """The statements in the place of a line with a call: those of the function, and the line with what it returns."""
+    given = bound(call, takes(tree))
+    if given is None:
+        raise ValueError(f"the call {code(call)} hides its arguments behind stars")
+    given = defaults(tree) | given
+    body = nodes.body_of(tree)
+    beside = set(nodes.names(line)) if isinstance(line, cst.SimpleStatementLine) else set()
+    written = [each for one in body for each in nodes.targets(one)]
+    by: dict[str, cst.BaseExpression] = {}
+    before: list[Any] = []
+    own_targets = set(nodes.targets(line))
+    for parameter, value in given.items():
+        uses = sum(nodes.names(one).count(parameter) for one in body) - written.count(parameter)
+        if parameter in written:
+            if nodes.is_name(value) and (code(value) not in used_after or code(value) in own_targets):
+                by[parameter] = value
+            elif (first := _read_first(body, parameter, value)) is not None:
+                body = [first, *body[1:]]
+            else:
+                before.append(nodes.assignment(cst.Name(parameter), value))
+        elif isinstance(value, SIMPLE) or uses <= 1:
+            by[parameter] = value
+        else:
+            fresh = _fresh(parameter, used_after | beside)
+            before.append(nodes.assignment(cst.Name(fresh), value))
+            by[parameter] = cst.Name(fresh)
+    for local in set(written) - set(given):
+        if local in used_after - own_targets or (local in beside - own_targets and local not in given):
+            by[local] = cst.Name(_fresh(local, used_after | beside))
+    by = {name: value for name, value in by.items() if not (isinstance(value, cst.Name) and value.value == name)}
+    moved = [nodes.replaced(one, by, stores=True) for one in body]
+    last = moved.pop()
+    result: Any = nodes.small(last).value
+    if isinstance(result, cst.Tuple):
+        result = result.with_changes(lpar=[cst.LeftParen()], rpar=[cst.RightParen()])
+    elif not isinstance(result, SIMPLE):
+        result = nodes.in_brackets(result)
+    new = _One(call, result).changed(line)
+    if isinstance(new, cst.SimpleStatementLine) and new.trailing_whitespace.comment is None:
+        new = new.with_changes(trailing_whitespace=last.trailing_whitespace)
+    lines = [*before, *moved, new]
+    if line.leading_lines:
+        lines[-1] = lines[-1].with_changes(leading_lines=[])
+        lines[0] = lines[0].with_changes(leading_lines=[*line.leading_lines, *lines[0].leading_lines])
+    return lines
+
+
+def _read_first(body: list[Any], parameter: str, value: cst.BaseExpression) -> Any:
+    """The first statement with a parameter's value in it, if it reads the parameter once and gives it another."""
+    made = nodes.assigned(body[0])
+    if made is None or parameter not in nodes.targets(body[0]) or nodes.names(made[1]).count(parameter) != 1:
+        return None
+    return nodes.assignment(made[0], nodes.replaced(made[1], {parameter: value}), like=body[0])
+
+
+def _fresh(name: str, taken: set[str]) -> str:
+    """A name like this one that is not taken."""
+    return next(each for each in (name, *(f"{name}_{n}" for n in range(2, 100))) if each not in taken)
+
+
+class _One(Changing):
+    """Puts a result in the place of one call."""
+
+    def __init__(self, call: cst.Call, result: cst.BaseExpression) -> None:
+        self.call, self.result = call, result
+
+    def leave_Call(self, node: cst.Call, new: cst.Call) -> Any:
+        return self.result if node is self.call else new

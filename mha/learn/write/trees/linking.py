@@ -1,0 +1,283 @@
+"""What holds between functions: arguments and results that say nothing of their own, and what nobody calls."""
+
+import functools
+import re
+from typing import Any
+
+import libcst as cst
+
+from mha.learn.write.trees import folding, nodes
+from mha.learn.write.trees.nodes import code
+from mha.learn.write.trees.program import Program, bound, defaults, takes
+from mha.learn.write.trees.walking import Reading
+
+
+def linked(program: Program, roots: set[tuple[str, str]]) -> None:
+    """Take out parameters that are always the same or never used, and what cannot be reached. roots: who is called."""
+    for owner, name, _ in list(program.functions()):
+        tree = program.function(owner, name)
+        if (owner, name) not in roots and not tree.decorators:
+            _without_parameters(program, owner, name, tree)
+            _without_results(program, owner, name)
+    for owner, tree in list(program.definitions.items()):
+        if isinstance(tree, cst.ClassDef):
+            _without_fields(program, owner)
+    pruned(program, roots)
+
+
+def _without_parameters(program: Program, owner: str, name: str, tree: Any) -> None:
+    """Take out the parameters of a function that say the same in every call, or that it does not use."""
+    sites = program.sites(owner, name)
+    fields = program.fields(owner) if owner and name == program.setup and program.setup != "__init__" else None
+    if not sites or isinstance(tree.params.star_arg, cst.Param):
+        return
+    given = takes(tree) if fields is None else fields
+    default = defaults(tree) if fields is None else _field_defaults(program, owner)
+    calls = [bound(call, given) for _, _, call in sites]
+    if any(call is None for call in calls):
+        return
+    gone = []
+    for parameter in given:
+        values = [(call or {}).get(parameter, default.get(parameter)) for call in calls]
+        own = [value for value in values if value is not None]
+        if len(own) < len(values):
+            continue
+        alike = folding.is_constant(own[0]) and all(nodes.same(value, own[0]) for value in own)
+        if fields is None:
+            used = parameter in nodes.live(nodes.body_of(tree))
+        else:
+            used = any(f"self.{parameter}" in code(line) for line in program.definitions[owner].body.body)
+        if used and not alike:
+            continue
+        if fields is None:
+            new = nodes.replaced(tree, {parameter: own[0]}) if used else tree
+            if parameter in nodes.targets(tree.body) and used:
+                new = _given_first(tree, parameter, own[0])
+                if new is None:
+                    continue
+            tree = _taking_less(new, parameter)
+            program.put(owner, name, tree)
+        else:
+            program.definitions[owner] = _with_field(program.definitions[owner], parameter, own[0] if used else None)
+        gone.append(parameter)
+    if gone:
+        _giving_less(program, owner, name, given, gone)
+
+
+def _without_results(program: Program, owner: str, name: str) -> None:
+    """Take out what a function returns that nobody reads, or that its caller can say: a constant, or what it has."""
+    tree, sites = program.function(owner, name), program.sites(owner, name)
+    if tree is None or len(sites) != 1 or not isinstance(nodes.small(nodes.body_of(tree)[-1]), cst.Return):
+        return
+    of_class, caller, call = sites[0]
+    *body, last = nodes.body_of(tree)
+    values = nodes.elements(nodes.small(last).value or nodes.NONE)
+    if values is None or nodes.returns(tree) != 1:
+        return
+    double: dict[int, Any] = {}  # of results that are not returned: what their caller says instead, if anything
+
+    def less(lines: list[Any]) -> list[Any]:
+        found: list[Any] = []
+        for line in lines:
+            made = nodes.assigned(line)
+            targets = nodes.elements(made[0]) if made is not None and made[1] is call else None
+            if targets is None or len(targets) != len(values):
+                found.append(line)
+                continue
+            for n, value in enumerate(values):
+                first = next((m for m in range(n) if nodes.same(values[m], value) and nodes.is_name(targets[m])), None)
+                if code(targets[n]) == "_":
+                    double[n] = None
+                elif (constant := _constant_after(body, value)) is not None:
+                    double[n] = constant
+                elif first is not None:
+                    double[n] = targets[first]
+            left = nodes.tuple_of([each for n, each in enumerate(targets) if n not in double], bare=True)
+            said = [nodes.assignment(targets[n], value) for n, value in double.items() if value is not None]
+            found += [nodes.assignment(left, call, like=line), *said] if double else [line]
+        return found
+
+    function = program.function(of_class, caller)
+    made = nodes.lines_mapped(function, less)
+    if double and made is not function:
+        returned = nodes.tuple_of([each for n, each in enumerate(values) if n not in double], bare=True)
+        new = last.with_changes(body=[cst.Return(returned)])
+        program.put(of_class, caller, made)
+        program.put(owner, name, nodes.with_body(tree, [*body, new]))
+
+
+def _constant_after(lines: list[Any], value: cst.BaseExpression) -> cst.BaseExpression | None:
+    """The constant that an expression is after these statements, if it is one."""
+    if folding.is_constant(value):
+        return value
+    last = next((line for line in reversed(lines) if code(value) in nodes.targets(line)), None)
+    made = None if last is None else nodes.assigned(last)
+    return made[1] if made is not None and nodes.is_name(made[0]) and folding.is_constant(made[1]) else None
+
+
+def _given_first(tree: Any, parameter: str, value: cst.BaseExpression) -> Any:
+    """A function whose first statement about a parameter gives it another value, with a constant in that statement."""
+    body = nodes.body_of(tree)
+    for number, line in enumerate(body):
+        if parameter in nodes.names(line):
+            made = nodes.assigned(line)
+            if made is None or code(made[0]) != parameter:
+                return None
+            new = nodes.assignment(made[0], nodes.replaced(made[1], {parameter: value}), like=line)
+            return nodes.with_body(tree, [*body[:number], new, *body[number + 1 :]])
+    return None
+
+
+def _taking_less(tree: Any, parameter: str) -> Any:
+    """A function without one of its parameters."""
+
+    def without(parameters: Any) -> list[cst.Param]:
+        left = [each for each in parameters if each.name.value != parameter]
+        return [each.with_changes(comma=cst.MaybeSentinel.DEFAULT) for each in left]
+
+    parameters = tree.params.with_changes(
+        params=without(tree.params.params), kwonly_params=without(tree.params.kwonly_params)
+    )
+    if not parameters.kwonly_params:
+        parameters = parameters.with_changes(star_arg=cst.MaybeSentinel.DEFAULT)
+    return tree.with_changes(params=parameters)
+
+
+def _giving_less(program: Program, owner: str, name: str, given: list[str], gone: list[str]) -> None:
+    """Take the arguments of some parameters out of every call of a function."""
+
+    def less(of_class: str, call: cst.Call) -> cst.Call:
+        if program.called(of_class, call) != (owner, name):
+            return call
+        left = [
+            each
+            for number, each in enumerate(call.args)
+            if (given[number] if each.keyword is None else each.keyword.value) not in gone
+        ]
+        left = [each.with_changes(comma=cst.MaybeSentinel.DEFAULT) for each in left]
+        return call.with_changes(args=left, whitespace_before_args=cst.SimpleWhitespace(""))
+
+    for of_class, caller in {site[:2] for site in program.sites(owner, name)}:
+        change = functools.partial(less, of_class)
+        program.put(of_class, caller, nodes.calls_mapped(program.function(of_class, caller), change))
+
+
+def _field_defaults(program: Program, owner: str) -> dict[str, cst.BaseExpression]:
+    lines = [nodes.small(line) for line in program.definitions[owner].body.body]
+    return {
+        code(line.target): line.value for line in lines if isinstance(line, cst.AnnAssign) and line.value is not None
+    }
+
+
+def _with_field(tree: Any, field: str, value: cst.BaseExpression | None) -> Any:
+    """A class without one of its fields, and with a constant where it is read."""
+    lines = [
+        line
+        for line in tree.body.body
+        if not (isinstance(nodes.small(line), cst.AnnAssign) and code(nodes.small(line).target) == field)
+    ]
+    tree = tree.with_changes(body=tree.body.with_changes(body=lines))
+    return tree if value is None else nodes.replaced(tree, {f"self.{field}": value})
+
+
+def _without_fields(program: Program, owner: str) -> None:
+    """Take attributes out of a class that are constant, or that nothing reads."""
+    tree = program.definitions[owner]
+    made: dict[str, list[Any]] = {}
+    for of_class, _, function in program.functions():
+        if of_class == owner:
+            for line in _all_lines(function):
+                for target, given in nodes.pairs(line):
+                    if code(target).startswith("self."):
+                        made.setdefault(code(target), []).append(given)
+    everything = program.text()
+    for attribute, values in made.items():
+        if len(values) != 1 or attribute.removeprefix("self.") in program.asked:
+            continue
+        constant = folding.is_constant(values[0])
+        read = _reads(tree, attribute)
+        if isinstance(values[0], cst.Call) and "." in code(values[0].func) and not constant:
+            continue  # a part or a parameter of a framework, which it finds by itself
+        if constant:
+            tree = nodes.replaced(tree, {attribute: values[0]})
+        if constant or not read:
+            if not constant and f".{attribute.removeprefix('self.')}" in everything.replace(attribute, ""):
+                continue
+            tree = nodes.lines_mapped(tree, functools.partial(_not_assigning, attribute=attribute))
+    program.definitions[owner] = tree
+
+
+def _reads(tree: Any, attribute: str) -> bool:
+    reads = [False]
+
+    class Reads(Reading):
+        def visit_AssignTarget(self, node: cst.AssignTarget) -> bool:
+            return False
+
+        def visit_Attribute(self, node: cst.Attribute) -> None:
+            reads[0] = reads[0] or code(node) == attribute
+
+    Reads().read(tree)
+    return reads[0]
+
+
+def _not_assigning(lines: list[Any], attribute: str) -> list[Any]:
+    """Statements without the assignment to an attribute."""
+    kept = []
+    for line in lines:
+        pairs = nodes.pairs(line)
+        left = [pair for pair in pairs if code(pair[0]) != attribute]
+        if len(left) == len(pairs):
+            kept.append(line)
+        elif left:
+            kept.append(nodes.of_pairs(left, like=line))
+    return kept
+
+
+def _all_lines(function: Any) -> list[Any]:
+    found: list[Any] = []
+
+    class Lines(Reading):
+        def visit_SimpleStatementLine(self, node: cst.SimpleStatementLine) -> None:
+            found.append(node)
+
+    Lines().read(function)
+    return found
+
+
+def pruned(program: Program, roots: set[tuple[str, str]]) -> None:
+    """Take out definitions, methods and imports that nothing reaches from the roots."""
+    reached = {owner for owner, _ in roots}
+    waiting = list(reached)
+    while waiting:
+        tree = program.definitions[waiting.pop()]
+        for name in _mentioned(tree):
+            if name in program.definitions and name not in reached:
+                reached.add(name)
+                waiting.append(name)
+        for name, other in program.definitions.items():  # what completes a function stands in its decorators
+            completed = {code(each.decorator).split(".")[0] for each in getattr(other, "decorators", ())}
+            if name not in reached and completed & reached & program.definitions.keys():
+                reached.add(name)
+                waiting.append(name)
+    program.definitions = {name: tree for name, tree in program.definitions.items() if name in reached}
+    kept = {name for _, name in roots} | {program.entry, program.setup, "__init__", "setup"}
+    for owner, name, _ in list(program.functions()):
+        if owner and name not in kept and not name.startswith("__"):
+            text = "\n".join(code(tree) for a, b, tree in program.functions() if (a, b) != (owner, name))
+            if not re.search(rf"\bself\.(\w+\.)?{name}\(", text):
+                program.put(owner, name, None)
+
+
+def _mentioned(tree: Any) -> set[str]:
+    """The names of others that a definition mentions."""
+    if isinstance(tree, cst.FunctionDef):
+        return (
+            set(nodes.names(tree))
+            - set(nodes.targets(tree.body))
+            - {each.name.value for each in nodes.parameters(tree)}
+        )
+    if isinstance(tree, cst.ClassDef):
+        heads = [each.value for each in tree.bases]
+        return set().union(*(_mentioned(line) for line in (*tree.body.body, *heads)))
+    return set(nodes.names(tree))

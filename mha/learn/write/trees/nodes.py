@@ -1,0 +1,379 @@
+"""Small tools for syntax trees that keep comments: libcst's nodes from text and back, and what is in them."""
+
+import functools
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import libcst as cst
+
+from mha.learn.write.trees.walking import Changing, Reading
+
+EMPTY = cst.Module([])
+NONE, TRUE, FALSE = (cst.Name(name) for name in ("None", "True", "False"))
+
+
+@functools.lru_cache(maxsize=100_000)
+def code(node: cst.CSTNode) -> str:
+    """The text of a node."""
+    return EMPTY.code_for_node(node)
+
+
+def expression(text: str) -> cst.BaseExpression:
+    """The expression of this text."""
+    return cst.parse_expression(text)
+
+
+def statement(text: str) -> Any:
+    """The statement of this text."""
+    return cst.parse_statement(text)
+
+
+def same(first: cst.CSTNode, second: cst.CSTNode) -> bool:
+    """Whether two nodes read the same."""
+    return first is second or code(first) == code(second)
+
+
+def elements(value: cst.BaseExpression) -> list[cst.BaseExpression] | None:
+    """The elements of a tuple without stars; None if it is no such thing."""
+    if isinstance(value, cst.Tuple) and all(isinstance(each, cst.Element) for each in value.elements):
+        return [each.value for each in value.elements]
+    return None
+
+
+def tuple_of(values: Sequence[cst.BaseExpression], bare: bool = False) -> cst.BaseExpression:
+    """A tuple of values, without brackets if it is bare; of one value, that value."""
+    if len(values) == 1:
+        return values[0]
+    made = [cst.Element(value) for value in values]
+    return cst.Tuple(made, lpar=[], rpar=[]) if bare else cst.Tuple(made)
+
+
+def keyword(name: str, value: cst.BaseExpression) -> cst.Arg:
+    """An argument by name."""
+    bare = cst.AssignEqual(cst.SimpleWhitespace(""), cst.SimpleWhitespace(""))
+    return cst.Arg(value, cst.Name(name), equal=bare)
+
+
+def in_brackets(value: Any) -> Any:
+    """An expression that can stand as a part of any other."""
+    plain = cst.Name, cst.Attribute, cst.Call, cst.Subscript, cst.Integer, cst.Float, cst.SimpleString, cst.List
+    if isinstance(value, plain) or value.lpar:
+        return value
+    return value.with_changes(lpar=[cst.LeftParen()], rpar=[cst.RightParen()])
+
+
+def is_name(value: cst.CSTNode) -> bool:
+    """Whether an expression is a name, and no constant."""
+    return isinstance(value, cst.Name) and value.value not in ("None", "True", "False")
+
+
+def small(line: cst.CSTNode) -> Any:
+    """The only small statement of a line; None if it is no line of one."""
+    if isinstance(line, cst.SimpleStatementLine) and len(line.body) == 1:
+        return line.body[0]
+    return None
+
+
+def assigned(line: cst.CSTNode) -> tuple[cst.BaseExpression, cst.BaseExpression] | None:
+    """Target and value of an assignment to one target; None for anything else."""
+    made = small(line)
+    if isinstance(made, cst.Assign) and len(made.targets) == 1:
+        return made.targets[0].target, made.value
+    return None
+
+
+def pairs(line: cst.CSTNode) -> list[tuple[Any, Any]]:
+    """Targets with their values of an assignment, each part of a tuple for itself; none for anything else."""
+    made = assigned(line)
+    if made is None:
+        return []
+    left, right = elements(made[0]), elements(made[1])
+    if left is not None and right is not None and len(left) == len(right):
+        return list(zip(left, right, strict=True))
+    return [made]
+
+
+def assignment(target: Any, value: cst.BaseExpression, like: Any = None) -> cst.SimpleStatementLine:
+    """An assignment, with the comments of a line that it is like."""
+    if isinstance(target, cst.Tuple):
+        target = target.with_changes(lpar=[], rpar=[])
+    if isinstance(value, cst.Tuple) and len(value.elements) > 1:
+        value = value.with_changes(lpar=[], rpar=[])
+    line = cst.SimpleStatementLine([cst.Assign([cst.AssignTarget(target)], value)])
+    return line if like is None else with_comments(line, like)
+
+
+def of_pairs(made: Sequence[tuple[Any, Any]], like: Any = None) -> cst.SimpleStatementLine:
+    """One assignment of several values to their targets, with the comments of a line that it is like."""
+    targets, values = zip(*made, strict=True)
+    return assignment(tuple_of(targets, bare=True), tuple_of(values, bare=True), like=like)
+
+
+def with_comments(line: Any, like: Any) -> Any:
+    """A line with the comments of another, unless it has one of its own where the other has none."""
+    trailing = line.trailing_whitespace if like.trailing_whitespace.comment is None else like.trailing_whitespace
+    return line.with_changes(trailing_whitespace=trailing, leading_lines=[*like.leading_lines, *line.leading_lines])
+
+
+def is_docstring(line: cst.CSTNode) -> bool:
+    """Whether a statement is a text alone."""
+    made = small(line)
+    return isinstance(made, cst.Expr) and isinstance(made.value, cst.SimpleString | cst.ConcatenatedString)
+
+
+def body_of(function: Any) -> list[Any]:
+    """The statements of a function or class without its docstring."""
+    body = list(function.body.body)
+    return body[1:] if body and is_docstring(body[0]) else body
+
+
+def with_body(function: Any, body: Sequence[Any]) -> Any:
+    """A function, class or branch with other statements, and its docstring; the same object if nothing changes."""
+    if are(body, body_of(function)):
+        return function
+    before = [line for line in function.body.body[:1] if is_docstring(line)]
+    return function.with_changes(body=function.body.with_changes(body=[*before, *body]))
+
+
+def are(lines: Sequence[Any], others: Sequence[Any]) -> bool:
+    """Whether these are the same objects."""
+    return len(lines) == len(others) and all(map(operator.is_, lines, others))
+
+
+def parameters(function: cst.FunctionDef) -> list[cst.Param]:
+    """The parameters of a function that have names of their own, self included."""
+    return [*function.params.params, *function.params.kwonly_params]
+
+
+@functools.lru_cache(maxsize=10_000)
+def names(node: cst.CSTNode) -> tuple[str, ...]:
+    """The names that are read or written in a node: without names of attributes and of keywords."""
+    if isinstance(node, cst.IndentedBlock):
+        return tuple(name for line in node.body for name in names(line))
+    found: list[str] = []
+
+    class Names(Reading):
+        def visit_Name(self, node: cst.Name) -> None:
+            found.append(node.value)
+
+        def visit_Attribute(self, node: cst.Attribute) -> bool:
+            self.read(node.value)
+            return False
+
+        def visit_Arg(self, node: cst.Arg) -> bool:
+            self.read(node.value)
+            return False
+
+        def visit_Param(self, node: cst.Param) -> bool:
+            if node.default is not None:
+                self.read(node.default)
+            return False
+
+    Names().read(node)
+    return tuple(found)
+
+
+@functools.lru_cache(maxsize=10_000)
+def targets(node: cst.CSTNode) -> tuple[str, ...]:
+    """The names that a node assigns to, each as often as it does."""
+    if isinstance(node, cst.IndentedBlock):
+        return tuple(name for line in node.body for name in targets(line))
+    found: list[str] = []
+
+    def take(target: cst.BaseExpression) -> None:
+        if isinstance(target, cst.Tuple | cst.List):
+            for each in target.elements:
+                take(each.value)
+        elif isinstance(target, cst.Name):
+            found.append(target.value)
+
+    class Targets(Reading):
+        def visit_AssignTarget(self, node: cst.AssignTarget) -> None:
+            take(node.target)
+
+        def visit_AugAssign(self, node: cst.AugAssign) -> None:
+            take(node.target)
+
+        def visit_For(self, node: cst.For) -> None:
+            take(node.target)
+
+        def visit_CompFor(self, node: cst.CompFor) -> None:
+            take(node.target)
+
+        def visit_NamedExpr(self, node: cst.NamedExpr) -> None:
+            take(node.target)
+
+    Targets().read(node)
+    return tuple(found)
+
+
+class Replacing(Changing):
+    """Puts other expressions where a function of a Name or an Attribute says so; None = as it is."""
+
+    def __init__(self, found: Callable[[str, Any], cst.BaseExpression | None], stores: bool = False) -> None:
+        self.found, self.stores = found, stores
+
+    def visit_AssignTarget(self, node: cst.AssignTarget) -> bool:
+        return self.stores
+
+    def visit_Attribute(self, node: cst.Attribute) -> bool:
+        return False  # its attr is no name
+
+    def leave_Attribute(self, node: cst.Attribute, same: cst.Attribute) -> Any:
+        made = self.found(code(node), node)
+        return made if made is not None else self._with(node, "value", in_brackets)
+
+    def leave_Name(self, node: cst.Name, same: cst.Name) -> Any:
+        made = self.found(node.value, node)
+        return node if made is None else made
+
+    def visit_Arg(self, node: cst.Arg) -> bool:
+        return False
+
+    def leave_Arg(self, node: cst.Arg, same: cst.Arg) -> Any:
+        return self._with(node, "value")
+
+    def visit_Param(self, node: cst.Param) -> bool:
+        return False
+
+    def leave_Param(self, node: cst.Param, same: cst.Param) -> Any:
+        return node if node.default is None else self._with(node, "default")
+
+    def visit_CompFor(self, node: cst.CompFor) -> bool:
+        return self.stores
+
+    def leave_CompFor(self, node: cst.CompFor, new: cst.CompFor) -> Any:
+        if self.stores:
+            return new
+        inner = None if node.inner_for_in is None else self.changed(node.inner_for_in)
+        return node.with_changes(iter=self.changed(node.iter), ifs=self.changed_all(node.ifs), inner_for_in=inner)
+
+    def _with(self, node: Any, field: str, form: Callable[[Any], Any] = lambda value: value) -> Any:
+        """A node with another value in a field, if it changes."""
+        value = getattr(node, field)
+        new = self.changed(value)
+        return node if new is value else node.with_changes(**{field: form(new)})
+
+
+def replaced(node: Any, by: dict[str, cst.BaseExpression], stores: bool = False) -> Any:
+    """A node with other expressions where names or dotted names are read; with stores, where they are written too."""
+
+    def found(text: str, old: Any) -> cst.BaseExpression | None:
+        new: Any = by.get(text)
+        if new is None:
+            return None
+        return in_brackets(new.deep_clone()) if not isinstance(new, cst.Name) else new.deep_clone()
+
+    return Replacing(found, stores).changed(node)
+
+
+class _Mapping(Changing):
+    def __init__(self, function: Callable[[cst.Call], Any]) -> None:
+        self.function = function
+
+    def leave_Call(self, node: cst.Call, new: cst.Call) -> Any:
+        return self.function(new)
+
+
+def calls_mapped(node: Any, function: Callable[[cst.Call], Any]) -> Any:
+    """A node with a function of each call in it in the place of that call, the inner ones first."""
+    return _Mapping(function).changed(node)
+
+
+@functools.lru_cache(maxsize=10_000)
+def calls(node: cst.CSTNode) -> tuple[cst.Call, ...]:
+    """The calls in a node."""
+    if isinstance(node, cst.FunctionDef):
+        return tuple(call for line in node.body.body for call in calls(line))
+    found: list[cst.Call] = []
+
+    class Calls(Reading):
+        def visit_Call(self, node: cst.Call) -> None:
+            found.append(node)
+
+    Calls().read(node)
+    return tuple(found)
+
+
+@functools.lru_cache(maxsize=10_000)
+def returns(node: cst.CSTNode) -> int:
+    """The number of returns in a node."""
+    found = [0]
+
+    class Returns(Reading):
+        def visit_Return(self, node: cst.Return) -> None:
+            found[0] += 1
+
+    Returns().read(node)
+    return found[0]
+
+
+def lines_mapped(node: Any, function: Callable[[list[Any]], list[Any]]) -> Any:
+    """A function, class or statement with a function of the statements of each block in it, the inner ones first.
+
+    What does not change stays the same object, of which much is known already.
+    """
+    body, orelse = getattr(node, "body", None), getattr(node, "orelse", None)
+    if isinstance(body, cst.IndentedBlock):
+        lines = [lines_mapped(line, function) for line in body.body]
+        lines = function(lines) or [statement("pass\n")]
+        if not are(lines, body.body):
+            node = node.with_changes(body=body.with_changes(body=lines))
+    if orelse is not None and not isinstance(orelse, cst.BaseExpression):
+        changed = lines_mapped(orelse, function)
+        if changed is not orelse:
+            node = node.with_changes(orelse=changed)
+    return node
+
+
+def live(lines: list[Any]) -> set[str]:
+    """The names that statements read before they write them."""
+    found: set[str] = set()
+    dead: set[str] = set()
+    for line in lines:
+        written = targets(line)
+        read = list(names(line))
+        if isinstance(line, cst.SimpleStatementLine):
+            for each in written:
+                read.remove(each)
+        found |= set(read) - dead
+        if isinstance(line, cst.SimpleStatementLine):
+            dead |= set(written)
+    return found
+
+
+def plain_brackets(tree: Any) -> Any:
+    """A tree without brackets around whole arguments, values and elements."""
+
+    class Brackets(Changing):
+        def leave_Arg(self, node: cst.Arg, new: cst.Arg) -> Any:
+            return new.with_changes(value=_bare(new.value)) if not new.star else new
+
+        def leave_Assign(self, node: cst.Assign, new: cst.Assign) -> Any:
+            return new.with_changes(value=_bare(new.value))
+
+        def leave_Return(self, node: cst.Return, new: cst.Return) -> Any:
+            value = new.value
+            if value is None:
+                return new
+            if isinstance(value, cst.Tuple) and len(value.elements) > 1:
+                return new.with_changes(value=value.with_changes(lpar=[], rpar=[]))
+            return new.with_changes(value=_bare(value))
+
+        def leave_Element(self, node: cst.Element, new: cst.Element) -> Any:
+            return new.with_changes(value=_bare(new.value))
+
+        def leave_Index(self, node: cst.Index, new: cst.Index) -> Any:
+            return new.with_changes(value=_bare(new.value))
+
+        def leave_If(self, node: cst.If, new: cst.If) -> Any:
+            return new.with_changes(test=_bare(new.test))
+
+    return Brackets().changed(tree)
+
+
+def _bare(value: Any) -> Any:
+    if isinstance(value, cst.Tuple | cst.GeneratorExp | cst.Yield | cst.NamedExpr) or not value.lpar:
+        return value
+    return value.with_changes(lpar=value.lpar[1:], rpar=value.rpar[1:])

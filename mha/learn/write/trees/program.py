@@ -1,0 +1,157 @@
+"""The definitions of a file that is being made, by name, and what holds between them: who calls whom, with what."""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import libcst as cst
+
+from mha.learn.write.trees import nodes
+from mha.learn.write.trees.nodes import code
+
+LAYER = "MultiHeadAttention"
+
+
+@dataclasses.dataclass
+class Program:
+    """Functions, classes and constants by name, in the order in which they are to be read.
+
+    imports: the import statements by the names that they bind; entry: the method of a layer in which it computes;
+    setup: the one that makes its parts; asked: what its framework asks a layer for, though nothing in the layer does;
+    words: the parameters that functions had in the lesson.
+    """
+
+    definitions: dict[str, Any]
+    imports: dict[str, str]
+    entry: str
+    setup: str
+    asked: tuple[str, ...] = ()
+    words: dict[tuple[str, str], set[str]] = dataclasses.field(default_factory=dict)
+
+    def text(self) -> str:
+        """All definitions as text."""
+        return "\n\n".join(code(each) for each in self.definitions.values())
+
+    def functions(self) -> Iterator[tuple[str, str, Any]]:
+        """Every function: the name of its class or "", its own name, and its tree."""
+        for name, each in self.definitions.items():
+            if isinstance(each, cst.FunctionDef):
+                yield "", name, each
+            elif isinstance(each, cst.ClassDef):
+                for method, tree in methods(each).items():
+                    yield name, method, tree
+
+    def function(self, owner: str, name: str) -> Any:
+        """The tree of a function or method; None if there is none."""
+        tree = self.definitions.get(owner or name)
+        if owner:
+            return None if tree is None else methods(tree).get(name)
+        return tree if isinstance(tree, cst.FunctionDef) else None
+
+    def put(self, owner: str, name: str, tree: Any) -> None:
+        """Put another tree in the place of a function or method; None removes it."""
+        if not owner:
+            if tree is None:
+                del self.definitions[name]
+            else:
+                self.definitions[name] = tree
+            return
+        of_class = self.definitions[owner]
+        lines: list[Any] = []
+        for line in of_class.body.body:
+            if isinstance(line, cst.FunctionDef) and line.name.value == name:
+                lines += [] if tree is None else [tree]
+            else:
+                lines.append(line)
+        self.definitions[owner] = of_class.with_changes(body=of_class.body.with_changes(body=lines))
+
+    def add(self, owner: str, *methods: Any) -> None:
+        """Give a class more methods, behind its others."""
+        of_class = self.definitions[owner]
+        body = of_class.body.with_changes(body=[*of_class.body.body, *methods])
+        self.definitions[owner] = of_class.with_changes(body=body)
+
+    def mapped(self, function: Callable[[str, str, Any], Any]) -> None:
+        """Put a function of each function or method in its place."""
+        for owner, name, tree in list(self.functions()):
+            made = function(owner, name, tree)
+            if made is not tree:
+                self.put(owner, name, made)
+
+    def each(self, function: Callable[[Any], Any]) -> None:
+        """Put a function of each definition in its place."""
+        for name, tree in list(self.definitions.items()):
+            self.definitions[name] = function(tree)
+
+    def called(self, owner: str, call: cst.Call) -> tuple[str, str] | None:
+        """Class and name of the function that a call inside of a class, or "", calls; None if it is not one of these.
+
+        A class that is called is its method that makes its parts.
+        """
+        function = code(call.func)
+        if function in self.definitions:
+            tree = self.definitions[function]
+            if isinstance(tree, cst.ClassDef):
+                return function, self.setup if self.function(function, self.setup) else "__init__"
+            return "", function
+        if owner and function.startswith("self."):
+            name = function.removeprefix("self.")
+            if self.function(owner, name) is not None:
+                return owner, name
+            made = self.parts(owner).get(name)
+            return None if made is None else (made, self.entry)
+        return None
+
+    def parts(self, owner: str) -> dict[str, str]:
+        """The classes of this program that parts of a layer are of, by the names of the parts."""
+        made = [pair for tree in methods(self.definitions[owner]).values() for pair in _made(tree)]
+        return {part: name for part, name in made if isinstance(self.definitions.get(name), cst.ClassDef)}
+
+    def sites(self, owner: str, name: str) -> list[tuple[str, str, cst.Call]]:
+        """The calls of a function: the class and name of who calls, and the call."""
+        found = []
+        for of_class, caller, tree in self.functions():
+            for call in nodes.calls(tree):
+                if self.called(of_class, call) == (owner, name):
+                    found.append((of_class, caller, call))
+        return found
+
+    def fields(self, owner: str) -> list[str]:
+        """The annotated names of a class, which are its fields where it is made from them."""
+        lines = [nodes.small(line) for line in self.definitions[owner].body.body]
+        return [code(line.target) for line in lines if isinstance(line, cst.AnnAssign)]
+
+
+@functools.lru_cache(maxsize=1000)
+def methods(tree: Any) -> dict[str, Any]:
+    """The methods of a class by name."""
+    return {line.name.value: line for line in tree.body.body if isinstance(line, cst.FunctionDef)}
+
+
+@functools.lru_cache(maxsize=1000)
+def _made(tree: cst.FunctionDef) -> list[tuple[str, str]]:
+    """What a method calls to make the attributes that it sets, by their names."""
+    pairs = filter(None, map(nodes.assigned, nodes.body_of(tree)))
+    calls = [(code(target), value) for target, value in pairs if isinstance(value, cst.Call)]
+    return [(name.removeprefix("self."), code(value.func)) for name, value in calls if name.startswith("self.")]
+
+
+def bound(call: cst.Call, takes: list[str]) -> dict[str, cst.BaseExpression] | None:
+    """The arguments of a call by the names of parameters; None if stars hide them."""
+    found: dict[str, cst.BaseExpression] = {}
+    for number, argument in enumerate(call.args):
+        if argument.star:
+            return None
+        found[takes[number] if argument.keyword is None else argument.keyword.value] = argument.value
+    return found
+
+
+def takes(tree: cst.FunctionDef) -> list[str]:
+    """The names of a function's parameters, without self."""
+    return [each.name.value for each in nodes.parameters(tree) if each.name.value != "self"]
+
+
+def defaults(tree: cst.FunctionDef) -> dict[str, cst.BaseExpression]:
+    """The defaults of a function's parameters by name."""
+    return {each.name.value: each.default for each in nodes.parameters(tree) if each.default is not None}

@@ -1,0 +1,358 @@
+"""Make a body as one would have written it: no names for what has one, nothing that is not used, no empty steps."""
+
+from collections import Counter
+from typing import Any
+
+import libcst as cst
+
+from mha.learn.write.trees import folding, nodes
+from mha.learn.write.trees.nodes import code
+
+SHORT = 52  # characters of what is put in the place of a name
+LONG = 105  # of a statement in which it is put
+
+
+_STABLE: set[tuple[str, Any]] = set()  # functions of which nothing more can be said
+
+
+def tidied(function: Any, known: dict[str, Any]) -> Any:
+    """A function without what is constant, double or unused in it, until there is no more of it."""
+    said = tuple(sorted((name, repr(value)) for name, value in known.items()))
+    if (code(function), said) in _STABLE:
+        return function
+    while True:
+        before = function
+        function = nodes.lines_mapped(function, _parts)
+        function = nodes.lines_mapped(function, folding.without_what_never_runs)
+        function = folding.folded(function, known | _constants(function))
+        function = _without_copies(function)
+        function = nodes.with_body(function, _without_renamed(nodes.body_of(function)))
+        function = _unpacked(function)
+        function = nodes.with_body(function, _without_twins(nodes.body_of(function)))
+        function = _without_unused(function)
+        function = nodes.lines_mapped(function, _same_conditions)
+        function = nodes.lines_mapped(function, _without_empty)
+        if nodes.same(function, before):
+            _STABLE.add((code(before), said))
+            return before
+
+
+def _parts(lines: list[Any]) -> list[Any]:
+    """Assignments of tuples to tuples, without parts that assign themselves, and constants on lines of their own."""
+    found: list[Any] = []
+    for line in lines:
+        made = nodes.assigned(line)
+        pairs = None if made is None else _pairs(*made)
+        if pairs is None:
+            found.append(line)
+            continue
+        pairs = [(target, value) for target, value in pairs if code(target) != code(value)]
+        alone = [pair for pair in pairs if _is_alone(*pair)]
+        together = [pair for pair in pairs if not _is_alone(*pair)]
+        made_lines = []
+        if together:
+            made_lines.append(nodes.of_pairs(together))
+        made_lines += [nodes.assignment(*pair) for pair in alone]
+        if made_lines:
+            made_lines[0] = nodes.with_comments(made_lines[0], line)
+        found += made_lines
+    return found
+
+
+def _is_alone(target: Any, value: Any) -> bool:
+    """Whether a part of an assignment of tuples is better on a line of its own: a constant."""
+    named = isinstance(target, cst.Name) or code(target).startswith("self.")
+    return named and folding.value_of(value, {}) not in (folding.UNKNOWN, folding.PRESENT)
+
+
+def _pairs(target: Any, value: Any) -> list[tuple[Any, Any]] | None:
+    """Targets with their values, where both sides are tuples; one star among the values takes those in between."""
+    left, right = nodes.elements(target), nodes.elements(value)
+    if left is None:
+        return [(target, value)] if code(target) == code(value) else None
+    if right is not None and len(left) == len(right):
+        return list(zip(left, right, strict=True))
+    if isinstance(value, cst.Tuple) and isinstance(value.elements[0], cst.StarredElement):
+        rest = [each.value for each in value.elements[1:]]
+        if any(isinstance(each, cst.StarredElement) for each in value.elements[1:]):
+            return None
+        cut = len(left) - len(rest)
+        return [(nodes.tuple_of(left[:cut], bare=True), value.elements[0].value), *zip(left[cut:], rest, strict=True)]
+    return None
+
+
+def _constants(function: Any) -> dict[str, Any]:
+    """The names that a function gives a constant, once and for all, and what that is."""
+    count = Counter(nodes.targets(function.body))
+    given = {each.name.value for each in nodes.parameters(function)}
+    found = {}
+    for line in nodes.body_of(function):
+        made = nodes.assigned(line)
+        if made is None or not isinstance(made[0], cst.Name):
+            continue
+        name = made[0].value
+        if count[name] == 1 and name not in given and folding.is_constant(made[1]):
+            found[name] = folding.value_of(made[1], {})
+    return found
+
+
+def _without_copies(function: Any) -> Any:
+    """The function without names for what has a name: `x = y`, and two names for the same thing in one line."""
+    count = Counter(nodes.targets(function.body))
+    given = {each.name.value for each in nodes.parameters(function)}
+    by: dict[str, Any] = {}
+    body = []
+    for line in nodes.body_of(function):
+        made = nodes.assigned(line)
+        if made is None:
+            body.append(line)
+            continue
+        target, value = made
+        if _is_copy(target, value, count, given):
+            by[code(target)] = value
+            continue
+        left, right = nodes.elements(target), nodes.elements(value)
+        if left is not None and right is not None and len(left) == len(right):
+            kept: dict[str, tuple[Any, Any]] = {}
+            for one, other in zip(left, right, strict=True):
+                first = kept.get(code(other))
+                if first is not None and nodes.is_name(one) and count[code(one)] == 1 and code(one) not in given:
+                    by[code(one)] = first[0]
+                elif _is_copy(one, other, count, given):
+                    by[code(one)] = other
+                else:
+                    kept[code(other) if code(other) not in kept else code(one)] = one, other
+            if len(kept) < len(left):
+                if not kept:
+                    continue
+                line = nodes.of_pairs([*kept.values()], like=line)
+        body.append(line)
+    if not by:
+        return function
+    return nodes.replaced(nodes.with_body(function, body), _closed(by))
+
+
+def _without_renamed(lines: list[Any]) -> list[Any]:
+    """Statements without `x = y`, where neither changes afterwards."""
+    for number, line in enumerate(lines):
+        made = nodes.assigned(line)
+        if made is None or not nodes.is_name(made[0]) or not nodes.is_name(made[1]):
+            continue
+        after = lines[number + 1 :]
+        written = {each for one in after for each in nodes.targets(one)}
+        if not written & {code(made[0]), code(made[1])}:
+            return [*lines[:number], *(nodes.replaced(one, {code(made[0]): made[1]}) for one in after)]
+    return lines
+
+
+def _closed(by: dict[str, Any]) -> dict[str, Any]:
+    return {name: by.get(value.value, value) if isinstance(value, cst.Name) else value for name, value in by.items()}
+
+
+def _is_copy(target: Any, value: Any, count: Counter[str], given: set[str]) -> bool:
+    if not nodes.is_name(target) or not nodes.is_name(value):
+        return False
+    once = count[target.value] == 1 and target.value not in given
+    return once and count[value.value] + (value.value in given) <= 1
+
+
+def _without_unused(function: Any) -> Any:
+    """The function without assignments to names that nothing reads later."""
+    return nodes.with_body(function, _without_dead(nodes.body_of(function), set()))
+
+
+def _without_dead(lines: list[Any], later: set[str]) -> list[Any]:
+    """The statements of a block without assignments that nothing reads; later: the names that are read after it."""
+    found: list[Any] = []
+    for number, line in enumerate(lines):
+        after = lines[number + 1 :]
+        live = nodes.live(after) | later
+        if isinstance(line, cst.If) and isinstance(line.body, cst.IndentedBlock):
+            inner = _without_dead(list(line.body.body), live) or [nodes.statement("pass\n")]
+            found.append(nodes.with_body(line, inner))
+            continue
+        made = nodes.assigned(line)
+        if made is None:
+            found.append(line)
+            continue
+        pairs = _pairs(*made) if isinstance(made[0], cst.Tuple) else [made]
+        if pairs is None:
+            found.append(_with_dashes(line, made, live))
+            continue
+        kept = [pair for pair in pairs if not (isinstance(pair[0], cst.Name) and pair[0].value not in live)]
+        if len(kept) == len(pairs):
+            found.append(line)
+        elif kept:
+            found.append(nodes.of_pairs(kept, like=line))
+    return found
+
+
+def _with_dashes(line: Any, made: tuple[Any, Any], live: set[str]) -> Any:
+    """An assignment of what a call gives, with `_` for the parts that nothing reads."""
+    targets = nodes.elements(made[0])
+    if targets is None or not isinstance(made[1], cst.Call):
+        return line
+    new = [cst.Name("_") if nodes.is_name(each) and code(each) not in live else each for each in targets]
+    if all(nodes.same(one, other) for one, other in zip(new, targets, strict=True)):
+        return line
+    return nodes.assignment(nodes.tuple_of(new, bare=True), made[1], like=line)
+
+
+def _same_conditions(lines: list[Any]) -> list[Any]:
+    """Branches of the same condition that follow each other, or could, as one."""
+    found: list[Any] = []
+    for line in _brought_together(lines):
+        last: Any = found[-1] if found else None
+        both = isinstance(line, cst.If) and isinstance(last, cst.If) and not (line.orelse or last.orelse)
+        if both and nodes.same(line.test, last.test) and not _changes(line.test, last.body):
+            body = [*last.body.body, *line.body.body]
+            found[-1] = last.with_changes(body=last.body.with_changes(body=body))
+        else:
+            found.append(line)
+    return found
+
+
+def _brought_together(lines: list[Any]) -> list[Any]:
+    """Statements with a branch that only makes what a later branch of the same condition reads before that branch."""
+    for number, line in enumerate(lines):
+        if not isinstance(line, cst.If) or line.orelse or not all(map(nodes.assigned, line.body.body)):
+            continue
+        made = set(nodes.targets(line.body))
+        for later in range(number + 1, len(lines)):
+            other = lines[later]
+            same = isinstance(other, cst.If) and not other.orelse and nodes.same(line.test, other.test)
+            if same and later > number + 1 and made & set(nodes.names(other.body)):
+                return [*lines[:number], *lines[number + 1 : later], line, *lines[later:]]
+            if made & set(nodes.names(other)) or {*nodes.names(line)} & {*nodes.targets(other)}:
+                break
+    return lines
+
+
+def _without_empty(lines: list[Any]) -> list[Any]:
+    """Statements without branches in which nothing happens."""
+    return [
+        line
+        for line in lines
+        if not (isinstance(line, cst.If) and line.orelse is None and code(line.body).strip() == "pass")
+        and not (isinstance(nodes.small(line), cst.Pass) and len(lines) > 1)
+    ]
+
+
+def _changes(test: Any, body: Any) -> bool:
+    """Whether statements change what a condition reads."""
+    return bool(set(nodes.names(test)) & set(nodes.targets(body)))
+
+
+def _without_said(line: Any, made: Any, before: list[Any]) -> Any:
+    """An assignment without the parts that say again what an earlier one says; None if that is all."""
+    said = [
+        (code(target), code(value))
+        for each in before
+        if (one := nodes.assigned(each)) is not None
+        for target, value in (_pairs(*one) if isinstance(one[0], cst.Tuple) else [one]) or []
+    ]
+    pairs = _pairs(*made) if isinstance(made[0], cst.Tuple) else [made]
+    if pairs is None:
+        return line
+    left = [
+        pair for pair in pairs if not (code(pair[1]).startswith("config.") and (code(pair[0]), code(pair[1])) in said)
+    ]
+    if len(left) == len(pairs):
+        return line
+    if not left:
+        return None
+    return nodes.of_pairs(left, like=line)
+
+
+def _unpacked(function: Any) -> Any:
+    """The function with the elements of a tuple or dict where it is only given on after stars."""
+    lines = nodes.body_of(function)
+    for line in lines:
+        made = nodes.assigned(line)
+        if made is None or not isinstance(made[0], cst.Name):
+            continue
+        value: Any = made[1]
+        if nodes.elements(value) is None and not isinstance(value, cst.Dict):
+            continue
+        name = made[0].value
+        starred = [
+            each for call in nodes.calls(function) for each in call.args if each.star and code(each.value) == name
+        ]
+        if len(starred) == 1 and nodes.names(function.body).count(name) == 2:
+            rest = nodes.with_body(function, [each for each in lines if each is not line])
+            if isinstance(value, cst.Tuple):
+                value = value.with_changes(lpar=[cst.LeftParen()], rpar=[cst.RightParen()])
+            return nodes.replaced(rest, {name: value})
+    return function
+
+
+def _without_twins(lines: list[Any]) -> list[Any]:
+    """Statements that say nothing twice, and without a name for what is returned at once."""
+    found: list[Any] = []
+    for line in lines:
+        made = nodes.assigned(line)
+        if made is not None and (line := _without_said(line, made, found)) is None:
+            continue
+        last = found[-1] if found else None
+        before = None if last is None else nodes.assigned(last)
+        if made is not None and before is not None and _is_alone(*before) and code(made[0]) == code(before[0]):
+            value = nodes.replaced(made[1], {code(before[0]): before[1]})
+            found[-1] = nodes.assignment(made[0], value, like=line)
+            continue
+        returned = nodes.small(line)
+        value = returned.value if isinstance(returned, cst.Return) else None
+        if value is not None and before is not None and nodes.is_name(before[0]) and nodes.same(value, before[0]):
+            found[-1] = nodes.with_comments(cst.SimpleStatementLine([cst.Return(before[1])]), last)
+        else:
+            found.append(line)
+    return found
+
+
+def unguarded(function: Any) -> Any:
+    """A function that always makes what one of several conditions asks for: nobody has to see that one of them held."""
+    lines = nodes.body_of(function)
+    made = {each.name.value for each in nodes.parameters(function)}
+    for number, line in enumerate(lines):
+        if isinstance(line, cst.If) and isinstance(line.test, cst.BooleanOperation) and line.orelse is None:
+            assigned = filter(None, map(nodes.assigned, line.body.body))
+            own = {name for target, _ in assigned for name in nodes.names(target)} - made
+            if own & nodes.live(lines[number + 1 :]):
+                lines[number : number + 1] = folding.led(line.body.body, line)
+                return unguarded(nodes.with_body(function, lines))
+        made |= set(nodes.targets(line))
+    return function
+
+
+def joined(function: Any) -> Any:
+    """A function without short names that only the next statement reads, once: what they stand for is put there."""
+    once = {name for name, number in Counter(nodes.targets(function.body)).items() if number == 1}
+    return nodes.with_body(function, _joined(nodes.body_of(function), once))
+
+
+def _joined(lines: list[Any], once: set[str]) -> list[Any]:
+    found: list[Any] = []
+    for number, line in enumerate(lines):
+        if isinstance(line, cst.If) and isinstance(line.body, cst.IndentedBlock):
+            line = nodes.with_body(line, _joined(list(line.body.body), once))
+        while found and (new := _with_last(found[-1], line, lines[number + 1 :], once)) is not None:
+            line = new
+            found.pop()
+        found.append(line)
+    return found
+
+
+def _with_last(last: Any, line: Any, after: list[Any], once: set[str]) -> Any:
+    made = nodes.assigned(last)
+    if made is None or not nodes.is_name(made[0]) or not isinstance(line, cst.SimpleStatementLine):
+        return None
+    name, value = code(made[0]), code(made[1])
+    reads = nodes.names(line).count(name) - nodes.targets(line).count(name)
+    again = nodes.targets(line) == (name,) and line.trailing_whitespace.comment is None  # `x = f(x)`, of no new shape
+    alone = name in once and len(value) <= SHORT and name not in nodes.live(after)
+    if reads != 1 or last.leading_lines or not (again or alone):
+        return None
+    new = nodes.replaced(line, {name: made[1]})
+    text = code(nodes.plain_brackets(new)).split("#")[0].strip()
+    if again and len(text) <= LONG - len(" # (B, Q, d)"):
+        new = nodes.with_comments(new, last)
+    return new if len(text) <= LONG else None

@@ -1,0 +1,223 @@
+"""Audit the attention of a model that is no tree of modules, such as functions of JAX: from arrays alone."""
+
+import contextlib
+import fnmatch
+import functools
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from mha import arrays
+from mha.core import dispatch
+from mha.core.call import ROWS
+from mha.core.options import checks
+from mha.layer import MultiHeadAttention
+from mha.models.audit.audit_report import AuditReport, LayerRow
+from mha.models.audit.calls.layer_call import bias
+from mha.models.audit.calls.model_calls import History, ModelCall, UnknownError
+from mha.models.audit.calls.session import Tap
+from mha.models.audit.layers.finding import some
+from mha.models.audit.layers.known import Known
+from mha.models.audit.layers.partners import NamedTruth, Partner, partner_of, partners_of
+from mha.models.audit.layers.reference import Layer, Truth, natural, opened, paired
+from mha.models.audit.layers.remarks import guesses
+from mha.models.audit.layers.user_layers import parts_of_like
+from mha.models.audit.watching import Watch
+from mha.parity.rule.layouts import MEANS, STEPS
+from mha.weights import models
+from mha.weights.checkpoints import SAYABLE
+from mha.weights.projections import SAID
+
+INPUTS = ("queries", "keys", "values")
+CALLED = ("causal", "cross")  # how a layer is called
+OPTIONS = ("num_heads", *CALLED, *SAYABLE, *SAID, "like")
+PLACES = ("offset", "positions", "key_positions", "segments", "key_segments")
+
+
+def audit_taps(taps: Mapping[str, Mapping[str, Any]], like: Any = None, layers: Any = None) -> AuditReport:
+    """Judge each attention layer of a model by what entered and left it: is one wrong, which is the first, and why?
+
+    Args:
+        taps: for each layer, by its name, a mapping of arrays of any framework: "queries" (B, Q, any), "keys" and
+            "values" (B, K, any), as they are before the projections, "output" (B, Q, D) as it is after the last one;
+            any steps of `trace`, and any arguments of a call, such as causal=True, mask, valid_lens, positions, rows.
+            Keys that are left out are the queries, values that are left out the keys. With a cache, keys and values are
+            those of all tokens so far.
+        like: where the weights and the configuration are that the model should have: a directory or file of a
+            checkpoint, a state dict, or a model. None = layers= has them.
+        layers: what is known of layers, by patterns of their names: an `mha.MultiHeadAttention`; or a dict of its
+            options, and of causal= and cross=, where the configuration does not say them, and of the names of the
+            projections in like, W_q="to_q" and so on, as for `audit`; None leaves a layer out.
+
+    Returns:
+        An `AuditReport`, as `audit` does. Where the model's configuration or layers= says how a layer is called, the
+        queries are the last of the tokens, unless the tap has positions or an offset; what a tap has counts more.
+
+    Raises:
+        TypeError, ValueError: if an argument is not as above.
+    """
+    if not isinstance(taps, Mapping) or not taps:
+        raise TypeError(f"taps is {checks.brief(taps)}, expected a mapping of layers, such as {{'layers.0': {{...}}}}")
+    taken = {str(path): _taken(path, one) for path, one in taps.items()}
+    lessons = _lessons(layers, taken)
+    with _opened(like) as truth:
+        watching = _Arrays(truth)
+        paths = [path for path in taken if lessons.get(path, "") is not None]
+        every = truth.layers()
+        partners = _partners(paths, every)
+        described = {path: one for path, one in lessons.items() if isinstance(one, Mapping) and parts_of_like(one)}
+        where = partners_of(described, truth, partners)
+        for number, path in enumerate(sorted(taken, key=natural), 1):
+            partner = partner_of(path, where, partners, truth)
+            known = _known(path, lessons.get(path, ""), truth, partner)
+            watching.known.append(known)
+            if known.reason:
+                watching.rows[path] = LayerRow(path, known.kind, "not known", known.reason)
+                continue
+            inputs, outputs, steps, given = taken[path]
+            tap = Tap(known, ModelCall(number, {}, History()), inputs, outputs, dict(given), steps)
+            watching.take(tap)
+        report = AuditReport("arrays", truth=truth.said, weighed=True)
+        report.layers = tuple(watching.rows[one.path] for one in watching.known if one.path in watching.rows)
+        report.kept = tuple(watching.kept.values())
+        report.notes = tuple(guesses(described, where, [], truth))
+        if left := len(every) - len(set(partners.values())):
+            report.notes += (f"nothing was given of {left} of the {len(every)} layers of {truth.said}",)
+    return report
+
+
+class _Arrays(Watch):
+    """Judges taps one by one; of a watch it has what the verdicts need."""
+
+    def __init__(self, truth: Truth) -> None:
+        self.truth, self.mend = truth, frozenset()
+        self.known, self.rows, self.kept, self.notes, self.library = [], {}, {}, {}, False
+
+    def take(self, tap: Tap) -> None:
+        """Judge a tap, as its own arguments and what is known of its layer say."""
+        known = tap.layer
+        attends, tap.layer = known.attends, _as_told(known)
+        Q, K = tap.inputs["queries"].shape[1], tap.inputs["keys"].shape[1]
+        if attends is not None:
+            try:
+                tap.given = self.asked(tap, attends, Q, K) | tap.given
+            except (UnknownError, TypeError, ValueError) as error:
+                self.fail(known.path, str(error))
+                return
+        self.judge(tap)
+
+    def asked(self, tap: Tap, attends: models.Attends, Q: int, K: int) -> dict[str, Any]:
+        """What is known of the arguments of a layer's call."""
+        if attends.cross:
+            return {}
+        given: dict[str, Any] = {"causal": attends.causal}
+        if K > Q and not any(name in tap.given for name in PLACES):
+            given["offset"] = K - Q
+        if attends.bias and "score_bias" not in tap.given:
+            given["score_bias"] = bias(attends, tap.layer.found(K)[0], self.truth, tap.layer.path, Q, K)
+        return given
+
+
+def _as_told(known: Known) -> Known:
+    """The same layer, called as its tap says."""
+    return Known(known.path, known.kind, native=True, take=known.take)
+
+
+@contextlib.contextmanager
+def _opened(like: Any) -> Iterator[Truth]:
+    """Open what is true of the layers; like: as for `audit_taps`."""
+    if like is None:
+        yield Truth({}, None, "the layers of layers=")
+        return
+    with opened(like, None, None, None) as truth:
+        yield truth
+
+
+def _taken(path: Any, one: Any) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any], dict[str, Any]]:
+    """Return what entered a layer, its output, its steps, and the arguments of its call, as arrays of NumPy."""
+    if not isinstance(one, Mapping):
+        raise TypeError(f"taps has {checks.brief(one)} for {path!r}, expected a mapping of arrays by name")
+    allowed = (*INPUTS, "output", *STEPS, MEANS, *ROWS, "rows")
+    for name in one:
+        if name not in allowed:
+            raise ValueError(f"taps has {name!r} for {path!r}, expected some of {', '.join(allowed)}")
+    for name in ("queries", "output"):
+        if name not in one:
+            raise ValueError(f"taps has no {name} for {path!r}; it has {', '.join(one) or 'nothing'}")
+    found = {name: X if _is_plain(X) else _array(path, name, X) for name, X in one.items() if X is not None}
+    found = {"keys": found["queries"]} | found
+    found = {"values": found["keys"]} | found
+    for name in (*INPUTS, "output"):
+        if np.ndim(found[name]) != 3:
+            shape = np.shape(found[name])
+            raise ValueError(f"{name} of {path!r} has shape {shape}, expected (batch, tokens, features)")
+    inputs = {name: found.pop(name) for name in INPUTS}
+    output = {"W_o": found.pop("output")}
+    steps = {name: X for name, X in found.items() if name not in ROWS and name != "rows"}
+    return inputs, output, steps, {name: X for name, X in found.items() if name not in steps}
+
+
+def _partners(paths: list[str], every: list[Layer]) -> dict[str, Layer]:
+    """Find for each tap the layer of the truth, whose name may go on at both ends, such as model.layers.0.self_attn."""
+    found = paired(paths, every)
+    for path in paths:
+        inside = [layer for layer in every if f".{path}." in f".{layer[1]}"]
+        if path not in found and len(inside) == 1:
+            found[path] = inside[0]
+    return found
+
+
+def _is_plain(X: Any) -> bool:
+    return isinstance(X, (bool, int, list, tuple))
+
+
+def _array(path: Any, name: str, X: Any) -> np.ndarray:
+    if dispatch.backend_of(X) is None:
+        raise TypeError(
+            f"{name} of {path!r} is {checks.brief(X)}, expected an array of {', '.join(dispatch.FRAMEWORKS)}"
+        )
+    return np.asarray(arrays.to_numpy(X))
+
+
+def _lessons(layers: Any, taken: Mapping[str, Any]) -> dict[str, Any]:
+    """Find what layers= says of each tap; of some it says nothing."""
+    if not isinstance(layers, Mapping | None):
+        raise TypeError(f"layers is {checks.brief(layers)}, expected a dict by names of taps, such as 'layers.*'")
+    found: dict[str, Any] = {}
+    for pattern, lesson in (layers or {}).items():
+        paths = [path for path in taken if fnmatch.fnmatchcase(path, str(pattern))]
+        if not paths:
+            raise ValueError(f"layers has {pattern!r}, which fits no tap; there are {some(taken)}")
+        if not isinstance(lesson, Mapping | MultiHeadAttention | None):
+            came = checks.brief(lesson)
+            raise TypeError(f"layers has {came} for {pattern!r}, expected an mha layer, a dict of options, or None")
+        for name in lesson if isinstance(lesson, Mapping) else ():
+            if name not in OPTIONS:
+                raise ValueError(f"layers has {name!r} for {pattern!r}, expected some of {', '.join(OPTIONS)}")
+        found |= dict.fromkeys(paths, lesson)
+    return found
+
+
+def _known(path: str, lesson: Any, truth: Truth, partner: Partner | None) -> Known:
+    """Describe a layer; lesson: what layers= says of it, "" = nothing; partner: the layer of the truth."""
+    if lesson is None:
+        return Known(path, "left out", reason="left out, as layers= says", left_out=True)
+    if isinstance(lesson, MultiHeadAttention):
+        config, weights = lesson.config, lesson.weights
+        return Known(path, "mha", native=True, take=lambda tokens: (config, weights))
+    if partner is None:
+        return Known(path, "arrays", reason=f"{truth.said} has no layer for it")
+    options = {name: X for name, X in (lesson or {}).items() if name not in (*SAID, "like")}
+    truth, layer = partner
+    if isinstance(truth, NamedTruth):
+        options.setdefault("rotary", None)
+    called = {name: options.pop(name) for name in CALLED if name in options}
+    try:
+        causal, cross = (checks.flag(f"{name} of layers", called.get(name, False)) for name in CALLED)
+        attends = models.Attends(causal, "", "", cross=cross) if called else truth.attends(layer)
+        truth.layer(layer, options, 1)
+    except (TypeError, ValueError, OverflowError) as error:
+        return Known(path, layer[0], reason=str(error))
+    take = functools.partial(truth.layer, layer, options)
+    return Known(path, layer[0], native=True, take=take, attends=attends)

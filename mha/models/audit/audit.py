@@ -1,0 +1,155 @@
+"""Audit a model: which attention layer is wrong, what changes if it gives what it should, and where the rest begins."""
+
+import contextlib
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from mha import arrays
+from mha.core import dispatch
+from mha.core.cache import Cache
+from mha.core.tables import number
+from mha.models.audit.audit_report import AuditReport, Mended
+from mha.models.audit.calls.model_calls import CACHES
+from mha.models.audit.layers.reference import at
+from mha.models.audit.watching import Watch
+from mha.models.records.comparing import compare_records
+from mha.models.records.contents import Record
+from mha.models.records.writing import record
+
+SMALL = 1e-3  # the share of a difference that rounding may leave
+
+
+def audit(model: Any, *args: Any, like: Any = None, layers: Any = None, **kwargs: Any) -> AuditReport:
+    """Judge each attention layer of a model in one call of it: is one wrong, which is the first, and why?
+
+    Args:
+        model: a model of one of the frameworks.
+        args, kwargs: the arguments of the call, as its users make it.
+        like: where the weights and the configuration are that the model should have: a directory or file of a
+            checkpoint, a state dict, or another model. None = the model's own, whose weights are not judged then.
+        layers: what is known of layers that no table knows, by patterns of their paths, "*" = of each module with such
+            projections: a dict of the names of its projections, as in W_q="to_q", or of its scheme, and of its options;
+            or a function of the module; None leaves a layer out. axes="io" says that kernels are (in, out), "oi" that
+            they are (out, in), where neither class nor name shows it. In like=, a layer is found by the names of the
+            same projections, at the same path, or by order; like="encoder.{}.attention" among the names says its path
+            there, {} = the number of the layer, and like=dict(path=..., W_q="query", axes="io") other names.
+
+    Returns:
+        An `AuditReport`: true if at least one layer was compared, and all that were called are known and the same; it
+        prints as text.
+
+    Each layer is judged by float64 NumPy on what entered it. What is true are the configuration, the weights and the
+    arguments of the call: not the masks, cosines and attributes that the model has made of them. Without like=, the
+    weights are the model's own: a kernel that was transposed when it was loaded, or a bias that was left out, is not
+    seen. The call runs without dropout and gradients; the model stays as it was.
+
+    Raises:
+        ValueError: if no attention layer is known; the message lists what was found. If like= has no arrays for a layer
+            of layers=, or others in size; the message says which path lacks what.
+        TypeError, ValueError: if an argument is not as above. What the model raises goes on.
+    """
+    watching = Watch(model, like, layers, once=unused((args, kwargs)))
+    with watching.open() as report:
+        before = watching.taps.call(model, *unused(args), **unused(kwargs))
+    wrong = tuple(row.path for row in report.wrong)
+    if wrong and not watching.changes_cache:
+        second = Watch(model, like, layers, frozenset(wrong), (args, kwargs))
+        right = like if callable(like) and dispatch.backend_of(like) == watching.backend else None
+        with second.open() as other, recorded(model, args, right is not None) as mine:
+            after = second.taps.call(model, *args, **kwargs)
+        left = tuple(row.path for row in other.wrong if row.path not in wrong)
+        explains = explained(watching.taps, right, args, kwargs, before, after, mine, wrong)
+        report.mended = Mended(wrong, moved(before, after), left, explains)
+    return report
+
+
+def unused(given: Any) -> Any:
+    """The arguments of a call with copies of our caches among them, which a call uses up."""
+    if isinstance(given, Cache):
+        return copy.copy(given)
+    if type(given) is dict:
+        return {name: unused(X) for name, X in given.items()}
+    return type(given)(map(unused, given)) if type(given) in (list, tuple) else given
+
+
+@contextlib.contextmanager
+def recorded(model: Any, args: tuple[Any, ...], needed: bool) -> Iterator[Record | None]:
+    """Record a model in memory, if a record of it is needed, and if its parts can be seen; else None."""
+    with contextlib.ExitStack() as stack:
+        found = None
+        if needed:
+            with contextlib.suppress(TypeError, ValueError):
+                found = stack.enter_context(record(model, call=args))
+        yield found
+
+
+def moved(before: Any, after: Any, masks: Sequence[Any] = ()) -> dict[str, float]:
+    """How far the arrays that a model returned differ, by their names; those that do not are left out.
+
+    masks: what the model was given, (B, T): where one of it is 0 or 1 everywhere, rows of 0 do not count.
+    """
+    found = {}
+    for name, X in outputs_of(before).items():
+        Y = outputs_of(after).get(name)
+        if Y is None or X.shape != Y.shape:
+            continue
+        far = np.abs(X - Y)
+        for mask in map(arrays.to_numpy, masks):
+            if mask.shape == X.shape[:2] and np.isin(mask, (0, 1)).all() and mask.any():
+                far = far[mask.astype(bool)]
+                break
+        if far.max(initial=0.0):
+            found[name] = float(far.max())
+    return found
+
+
+def explained(
+    taps: Any, like: Any, args: Any, kwargs: Any, before: Any, after: Any, mine: Record | None, wrong: tuple[str, ...]
+) -> str:
+    """Say whether the model gives what the reference does, once its layers are mended; "" if there is none.
+
+    like: a model that takes the same arguments, None = there is none; mine: the record of the call in which they were;
+    wrong: their paths.
+    """
+    if like is None:
+        return ""
+    with recorded(like, args, True) as theirs:  # which has no dropout, either
+        right = taps.call(like, *args, **kwargs)
+    padding = [X for X in (*args, *kwargs.values()) if getattr(X, "ndim", 0) == 2]
+    apart, left = (max(moved(right, X, padding).values(), default=0.0) for X in (before, after))
+    if left <= SMALL * apart:
+        return f"it explains all of the difference from {type(like).__name__}"
+    where = begins(theirs, mine, wrong)
+    rest = f"{number(100 * left / apart)}% of the difference from {type(like).__name__} is left"
+    return f"{rest}, which has other reasons{'; ' * bool(where)}{where}"
+
+
+def begins(theirs: Record | None, mine: Record | None, wrong: tuple[str, ...]) -> str:
+    """Where the rest of the difference begins outside of the wrong layers, in words; "" if no module shows it."""
+    if mine is None or theirs is None:
+        return ""
+    with contextlib.suppress(TypeError, ValueError):
+        rows = compare_records(theirs, mine).rows
+        first = (row for row in rows if row.verdict == "differs" and not any(at(row.other, path) for path in wrong))
+        if (row := next(first, None)) is not None:
+            return f"the rest begins at {row.path or 'the model'}"
+    return ""
+
+
+def outputs_of(output: Any, name: str = "output") -> dict[str, np.ndarray]:
+    """The arrays that a model returned, in float64, by name."""
+    if dispatch.backend_of(output) is not None and hasattr(output, "shape"):
+        X = arrays.to_numpy(output)
+        return {name: X.astype(np.float64)} if X.dtype.kind in "fV" else {}
+    named = {}
+    if isinstance(output, Mapping):
+        named = {key: X for key, X in output.items() if key not in CACHES}
+    elif isinstance(output, (tuple, list)):
+        named = {f"{name}[{at}]": X for at, X in enumerate(output)}
+    found: dict[str, np.ndarray] = {}
+    for key, X in named.items():
+        found |= outputs_of(X, str(key))
+    return found

@@ -1,0 +1,161 @@
+"""From the call of a model to the call of one of its layers: what the layer should have been asked.
+
+Letters: B batch, Q queries, K keys and values, T tokens.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from mha import arrays
+from mha.core.options import positions
+from mha.core.options.config import Config
+from mha.models.audit.calls.model_calls import ModelCall, UnknownError
+from mha.models.audit.calls.packed import Sizes, packs
+from mha.models.audit.layers.reference import Truth
+from mha.weights import models
+
+TABLE = "relative_attention_bias.weight"
+WITHOUT_WINDOW = "without window"  # among the arguments: the mask has the window, which goes by other places
+Told = tuple[dict[str, Any], np.ndarray]
+
+
+def told(
+    call: ModelCall,
+    attends: models.Attends,
+    config: Any,
+    truth: Truth,
+    path: str,
+    sizes: Sizes,
+    apart: bool | None = None,
+) -> Told:
+    """The arguments of a layer's call that the model's call says, and which of its queries count, booleans (B, Q).
+
+    sizes: B, Q and K; apart: whether texts are, where positions begin again, None = as transformers has it. Raises
+    UnknownError if they are not known.
+    """
+    for name in attends.without:
+        if (X := call.array(name)) is not None and X.any():
+            raise UnknownError(f"{name} is given: how texts are called beside it is not known")
+    B, Q, K = sizes
+    kind = "sliding_attention" if config.window else "full_attention"
+    if call.kept.rounded:
+        raise UnknownError("its cache is quantised")
+    most, left = call.kept.most, config.window and config.window[0]
+    if most is not None and most < K and (left is None or left >= most):
+        raise UnknownError(f"its cache keeps {most} of {K} tokens")
+    own, of_keys = call.array(attends.queries, kind), call.array(attends.keys, kind)
+    if own is None and of_keys is None and not attends.cross:
+        own = of_keys = call.kept.hidden(K)
+    given: dict[str, Any] = {}
+    rows = np.ones((B, Q), bool)
+    if own is not None and own.ndim == 2 and own.shape[1] >= Q:
+        rows = np.broadcast_to(own[:, -Q:] != 0, (B, Q))
+    before = K - Q
+    by_position = attends.causal or config.window or config.chunk or config.rotary or config.temperature
+    places = call.places(Q) if by_position and not attends.cross else None
+    if of_keys is not None and of_keys.ndim == 4:
+        given = pairs(of_keys, sizes) | ({WITHOUT_WINDOW: True} if config.window else {})
+        if places is not None:
+            places = np.broadcast_to(places, (B, K))
+            return given | {"positions": places[:, before:], "key_positions": places}, rows
+        return given | ({"offset": before} if by_position and before else {}), rows
+    seen = None
+    if of_keys is not None and of_keys.size:
+        if of_keys.ndim != 2 or of_keys.shape[1] != K or of_keys.shape[0] not in (1, B):
+            raise UnknownError(f"{attends.keys} has shape {of_keys.shape}, expected ({B}, {K}) for its {K} keys")
+        seen = np.broadcast_to(of_keys != 0, (B, K))
+        seen = None if seen.all() else seen
+    if attends.cross:
+        return ({} if seen is None else {"mask": seen[:, None]}), rows
+    given["causal"] = attends.causal
+    if places is not None:
+        apart = packs(call, attends, truth) if apart is None else apart
+        given |= placed(places, seen, sizes, config, attends.causal, apart)
+    elif seen is not None:
+        given["mask"] = seen[:, None]  # (B, 1, K)
+    if by_position and "positions" not in given and before:
+        given["offset"] = before
+    if attends.bias:
+        given["score_bias"] = bias(attends, config, truth, path, Q, K)
+    return given, rows
+
+
+def placed(
+    places: np.ndarray, seen: np.ndarray | None, sizes: Sizes, config: Config, causal: bool, apart: bool
+) -> dict[str, Any]:
+    """The positions of queries and keys, (B, T), where the call says them; -1 in padding.
+
+    apart: whether another text begins where positions begin again; else order and window go by the tokens' places.
+    """
+    B, Q, K = sizes
+    if places.shape[1] != K:
+        raise UnknownError(f"positions are known of {places.shape[1]} of its {K} keys")
+    places = np.broadcast_to(places, (B, K))
+    real = np.ones((B, K), bool) if seen is None else seen
+    if continuous(places, real):
+        places = np.where(real, places, -1)
+        return {"positions": places[:, K - Q :], "key_positions": places}
+    given: dict[str, Any] = {"positions": places[:, K - Q :], "key_positions": places}
+    steps = np.diff(places, axis=1)
+    regular = ((steps == 1) | (places[:, 1:] == 0)).all()
+    if apart and seen is None and K == Q and (regular or not config.chunk):
+        segments = np.concatenate([np.zeros((B, 1), int), np.cumsum(steps != 1, 1)], 1)  # (B, K)
+        return given | {"segments": segments, "key_segments": segments}
+    if config.chunk:
+        raise UnknownError("its positions do not follow the order of the tokens, and it has chunks")
+    far = np.arange(K) - (K - Q + np.arange(Q))[:, None]  # (Q, K)
+    left, right = config.window or (None, None)
+    right = 0 if causal else right
+    order = (far >= (-K if left is None else -left)) & (far <= (K if right is None else right))
+    return given | {"mask": order & real[:, None], "causal": False, WITHOUT_WINDOW: True}
+
+
+def continuous(places: np.ndarray, real: np.ndarray) -> bool:
+    """Whether the positions of each sample's tokens differ as their places do, also across padding between them."""
+    shift = np.where(real, places - np.arange(places.shape[1]), 0)
+    low, high = (f(np.where(real, shift, other), 1) for f, other in ((np.min, 2**40), (np.max, -(2**40))))
+    return bool(((low == high) | ~real.any(1)).all())
+
+
+def pairs(mask: np.ndarray, sizes: Sizes) -> dict[str, Any]:
+    """The mask or the bias in an argument with four axes, which says alone what each query sees."""
+    B, Q, K = sizes
+    mask = mask[..., :K]  # further slots of a cache are empty
+    if mask.shape[0] not in (1, B) or mask.shape[2] not in (1, Q) or mask.shape[3] != K:
+        raise UnknownError(f"the mask has shape {mask.shape}, expected ({B}, 1, {Q}, {K})")
+    if mask.dtype.kind not in "fV":
+        return {"mask": mask != 0}
+    wide = mask.astype(np.float64)
+    hidden = wide < -1e4
+    found: dict[str, Any] = {"mask": ~hidden}
+    if (wide[~hidden] != 0).any():
+        found["score_bias"] = np.where(hidden, 0, wide)
+    return found
+
+
+def bias(attends: models.Attends, config: Any, truth: Truth, path: str, Q: int, K: int) -> np.ndarray:
+    """The bias of scores, (1, H, Q or 1, K), that a model of this kind has."""
+    H = config.num_heads
+    if attends.bias.startswith("alibi"):
+        slopes = positions.alibi(H, K, dtype="float64")
+        return slopes * config.key_dim**-0.5 if "scaled" in attends.bias else slopes
+    table = np.asarray(arrays.to_numpy(truth.arrays[table_of(truth, path)])).astype(np.float64)  # (buckets, H)
+    said = truth.config or {}
+    buckets = positions.t5_buckets(
+        Q, K, bidirectional=not attends.causal, num_buckets=len(table), offset=K - Q,
+        max_distance=said.get("relative_attention_max_distance", 128),
+    )  # fmt: skip
+    return table[buckets].transpose(2, 0, 1)[None]  # (1, H, Q, K)
+
+
+def table_of(truth: Truth, path: str) -> str:
+    """The name of the table of biases of a layer: its own, or that of the first layer of its stack."""
+    names = [name for name in truth.arrays if name.endswith(TABLE)]
+    if not names:
+        raise UnknownError(f"{truth.said} has no {TABLE}")
+
+    def shared(name: str) -> int:
+        return next((at for at, (X, Y) in enumerate(zip(name, path + ".", strict=False)) if X != Y), len(path))
+
+    return max(names, key=shared)

@@ -1,0 +1,188 @@
+"""The call of a model as its user makes it: what its arguments say of positions, padding and the cache.
+
+Letters: B batch, Q queries, K keys and values.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from mha import arrays
+from mha.core import dispatch
+from mha.models.audit.calls.caches import Kept, kept_of, owner_of
+
+CACHES = ("past_key_values", "past_key_value", "layer_past", "cache", "kv_cache", "past")
+POSITIONS = ("position_ids", "positions")
+FRESH = "its cache has tokens from before this was watched"
+
+
+class UnknownError(Exception):
+    """Why the arguments of a layer's call are not known, in words."""
+
+
+@dataclasses.dataclass
+class Earlier:
+    """What entered a layer in earlier calls with one cache: keys and values (B, T, any); cross: of another sequence."""
+
+    keys: np.ndarray
+    values: np.ndarray
+    cross: bool
+
+
+@dataclasses.dataclass
+class History:
+    """What entered the layers in earlier calls with one cache.
+
+    tokens: how many; layers: by path; positions: (B or 1, tokens), None = they are 0, 1, 2, ...; known: whether all of
+    them were seen.
+    """
+
+    tokens: int = 0
+    layers: dict[str, Earlier] = dataclasses.field(default_factory=dict)
+    positions: np.ndarray | None = None
+    known: bool = True
+
+    def select(self, rows: Any) -> None:
+        """Take these samples, in this order, as a search with beams does."""
+        rows = np.asarray(arrays.to_numpy(rows)).reshape(-1)
+        for one in self.layers.values():
+            one.keys, one.values = one.keys[rows], one.values[rows]
+        if self.positions is not None and len(self.positions) > 1:
+            self.positions = self.positions[rows]
+
+    def repeat(self, times: int) -> None:
+        """Repeat each sample so many times."""
+        for one in self.layers.values():
+            one.keys, one.values = np.repeat(one.keys, times, 0), np.repeat(one.values, times, 0)
+        if self.positions is not None and len(self.positions) > 1:
+            self.positions = np.repeat(self.positions, times, 0)
+
+    def crop(self, tokens: int) -> None:
+        """Keep so many tokens; below 0: leave so many out."""
+        tokens = tokens if tokens >= 0 else self.tokens + tokens
+        self.tokens = min(self.tokens, tokens)
+        for one in self.layers.values():
+            if not one.cross:
+                one.keys, one.values = one.keys[:, :tokens], one.values[:, :tokens]
+        self.positions = None if self.positions is None else self.positions[:, :tokens]
+
+    def trim(self, tokens: int) -> None:
+        """Leave so many tokens out, at most all."""
+        self.crop(max(self.tokens - tokens, 0))
+
+
+# Methods of the caches of transformers, and of mlx-lm, that change which tokens are in them.
+CHANGES = {
+    "reorder_cache": History.select,
+    "batch_select_indices": History.select,
+    "batch_repeat_interleave": History.repeat,
+    "crop": History.crop,
+    "trim": History.trim,
+}
+
+
+@dataclasses.dataclass
+class ModelCall:
+    """A call of the model.
+
+    number: of the call, from 1 on; arguments: by name; history: of its cache, which the call adds to; kept: what the
+    cache says of itself.
+    """
+
+    number: int
+    arguments: Mapping[str, Any]
+    history: History
+    kept: Kept = Kept()  # noqa: RUF009 - it does not change
+
+    def array(self, name: str, kind: str = "full_attention") -> np.ndarray | None:
+        """An argument as an array of NumPy; None if it was not given, or if it is no array.
+
+        kind: of several masks in one argument, as transformers names those of layers with and without a window.
+        """
+        X = self.arguments.get(name) if name else None
+        X = X.get(kind) if isinstance(X, Mapping) else X
+        if X is None or isinstance(X, (bool, int, float, str)):
+            return None
+        if isinstance(X, (list, tuple)):
+            X = np.asarray(X)
+        return None if dispatch.backend_of(X) is None else np.asarray(arrays.to_numpy(X))
+
+    def places(self, Q: int) -> np.ndarray | None:
+        """The positions of all tokens so far, (B or 1, K), if those of some were given; None = they are 0, 1, 2, ..."""
+        earlier, own = self.history.positions, None
+        for name in POSITIONS:
+            X = self.array(name)
+            if X is not None and X.ndim == 3 and X.shape[-1] == Q:  # a position for each way through a picture
+                X = X[-3:]  # a text's own are before them in some calls
+                if (X[:1] != X).any():
+                    raise UnknownError(f"{name} has several positions for some tokens, as pictures do")
+                X = X[0]
+            if X is not None and X.shape[-1] == Q and X.ndim in (1, 2) and X.dtype.kind in "iu":
+                own = X.reshape(-1, Q).astype(np.int64)  # (B or 1, Q)
+        if own is None and self.kept.padding is not None:
+            own = self.history.tokens + np.arange(Q) - self.kept.padding[:, None]
+            before = None if earlier is None or len(earlier) != len(own) else earlier[:, -1] + 1
+            if self.history.tokens and (before is None or (before != own[:, 0]).any()):
+                raise UnknownError("the padding in its cache is not what it was")
+        if earlier is None and own is None:
+            return None
+        earlier = np.arange(self.history.tokens)[None] if earlier is None else earlier
+        own = self.history.tokens + np.arange(Q)[None] if own is None else own
+        B = max(len(earlier), len(own))
+        return np.concatenate([np.broadcast_to(X, (B, X.shape[1])) for X in (earlier, own)], 1)  # (B or 1, K)
+
+
+class Histories:
+    """The histories of the caches that calls were given, or returned."""
+
+    def __init__(self) -> None:
+        self.known: dict[int, tuple[Any, History]] = {}
+
+    def of(self, arguments: Mapping[str, Any]) -> tuple[Any, History]:
+        """Find the cache among the arguments of a call, None if there is none, and its history."""
+        cache = next((arguments[name] for name in CACHES if arguments.get(name) is not None), None)
+        if cache is None or isinstance(cache, bool):
+            return None, History()
+        length = kept_of(cache).length
+        if length == 0:
+            self.keep(cache, history := History())
+            return cache, history
+        history = self.known.get(id(owner_of(cache)), (None, History(known=False)))[1]
+        if length is not None and history.tokens != length:
+            history = History(known=False)
+        return cache, history
+
+    def keep(self, cache: Any, history: History) -> None:
+        """Remember the history of a cache, and the cache, so that its id stays its own; follow what changes it."""
+        cache = owner_of(cache)
+        self.known[id(cache)] = cache, history
+        for name in CHANGES:
+            if callable(getattr(cache, name, None)) and hasattr(cache, "__dict__") and name not in vars(cache):
+                vars(cache)[name] = self.followed(getattr(cache, name), name, cache)
+
+    def followed(self, own: Any, name: str, cache: Any) -> Any:
+        """A method of a cache, of this name, that changes its history, too."""
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            result = own(*args, **kwargs)
+            CHANGES[name](self.known[id(cache)][1], *args, **kwargs)
+            return result
+
+        return call
+
+    def forget(self) -> None:
+        """Leave the caches as they were."""
+        for cache, _ in self.known.values():
+            for name in CHANGES:
+                if hasattr(cache, "__dict__"):
+                    vars(cache).pop(name, None)
+        self.known.clear()
+
+
+def cache_in(output: Any) -> Any:
+    """The cache that a call returned; None if it returned none."""
+    if isinstance(output, Mapping):
+        return next((output[name] for name in CACHES if output.get(name) is not None), None)
+    return next((X for name in CACHES if (X := getattr(output, name, None)) is not None), None)

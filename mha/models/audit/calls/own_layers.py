@@ -1,0 +1,169 @@
+"""Calls of a framework's own layer: which of its arguments are read, and what its class adds to them.
+
+An argument that is not read is never passed over in silence: such a call is not known.
+"""
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from mha.core import dispatch
+from mha.core.cache import Cache
+from mha.core.cache.slots import ARRAYS
+from mha.core.call import ROWS
+from mha.layer import MultiHeadAttention
+from mha.weights import foreign
+
+NAMES = {
+    "queries": ("query", "inputs_q"),
+    "keys": ("key", "inputs_k", "key_value_states", "encoder_hidden_states"),
+    "values": ("value", "inputs_v"),
+}
+INPUTS = {"inputs_kv", *NAMES, *(name for names in NAMES.values() for name in names)}
+
+
+@dataclasses.dataclass(frozen=True)
+class Arguments:
+    """The arguments of a layer's call: those that are read, and idle ones, which do not change its output."""
+
+    read: tuple[str, ...]
+    idle: tuple[str, ...] = ()
+
+
+OURS = Arguments((*NAMES, *ROWS, "cache"), ("training", "return_weights"))  # of our layers, and of the book's
+
+
+def call_of_ours(module: Any, call: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a call of a layer of ours or of the book, by our names; of any other module what enters it."""
+    if foreign.kind_of(module) is None:
+        return {name: given[name] for name in NAMES if name in given}
+    require_read(call, type(module).__name__, given, OURS)
+    cache = given.get("cache")
+    if isinstance(cache, Exception):
+        raise ValueError(f"its cache cannot be read: {cache}") from cache
+    if isinstance(cache, Cache):
+        return dict(given) | {"cache": dict(zip(ARRAYS, cache.arrays(), strict=True)) | {"frozen": cache.frozen}}
+    return dict(given)
+
+
+def cache_for(attention: MultiHeadAttention, said: Any) -> Cache | None:
+    """The cache of a call for a layer, of what `attention` of `commands/taps.py` said of it; None if it had none.
+
+    Raises TypeError or ValueError if it does not fit the layer.
+    """
+    if said is None or "frozen" not in said:
+        return None if said is None else Cache.from_native(said, attention)
+    return Cache(attention.config, [np.asarray(said[name]) for name in ARRAYS], bool(said["frozen"]))
+
+
+def kind_in(module: Any, calls: Mapping[Any, Arguments]) -> Any:
+    """The framework's class that a module is of, or derives from; None if it is no such layer."""
+    return next((kind for kind in type(module).__mro__ if kind in calls), None)
+
+
+def declared(module: Any, calls: Mapping[Any, Arguments]) -> Arguments | None:
+    """The arguments of the framework's class that a module is of, or derives from; None if it is no such layer."""
+    return calls.get(kind_in(module, calls))
+
+
+def require_read(call: Callable[..., Any], name: str, given: Mapping[str, Any], known: Arguments) -> None:
+    """Raise ValueError if an argument is given that is not read; call: the method that takes it, name: of its class."""
+    parameters = inspect.signature(call).parameters
+    for argument, X in given.items():
+        if argument in known.read or argument in known.idle or argument in NAMES:
+            continue
+        default = parameters[argument].default if argument in parameters else None
+        if not is_default(X, default):
+            raise ValueError(f"argument {argument} of {name} is not read")
+
+
+def is_default(X: Any, default: Any) -> bool:
+    """Whether an argument says no more than one that is not given."""
+    if X is None or X is default or (X is False and default in (None, inspect.Parameter.empty)):
+        return True
+    return isinstance(X, (bool, int, float, str)) and type(X) is type(default) and default == X
+
+
+class OwnLayers:
+    """The calls of frameworks' own layers that have begun; taps: `commands/taps.py` of their backend."""
+
+    def __init__(self, taps: Any) -> None:
+        self.taps = taps
+        self.begun: dict[str, tuple[Any, dict[str, Any]]] = {}
+        self.based: dict[int, dict[str, Any]] = {}
+
+    def enter(self, path: str, module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """Take the arguments of a call, with a copy of a cache of ours, which the call may change."""
+        given = self.taps.arguments(module, args, kwargs)
+        self.begun[path] = module, given | {name: copied(X) for name, X in given.items() if isinstance(X, Cache)}
+        self.based.pop(id(module), None)
+
+    def inner(self, module: Any, given: dict[str, Any]) -> None:
+        """Take the arguments with which the call of the framework's own class runs, be it that of a derived one."""
+        self.based.setdefault(id(module), given)
+
+    def leave(self, path: str, output: Any, taught: bool = False) -> tuple[dict[str, Any], Any]:
+        """Return a call by our names, as `attention` of `commands/taps.py` does.
+
+        taught: whether somebody says what the layer computes. Raises KeyError, TypeError or ValueError if a call is not
+        known, as where a class has replaced what the framework's own one computes.
+        """
+        module, given = self.begun.pop(path)
+        name, kind = type(module).__name__, kind_in(module, getattr(self.taps, "CALLS", {}))
+        if (base := self.based.pop(id(module), None)) is not None:
+            given = with_added(name, given, base)
+        elif kind is not None and not taught:
+            ran = "another one" if type(module) is kind else f"that of {name}"
+            raise ValueError(
+                f"the call of {kind.__name__} did not run, but {ran}, which may compute something else; say what with "
+                "layers="
+            )
+        return self.taps.attention(module, entered(given), output)
+
+
+def copied(cache: Cache) -> Any:
+    """A copy of a cache, or why there is none, which whoever reads it refuses."""
+    try:
+        return cache.to("numpy")
+    except (TypeError, ValueError) as error:
+        return error
+
+
+def with_added(name: str, given: Mapping[str, Any], base: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a call of a derived class, of this name, and those that it adds where it calls its base.
+
+    What its user gives counts, so that a mistake in the class is seen. Raises ValueError where both are arrays.
+    """
+    handed = {id(X) for X in base.values() if is_array(X)}
+    own = {key: X for key, X in given.items() if key in base or id(X) not in handed}
+    for key, X in own.items():
+        arrays = is_array(X) and is_array(base.get(key))
+        if key not in INPUTS and arrays and X is not base[key]:
+            raise ValueError(f"{name} calls the class that it derives from with another {key} than it was given")
+    return own | dict(base) | {key: X for key, X in own.items() if X is not None and X is not False}
+
+
+def entered(given: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of a call of a layer; what enters by another name is queries, keys and values at once."""
+    found = given | {
+        ours: given[name] for ours, names in NAMES.items() for name in names if given.get(name) is not None
+    }
+    if "queries" not in found and (X := first_array(tuple(given.values()))) is not None:
+        found["queries"] = X
+    if "queries" in found:
+        found.setdefault("keys", found["queries"])
+        found.setdefault("values", found["keys"])
+    return found
+
+
+def first_array(given: tuple[Any, ...]) -> Any:
+    """The first array among what a module was called with."""
+    return next(filter(is_array, given), None)
+
+
+def is_array(X: Any) -> bool:
+    """Whether something is an array of a framework."""
+    return dispatch.backend_of(X) is not None and hasattr(X, "shape")

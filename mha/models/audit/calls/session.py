@@ -1,0 +1,239 @@
+"""Watch the calls of a model: what enters and leaves the projections of each layer, call by call."""
+
+import dataclasses
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+
+from mha import arrays
+from mha.models.audit.calls.caches import kept_of
+from mha.models.audit.calls.model_calls import FRESH, Earlier, Histories, History, ModelCall, UnknownError, cache_in
+from mha.models.audit.calls.own_layers import OwnLayers, first_array
+from mha.models.audit.layers.known import INPUT_OF, TAUGHT, Known
+from mha.models.audit.layers.reference import at
+
+
+@dataclasses.dataclass
+class Tap:
+    """What entered and left one layer in one call, as arrays of NumPy.
+
+    layer: what is known of it; call: that of the model; inputs: queries, keys, values; outputs: of its projections, as
+    their modules have them; given: the arguments of its call, where it is watched as a whole; steps: further steps of
+    `trace`.
+    """
+
+    layer: Known
+    call: ModelCall
+    inputs: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
+    outputs: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
+    given: dict[str, Any] = dataclasses.field(default_factory=dict)
+    steps: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+
+class Session:
+    """A `Sink` that gathers what enters and leaves each layer.
+
+    judge: is called with each tap that is complete, and returns None, or the output (B, Q, D) to go on with; fail: with
+    the path of a layer and a reason, where a call cannot be judged; once: whether the model is called once, so that
+    nothing has to be kept for later calls; wholes: the paths of the models whose calls count, () = of each outermost
+    module. pools: the paths of modules in which something was pooled that is in no known layer, with the function.
+    """
+
+    def __init__(
+        self,
+        layers: list[Known],
+        taps: Any,
+        judge: Callable[[Tap], np.ndarray | None],
+        fail: Callable[[str, str], None],
+        once: bool = False,
+        wholes: frozenset[str] = frozenset(),
+    ) -> None:
+        self.taps, self.judge, self.fail, self.once, self.wholes = taps, judge, fail, once, wholes
+        self.layers = {one.path: one for one in layers if not one.reason}
+        self.at: dict[str, list[tuple[Known, list[str]]]] = {}
+        for one in self.layers.values():
+            for path, roles in one.modules.items():
+                self.at.setdefault(path, []).append((one, roles))
+        self.stack: list[str] = []
+        self.began = -1  # the place in the stack of the model whose call counts; -1 = none does
+        self.open: dict[str, Tap] = {}
+        self.own = OwnLayers(taps)
+        self.pools: dict[str, tuple[str, int]] = {}
+        self.ran: dict[str, set[str]] = {}
+        self.histories, self.number = Histories(), 0
+        self.call = ModelCall(0, {}, History())
+        self.cache: Any = None
+        self.tokens = 0
+        self.same: tuple[Any, np.ndarray] | None = None
+
+    def enter(self, path: str, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Take the input of a projection, or the arguments of the model's call."""
+        if self.began < 0 and (path in self.wholes if self.wholes else not self.stack):
+            self.began, self.number = len(self.stack), self.number + 1
+            arguments = self.taps.arguments(module, args, kwargs)
+            self.cache, history = self.histories.of(arguments)
+            self.call, self.tokens = ModelCall(self.number, arguments, history, kept_of(self.cache)), 0
+            self.open.clear()
+        self.stack.append(path)
+        if self.began < 0:  # a part alone, as where it is computed again for gradients
+            return
+        for layer, roles in self.at.get(path, ()):
+            tap = self.open.get(layer.path)
+            if tap is None or roles == []:
+                tap = self.open[layer.path] = Tap(layer, self.call)
+            if layer.native:
+                self.own.enter(path, module, args, kwargs)
+            elif roles:
+                X = self.numpy(first_array((*args, *kwargs.values())))
+                for role in roles:
+                    if role in INPUT_OF and X is not None:
+                        tap.inputs[INPUT_OF[role]] = layer.tokens_first(role, X)
+
+    def leave(self, path: str, output: Any) -> Any:
+        """Take what a projection made of it; at the last one, the call of the layer is complete."""
+        if path not in self.stack:
+            return None
+        while self.stack.pop() != path:
+            pass
+        if self.began < 0:
+            return None
+        instead = None
+        for layer, roles in self.at.get(path, ()):
+            tap = self.open.get(layer.path)
+            if output is None or tap is None:
+                self.open.pop(layer.path, None)
+                continue
+            self.ran.setdefault(layer.path, set()).update(roles or ["W_o"])
+            if layer.native:
+                instead = self.whole(tap, path, output)
+                continue
+            for role in roles:
+                tap.outputs[role] = layer.tokens_first(role, self.numpy(output))
+            if "W_o" in roles:
+                instead = self.complete(self.open.pop(layer.path), output)
+        if len(self.stack) <= self.began:
+            self.began = -1
+            if output is not None:
+                self.ended(output)
+        return instead
+
+    def inner(self, module: Any, given: dict[str, Any]) -> None:
+        """Take the arguments with which the call of a framework's own layer runs, also in a derived class."""
+        self.own.inner(module, given)
+
+    def pooled(self, function: str, axes: int, path: str | None = None) -> None:
+        """Take note of attention outside of the layers that are known and being called."""
+        if path is None and self.began < 0:
+            return
+        where, inside = (self.stack[-1], self.open) if path is None else (path, self.layers)
+        if any(at(where, path) for path in inside):
+            return
+        if axes > 2 or where not in self.pools:
+            self.pools[where] = function, axes
+
+    def unknown(self, path: str, reason: str) -> None:
+        """Take note that a layer was called where its numbers are not known."""
+        for layer, _ in self.at.get(path, ()):
+            self.fail(layer.path, reason)
+
+    def ended(self, output: Any) -> None:
+        """Remember the tokens of a call of the model that has ended, if it has a cache."""
+        history, made = self.call.history, cache_in(output)
+        if self.tokens:
+            try:
+                places = self.call.places(self.tokens)
+            except UnknownError:
+                places, history.known = None, False
+            history.positions, history.tokens = places, history.tokens + self.tokens
+        for cache in (self.cache, made):
+            if not self.once and cache is not None and not isinstance(cache, bool):
+                self.histories.keep(cache, history)
+
+    def whole(self, tap: Tap, path: str, output: Any) -> Any:
+        """Complete the call of a framework's own layer."""
+        self.open.pop(path, None)
+        try:
+            given, back = self.own.leave(path, output, tap.layer.kind == TAUGHT)
+            tap.inputs = {name: self.numpy(given.pop(name)) for name in ("queries", "keys", "values")}
+            if given.get("mask") is not None and not given.get("causal"):
+                given |= parted(given.pop("mask"))
+            tap.outputs, tap.given = {"W_o": self.numpy(given.pop("output"))}, given
+        except (KeyError, TypeError, ValueError) as error:
+            self.fail(path, f"what enters or leaves it is not known: {error}")
+            return None
+        instead = self.judged(tap)
+        return None if instead is None else back(instead)
+
+    def complete(self, tap: Tap, output: Any) -> Any:
+        """Put what entered in earlier calls with this cache before the keys and values of this one, and judge."""
+        layer, inputs = tap.layer, tap.inputs
+        partly = in_part(tap.outputs)
+        if "queries" not in inputs or "merged" not in inputs:
+            self.fail(layer.path, partly)
+            return None
+        if any(X is None or X.ndim != 3 for name, X in inputs.items() if name != "merged"):
+            shown = next((X.shape for X in inputs.values() if X is not None), ())
+            self.fail(layer.path, f"what enters its projections has shape {shown}, expected (batch, tokens, features)")
+            return None
+        cross = layer.attends is not None and layer.attends.cross
+        history, earlier = self.call.history, self.call.history.layers.get(layer.path)
+        if not cross:
+            self.tokens = max(self.tokens, inputs["queries"].shape[1])
+        if "keys" not in inputs or "values" not in inputs:
+            if earlier is None or not cross:
+                self.fail(layer.path, FRESH if cross else partly)
+                return None
+            inputs["keys"], inputs["values"] = earlier.keys, earlier.values
+            tap.outputs = {name: X for name, X in tap.outputs.items() if name not in ("W_k", "W_v")}
+        elif not cross and (not history.known or (history.tokens and not follows(earlier, inputs))):
+            self.fail(layer.path, FRESH)
+            return None
+        elif not cross and history.tokens:
+            for name in ("keys", "values"):
+                inputs[name] = np.concatenate([getattr(earlier, name), inputs[name]], 1)  # (B, K, any)
+            tap.outputs = {name: X for name, X in tap.outputs.items() if name not in ("W_k", "W_v")}
+        if not self.once:
+            history.layers[layer.path] = Earlier(inputs["keys"], inputs["values"], cross)
+        self.same = None
+        instead = self.judged(tap)
+        if instead is not None and layer.places["W_o"].axes == "oi1":
+            instead = instead.swapaxes(1, 2)  # (B, D, T)
+        return None if instead is None else self.taps.alike(instead, output)
+
+    def judged(self, tap: Tap) -> np.ndarray | None:
+        """Judge a call; what goes wrong here is no error of the model, whose call goes on."""
+        try:
+            return self.judge(tap)
+        except Exception as error:
+            self.fail(tap.layer.path, f"it could not be judged: {type(error).__name__}: {error}")
+            return None
+
+    def numpy(self, X: Any) -> Any:
+        """A copy of an array in NumPy, one for an array that comes several times in a row."""
+        if X is None:
+            return None
+        if self.same is None or self.same[0] is not X:
+            self.same = X, np.array(arrays.to_numpy(X))
+        return self.same[1]
+
+
+def follows(earlier: Earlier | None, inputs: dict[str, np.ndarray]) -> bool:
+    """Whether what entered earlier is known, and is of the same samples."""
+    return earlier is not None and len(earlier.keys) == len(inputs["keys"])
+
+
+def in_part(ran: Iterable[str]) -> str:
+    """Why a layer is not known of which only these projections ran."""
+    return f"only {', '.join(sorted(ran))} of its projections ran"
+
+
+def parted(mask: Any) -> dict[str, Any]:
+    """Tell the order of the tokens in a mask from the keys that it hides, so that a mistake in one of them is named."""
+    seen = np.asarray(arrays.to_numpy(mask))
+    Q, K = seen.shape[-2:] if seen.ndim > 1 else (0, 0)
+    if Q == K > 1:
+        keys = seen[..., -1:, :]  # those that the last query sees
+        if (seen == (keys & np.tri(Q, dtype=bool))).all():
+            return {"causal": True} | ({} if keys.all() else {"mask": keys})
+    return {"mask": mask}

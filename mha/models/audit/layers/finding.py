@@ -1,0 +1,295 @@
+"""Find the attention layers of a model: by the names of its modules, by their classes, or as somebody teaches them."""
+
+import dataclasses
+import fnmatch
+import functools
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from mha.layer import MultiHeadAttention
+from mha.models.audit.layers.known import TAUGHT, Known, kind_of, norms_unread, taken
+from mha.models.audit.layers.partners import NamedTruth, Partner, Where, partner_of, partners_of
+from mha.models.audit.layers.reference import Layer, Truth, fits, natural, paired
+from mha.models.audit.layers.remarks import guesses, without_biases
+from mha.models.audit.layers.user_layers import called, lesson_of, of_like_alone, options_of, parts_of
+from mha.weights import models, schemes
+from mha.weights.projections import ROLES, Parts, Taken, lacking, path_below, take
+from mha.weights.schemes.table import Place
+
+PLAIN = ("weight", "kernel")  # what frameworks call the kernel of a module
+LISTED = 8  # so many names of a long list are shown
+UNSAID = "nothing says what it computes; teach it with layers="
+
+
+@dataclasses.dataclass(frozen=True)
+class Finder:
+    """Finds the layers of a model.
+
+    modules: those of the model, by their paths; arrays: its arrays by their names; odd: as of `commands/taps.py`;
+    truth: what the layers should be; formats: those of the model's arrays, see `schemes.recognise`; notes: what the
+    report should say of them; by_name: kernels of the truth that lie as their name alone says.
+    """
+
+    modules: Mapping[str, Any]
+    arrays: Mapping[str, Any]
+    odd: Any
+    truth: Truth
+    formats: Callable[[str], str] = schemes.unsaid
+    notes: list[str] = dataclasses.field(default_factory=list)
+    by_name: list[str] = dataclasses.field(default_factory=list)
+
+    def layers(self, taught: Any) -> list[Known]:
+        """List the layers, in the order of their paths; taught: as layers= of `audit`.
+
+        Raises TypeError or ValueError if what is taught is wrong, or does not fit the truth.
+        """
+        every = self.matched(taught)
+        by_hand = {path: lesson for path, lesson in every.items() if not of_like_alone(lesson)}
+        natives = [path for path, module in self.modules.items() if path not in by_hand and kind_of(module)]
+        natives = [path for path in natives if not any(within(path, other) for other in (*natives, *by_hand))]
+        natives = self.once(natives)
+        taken = (*by_hand, *natives)
+        found = {
+            prefix.rstrip("."): (scheme, prefix)
+            for scheme, prefix in schemes.recognise(self.shown(), self.formats)
+            if not any(within(prefix.rstrip("."), path) or prefix.rstrip(".") == path for path in taken)
+        }
+        found = {path: found[path] for path in self.once(found)}
+        if lost := [path for path in every if path not in by_hand and path not in natives and path not in found]:
+            raise ValueError(
+                f"layers has like= alone for {lost[0]}, which no table knows; say W_q= and the others, too"
+            )
+        paths = sorted({*found, *natives, *(path for path, lesson in by_hand.items() if lesson)}, key=natural)
+        known = paired(paths, self.truth.layers())
+        where = {} if self.truth.own else partners_of({path: every.get(path) for path in paths}, self.truth, known)
+        partner = functools.partial(self.partner, where, known)
+        made = [self.recognised(path, layer, partner(path)) for path, layer in found.items()]
+        made += [self.framework(path, partner(path)) for path in natives]
+        made += [self.taught(path, lesson, partner) for path, lesson in by_hand.items()]
+        if self.truth.own:
+            self.notes.extend(without_biases(by_hand, self.arrays))
+        else:
+            self.notes.extend(guesses(every, where, self.by_name, self.truth))
+        return sorted(made, key=lambda one: natural(one.path))
+
+    def partner(
+        self, where: Mapping[str, Where], known: Mapping[str, Layer], path: str, mine: Taken | None = None
+    ) -> Partner | None:
+        """The truth of a layer, and which of its layers it is; None if nothing says it.
+
+        where: as of `partners_of`; known: by path, the layers of the truth that a scheme describes; mine: the arrays of
+        the layer in the model.
+        """
+        found = partner_of(path, where, known, self.truth, mine)
+        if found is not None and isinstance(truth := found[0], NamedTruth):
+            self.by_name.extend(truth.guessed)
+            bare = [role for role, has in truth.biased.items() if mine and has and mine.biased.get(role) is False]
+            self.notes.extend(f"{role} of {path} has no bias, that of {truth.said} has one" for role in bare)
+        return found
+
+    def once(self, paths: Iterable[str]) -> list[str]:
+        """Take each module once, by the first of its paths."""
+        first: dict[int, str] = {}
+        for path in paths:
+            first.setdefault(id(self.modules.get(path, path)), path)
+        return list(first.values())
+
+    def shown(self) -> dict[str, None]:
+        """The names of the arrays, and those that each module would have if it were a plain projection."""
+        every = (f"{path}.{kernel}" for path in self.modules if path for kernel in PLAIN)
+        return dict.fromkeys((*self.arrays, *every))
+
+    def matched(self, taught: Any) -> dict[str, Any]:
+        """Find the modules that layers= teaches by patterns of their paths, each with what it says."""
+        if taught is None:
+            return {}
+        if not isinstance(taught, Mapping):
+            raise TypeError(f"layers is a {type(taught).__name__}, expected a dict by paths, such as 'blocks.*.attn'")
+        found: dict[str, Any] = {}
+        for pattern, lesson in taught.items():
+            paths = [path for path in self.modules if path and fnmatch.fnmatchcase(path, str(pattern))]
+            if not paths:
+                raise ValueError(f"layers has {pattern!r}, which fits no module; there are {some(self.modules)}")
+            outer = [path for path in paths if not any(within(path, other) for other in paths)]
+            lesson = lesson_of(pattern, lesson)
+            found |= dict.fromkeys(self.having(pattern, outer, paths, lesson), lesson)
+        return found
+
+    def having(self, pattern: Any, outer: list[str], paths: list[str], lesson: Any) -> list[str]:
+        """The modules that a pattern is of: the outermost ones; instead of one, those inside it with the projections.
+
+        outer: the outermost of the paths that fit. Pattern "*" is of each module with these projections.
+        """
+        parts = parts_of(lesson) if isinstance(lesson, Mapping) else None
+        if parts is None:
+            return outer
+        with_all = [path for path in paths if not self.absent(path, parts)]
+        found = {
+            path: [one for one in with_all if one == path or within(one, path)] or [path] * (pattern != "*")
+            for path in outer
+        }
+        if not any(found.values()):
+            names = ", ".join(dict.fromkeys(parts.names.values()))
+            below = "" if pattern == "*" else f" that fits {pattern!r}"
+            raise ValueError(f"no module{below} has all of {names}, as layers= says; there are {some(self.modules)}")
+        return [one for some in found.values() for one in some]
+
+    def absent(self, path: str, parts: Parts) -> list[str]:
+        """The names of the projections that are no modules with a kernel below a path."""
+        lost = lacking(path, parts, self.arrays)
+        return [name for name in parts.names.values() if name in lost or path_below(path, name) not in self.modules]
+
+    def recognised(self, path: str, layer: Layer, partner: Partner | None) -> Known:
+        """Describe a layer that is known by the names of its modules."""
+        one = Known(path, str((self.truth.config or {}).get("model_type", layer[0])))
+        truth, chosen = partner or (self.truth, None)
+        try:
+            named = isinstance(truth, NamedTruth)  # whose configuration is the model's own
+            attends = self.truth.attends(layer if named else chosen or layer)
+            given = self.truth.options(layer, 1) if named else {}
+        except (TypeError, ValueError) as error:
+            return dataclasses.replace(one, reason=str(error))
+        if attends is None:
+            return dataclasses.replace(one, reason=UNSAID)
+        return self.completed(one, layer, truth, chosen, given, attends)
+
+    def framework(self, path: str, partner: Partner | None) -> Known:
+        """Describe a layer of a framework, or of the book."""
+        module = self.modules[path]
+        one = Known(path, kind_of(module) or type(module).__name__, native=True)
+        try:
+            config, weights = taken(module)
+            attends = None
+            if not self.truth.own:
+                if partner is None:
+                    return dataclasses.replace(one, reason=f"{self.truth.said} says nothing of it")
+                truth, chosen = partner
+                attends = truth.attends(chosen)
+                given: dict[str, Any] = {} if attends else {"num_heads": config.num_heads}
+                given |= {"rotary": None} if isinstance(truth, NamedTruth) else {}
+                told, weights = truth.layer(chosen, given, 1)
+                config = told if attends else config
+        except (TypeError, ValueError) as error:
+            return dataclasses.replace(one, reason=str(error))
+        return dataclasses.replace(one, take=lambda tokens: (config, weights), attends=attends)
+
+    def taught(self, path: str, lesson: Any, partner: Callable[..., Partner | None]) -> Known:
+        """Describe a layer as layers= teaches it; partner: finds its truth by its path and its own arrays."""
+        one = Known(path, TAUGHT)
+        if lesson is None:
+            return dataclasses.replace(one, kind="left out", reason="left out, as layers= says", left_out=True)
+        if not callable(lesson) and (reason := norms_unread(self.arrays, path, lesson)):
+            return dataclasses.replace(one, reason=reason)
+        if callable(lesson):
+            return self.by_function(one, lesson)
+        attends, options = called(lesson), options_of(lesson)
+        parts, places, own = parts_of(lesson), dict[str, Place](), None
+        if parts is None:
+            layer, mine = (lesson["scheme"], f"{path}."), None
+            truth, own = Truth(self.arrays, None, self.truth.said, True), layer
+            one = dataclasses.replace(one, kind=lesson["scheme"])
+        else:
+            if lost := self.absent(path, parts):
+                role = next(role for role, name in parts.names.items() if name == lost[0])
+                below = [name.removeprefix(f"{path}.") for name in self.modules if within(name, path)]
+                raise ValueError(
+                    f"layers says {role}={lost[0]!r}, but {path_below(path, lost[0])} is no module with a weight or a "
+                    f"kernel; below {path} are {some(below) or 'none'}"
+                )
+            taking = functools.partial(take, self.arrays, path, parts, self.modules)
+            try:
+                mine = taking()
+            except ValueError as error:
+                return dataclasses.replace(one, reason=str(error))
+            layer, truth = (mine.scheme, f"{path}."), NamedTruth(self.truth, taking, True, mine)
+            own = layer
+            options = {"rotary": None} | options
+            roles = {role: name for role, name in parts.names.items() if role in ROLES}
+            axes = {name: "oi" + "1" * (name in mine.convolved) for name in roles.values()}
+            places = {role: Place(f"{path}.{name}", axes[name], parts.part(role)) for role, name in roles.items()}
+        if not self.truth.own:
+            found = partner(path, None if mine is None or mine.unsure else mine)
+            truth, own = found if found is not None else (self.truth, None)
+            if not isinstance(truth, NamedTruth):
+                truth = truth.for_taught(own)
+                options = {name: X for name, X in options.items() if name in lesson or truth.config is None}
+        known = self.completed(one, layer, truth, own, options, attends, places)
+        if mine is None or not mine.unsure or not self.truth.own:
+            return known
+        other = NamedTruth(self.truth, functools.partial(taking, turned=True), True, mine)
+        other.kept = {}  # of the same names
+        names = f"{', '.join(mine.unsure)} of {type(self.modules[path_below(path, mine.unsure[0])]).__name__}"
+        turned = self.completed(one, layer, other, own, options, attends, places)
+        said = "are taken as {}, as they are used: whether that is right is not seen without like="
+        known, turned = (
+            dataclasses.replace(way, note=f"{names} {said.format(axes)}")
+            for way, axes in ((known, "(out, in)"), (turned, "(in, out)"))
+        )
+        if known.reason or turned.reason:
+            return turned if known.reason else known
+        return dataclasses.replace(known, turned=turned)
+
+    def by_function(self, one: Known, lesson: Callable[[Any], Any]) -> Known:
+        """Describe a layer by what a function makes of its module, or of that of like=, if it is of the same class."""
+        module, note = self.modules[one.path], ""
+        if not self.truth.own:
+            alike = [path for path in self.truth.modules if fits(path, one.path)]
+            path = one.path if one.path in alike else alike[0] if len(alike) == 1 else ""
+            if type(other := self.truth.modules.get(path)) is type(module):
+                module = other
+            else:
+                note = f"its weights are those that layers= returns: {self.truth.said} has no such module"
+        made = lesson(module)
+        attention, how = made if isinstance(made, tuple) and len(made) == 2 else (made, {})
+        if not isinstance(attention, MultiHeadAttention):
+            came = type(attention).__name__
+            raise TypeError(f"layers has a function for {one.path!r} that returns a {came}, expected an mha layer")
+        found = attention.config, attention.weights
+        return dataclasses.replace(one, native=True, take=lambda tokens: found, attends=called(how), note=note)
+
+    def completed(
+        self,
+        one: Known,
+        layer: Layer,
+        truth: Truth,
+        partner: Layer | None,
+        given: Mapping[str, Any],
+        attends: models.Attends,
+        places: Mapping[str, Place] | None = None,
+    ) -> Known:
+        """Give a layer its projections and weights; layer: its own scheme and prefix, partner: those in the truth."""
+        own = places or self.places(layer, False)
+        reasons = [f"{place.name} is {why}" for place in own.values() if (why := self.odd(self.modules[place.name]))]
+        if reasons or partner is None:
+            return dataclasses.replace(one, reason=[*reasons, f"{truth.said} says nothing of it"][0])
+        try:
+            found = truth.layer(partner, given, 1)
+        except (TypeError, ValueError, OverflowError) as error:
+            return dataclasses.replace(one, reason=str(error))
+        places = places or self.places(layer, found[0].output_gate is not None)
+        return dataclasses.replace(
+            one, places=places, take=functools.partial(truth.layer, partner, given), attends=attends
+        )
+
+    def places(self, layer: Layer, gated: bool) -> dict[str, Place]:
+        """The projections of a layer, each with the path of its module in the place of the array's name."""
+        scheme, prefix = layer
+        found = {}
+        for weight, place in schemes.SCHEMES[scheme].of_layer(self.arrays, prefix, gated):
+            role, _, kind = weight.partition(".")
+            path = (prefix + place.name).rpartition(".")[0]
+            if kind == "kernel" and path in self.modules:
+                found[role] = dataclasses.replace(place, name=path)
+        return found
+
+
+def within(path: str, other: str) -> bool:
+    """Whether the module at a path is inside of another one."""
+    return path != other and path.startswith(f"{other}." if other else "")
+
+
+def some(names: Iterable[str]) -> str:
+    """The first of many names."""
+    listed = [name for name in names if name]
+    more = f" and {len(listed) - LISTED} more" if len(listed) > LISTED else ""
+    return ", ".join(listed[:LISTED]) + more

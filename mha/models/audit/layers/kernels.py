@@ -1,0 +1,52 @@
+"""The arrays of a model of Keras or Flax by the names of a scheme of PyTorch, whose kernels are mostly (out, in)."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from mha.core.options.names import SchemeName
+from mha.weights import schemes
+from mha.weights.foreign.named import to_numpy
+
+KERNEL = "weight"  # what PyTorch calls the kernel of a module, and the scale of a norm
+OTHERS = ("kernel", "scale", "gamma")  # what others do
+
+
+def also_called(names: Mapping[str, Any]) -> dict[str, None]:
+    """The names of arrays, and those that PyTorch would give them."""
+    return dict.fromkeys(names) | dict.fromkeys(name for own in names for name in _other(own))
+
+
+def recalled(arrays: Mapping[str, Any], scheme: SchemeName, prefix: str) -> Mapping[str, Any]:
+    """The arrays; if those of the layer at prefix have other names, these alone, by the names of the scheme."""
+    places = {prefix + place.name: (weight, place) for weight, place in schemes.SCHEMES[scheme].every}
+    found, of_layer = {}, [name for name in arrays if name.startswith(prefix)]
+    if not any(other in places and other not in arrays for own in of_layer for other in _other(own)):
+        return arrays
+    for own in of_layer:
+        name = next((name for name in _other(own) if name in places and name not in arrays), own)
+        if name == own and not own.endswith(".bias"):
+            continue
+        if name in places:
+            weight, place = places[name]
+            X = to_numpy(own, arrays[own])
+            found[own] = name, _laid(X, weight, place.axes)
+    return {name: arrays[name] for name in of_layer if name not in found} | dict(found.values())
+
+
+def _other(own: str) -> list[str]:
+    """The name that PyTorch would give an array, if it is another one."""
+    begin, _, kind = own.rpartition(".")
+    return [f"{begin}.{KERNEL}"] if kind in OTHERS else []
+
+
+def _laid(X: np.ndarray, weight: str, axes: str) -> np.ndarray:
+    """A kernel (in, out), (in, H, d) or (H, d, out), or a bias, in the axes of a scheme."""
+    if weight.endswith(".bias") and axes == "o":
+        return X.reshape(-1)  # (out,)
+    if weight.endswith(".kernel") and axes in ("oi", "io"):
+        rows = -1 if weight == "W_o.kernel" else len(X)
+        X = X.reshape(rows, X.shape[-1] if rows < 0 else -1)  # (in, out)
+        return X.T if axes == "oi" else X
+    return X

@@ -1,0 +1,147 @@
+"""Which arrays of like= are those of a layer that layers= describes: as it says, at the same path, or by order."""
+
+import functools
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from mha.core.tables import few
+from mha.models.audit.layers.reference import Layer, Truth, fits, natural, paired
+from mha.models.audit.layers.user_layers import parts_of_like
+from mha.weights.projections import Parts, Taken, beginnings, lacking, prefixes, take
+
+Partner = tuple[Truth, Layer]
+Where = tuple[str, Parts | None]  # the path of a layer among the arrays, and its names, None = those of a scheme
+HOW = (
+    "say where they are, such as like='encoder.layers.{}.attention' beside W_q and the others in layers=, where {} is "
+    "the number of a layer, or like=dict(path='encoder.layers.{}.attention', W_q='query', ...) for other names"
+)
+
+
+class NamedTruth(Truth):
+    """What is true of one layer whose arrays have names of their own; take: takes them, as `projections.take` does."""
+
+    def __init__(self, whole: Truth, take: Callable[[], Taken], own: bool, first: Taken) -> None:
+        super().__init__(whole.arrays, None, whole.said, own)
+        self.kept, self.take = whole.kept, take
+        self.biased, self.guessed = first.biased, first.guessed
+
+    def arrays_of(self, chosen: Layer) -> tuple[dict[str, np.ndarray], str]:
+        """The arrays of the layer by the names of its scheme, and their prefix."""
+        return dict(self.take().arrays), ""
+
+
+def partners_of(lessons: Mapping[str, Any], truth: Truth, known: Mapping[str, Layer]) -> dict[str, Where]:
+    """Find the arrays of each layer that a dict of layers= describes.
+
+    lessons: what is said of each path; known: by path, the layers of the truth that a scheme describes.
+    Raises ValueError, which says what is missing where, if like= has none for a layer.
+    """
+    found: dict[str, Where] = {}
+    every = {path: parts_of_like(one) for path, one in lessons.items() if isinstance(one, Mapping)}
+    while rest := {path: one for path, one in every.items() if path not in found}:
+        parts = next(iter(rest.values()))
+        paths = [path for path, one in rest.items() if one == parts]
+        if parts is not None and parts.path is not None:
+            found |= {path: said(path, parts.at(path), truth) for path in paths}
+            continue
+        by_config = {path for path in paths if path in known and is_described(path, known[path], truth)}
+        named = {} if parts is None or by_config == {*paths} else by_names(paths, parts, truth)
+        for path in paths:
+            if path in named and path not in by_config:
+                found[path] = named[path]
+            elif path in known:
+                found[path] = known[path][1].rstrip("."), None
+            else:
+                raise ValueError(missing(path, parts and parts.at(path), truth))
+        by_order = {path: found[path][0] for path in paths if not fits(found[path][0], path)}
+        if not (is_sequence(by_order) and is_sequence(by_order.values())):
+            pairs = ", ".join(few([f"{path} might be {other}" for path, other in by_order.items()]))
+            raise ValueError(
+                f"like= and layers= do not fit each other: no number says which layer of {truth.said} is which of the "
+                f"model, such as {pairs}; {HOW}"
+            )
+    return found
+
+
+def is_sequence(paths: Iterable[str]) -> bool:
+    """Whether paths differ in their numbers alone, so that they have an order: attention, attention_1, attention_2."""
+    return len({re.sub(r"[._]?\d+", "", path) for path in paths}) < 2
+
+
+def is_described(path: str, layer: Layer, truth: Truth) -> bool:
+    """Whether a layer has the name of the model's, and the configuration of like= describes it: that says all of it."""
+    try:
+        return fits(layer[1].rstrip("."), path) and truth.attends(layer) is not None
+    except (TypeError, ValueError):
+        return False
+
+
+def said(path: str, parts: Parts, truth: Truth) -> Where:
+    """The place that layers= says for a layer; ValueError if it has no layer."""
+    at = parts.path or ""
+    if parts.names and not lacking(at, parts, truth.arrays):
+        return at, parts
+    if any(prefix.rstrip(".") == at for _, prefix in truth.layers()):
+        return at, None
+    raise ValueError(missing(path, parts, truth))
+
+
+def by_names(paths: Sequence[str], parts: Parts, truth: Truth) -> dict[str, Where]:
+    """Find the layers with projections of these names."""
+    own = {path: parts.at(path) for path in paths}
+    if len({tuple(one.names.items()) for one in own.values()}) > 1:  # a number is in a name
+        every = {path: prefixes(one, truth.arrays) for path, one in own.items()}
+        return {path: (some[0], own[path]) for path, some in every.items() if len(some) == 1}
+    layers: list[Layer] = [("llama", prefix) for prefix in sorted(prefixes(own[paths[0]], truth.arrays), key=natural)]
+    return {path: (layer[1], own[path]) for path, layer in paired(paths, layers).items()}
+
+
+def missing(path: str, parts: Parts | None, truth: Truth) -> str:
+    """Say which arrays of a layer are nowhere in like=, or in several places."""
+    begin = f"like= and layers= do not fit each other: for {path}, in {truth.said}"
+    some = f"its arrays are {', '.join(few(list(truth.arrays))) or 'none'}"
+    if parts is None or not parts.names:
+        at = f" at {parts.path!r}" if parts is not None and parts.path is not None else ""
+        return f"{begin} there is no layer of a known scheme{at}; {some}; {HOW}"
+    every, near = prefixes(parts, truth.arrays), [parts.path or ""]
+    if parts.path is None:
+        near = [one for one in beginnings(parts, truth.arrays) if fits(one, path)]
+        if len(every) > 1 and not near:
+            layers = f"{len(every)} layers, at {', '.join(few(every))}"
+            return f"{begin} there are {layers}, and nothing says which it is; {HOW}"
+    at = near[0] if near else path
+    return f"{begin} there is no kernel of {', '.join(lacking(at, parts, truth.arrays))} at {at!r}; {some}; {HOW}"
+
+
+def partner_of(
+    path: str, where: Mapping[str, Where], known: Mapping[str, Layer], truth: Truth, mine: Taken | None = None
+) -> Partner | None:
+    """The truth of a layer, and which of its layers it is; None if nothing says it.
+
+    where: as of `partners_of`; known: by path, the layers of the truth that a scheme describes; mine: the arrays of the
+    layer in the model. Raises ValueError as `named_truth`.
+    """
+    prefix, parts = where.get(path, ("", None))
+    if parts is not None:
+        return named_truth(truth, prefix, parts, mine)
+    layers = truth.layers() if path in where else []
+    layer = next((layer for layer in layers if layer[1].rstrip(".") == prefix), known.get(path))
+    return None if layer is None else (truth, layer)
+
+
+def named_truth(truth: Truth, prefix: str, parts: Parts, mine: Taken | None = None) -> tuple[NamedTruth, Layer]:
+    """What is true of a layer whose arrays have names of their own, and which of its layers it is; mine: the model's.
+
+    Raises ValueError if its sizes are others than those of the model, or if nothing shows how its kernels lie.
+    """
+    taking = functools.partial(
+        take, truth.arrays, prefix, parts, truth.modules, mine, whose=truth.said, formats=truth.formats
+    )
+    try:
+        first = taking()
+    except ValueError as error:
+        raise ValueError(f"like= and layers= do not fit each other: {error}") from error
+    return NamedTruth(truth, taking, False, first), (first.scheme, f"{prefix}.")

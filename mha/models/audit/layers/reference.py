@@ -1,0 +1,263 @@
+"""What is true of a model: the weights and the configuration that its layers should have."""
+
+import contextlib
+import dataclasses
+import functools
+import importlib
+import json
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mha import weights
+from mha.core import dispatch
+from mha.core.options.config import Config
+from mha.core.options.names import BackendName, SchemeName
+from mha.models.audit.layers.kernels import also_called, recalled
+from mha.weights import json_text, models, readers, recorded, schemes
+from mha.weights.foreign.named import named, to_numpy
+
+Layer = tuple[SchemeName, str]  # scheme and prefix
+Found = tuple[Config, dict[str, np.ndarray]]  # configuration and canonical weights
+MOST = 2**30  # bytes of weights that are kept
+GROWING = ("dynamic", "longrope", "su", "yarn")  # rotations that may go by the length of the text
+
+
+class Truth:
+    """Arrays by name, which are read when they are used, and what the model's configuration says, None = nothing.
+
+    said: where they are from, in words; own: whether these are the model's own arrays; inside: the path of the part
+    of the model that the configuration is of, "" = all of it; formats: the format of an array, by its name, see
+    `schemes.recognise`; said_by: that of the arrays of the model that has the configuration, None = the same; modules:
+    those of the model that has the arrays, {} = none.
+    """
+
+    def __init__(
+        self,
+        arrays: Mapping[str, Any],
+        config: Mapping[str, Any] | None,
+        said: str,
+        own: bool = False,
+        inside: str = "",
+        formats: Callable[[str], str] = schemes.unsaid,
+        said_by: str | None = None,
+        modules: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.modules = modules or {}
+        self.arrays, self.config, self.said, self.own, self.inside = arrays, config, said, own, inside
+        self.formats, self.said_by = formats, said_by
+        self.kept: dict[Any, Found] = {}
+
+    def layers(self) -> list[Layer]:
+        """List the layers that the names show, in the order of their numbers."""
+        found = schemes.recognise(self.arrays, self.formats)
+        at = {prefix for _, prefix in found}
+        found += [layer for layer in schemes.recognise(also_called(self.arrays)) if layer[1] not in at]
+        return sorted(found, key=lambda layer: natural(layer[1]))
+
+    def layer(self, chosen: Layer, given: Mapping[str, Any], tokens: int) -> Found:
+        """Take the configuration and the canonical weights of a layer; some are kept for the next call.
+
+        given: options that the caller says; tokens: the length of the text.
+        Raises TypeError or ValueError if the arrays or the configuration do not describe a layer of mha.
+        """
+        key = chosen, str(given), tokens if self.grows else 0
+        if key not in self.kept:
+            self.kept[key] = self._layer(chosen, given, tokens)
+            while len(self.kept) > 1 and sum(map(size, self.kept.values())) > MOST:
+                del self.kept[next(iter(self.kept))]
+        return self.kept[key]
+
+    def _layer(self, chosen: Layer, given: Mapping[str, Any], tokens: int) -> Found:
+        scheme = chosen[0]
+        own, prefix = self.arrays_of(chosen)
+        said = self.options(chosen, tokens)
+        options = dict(given)
+        num_heads, folded, options = recorded.joined(said, options.pop("num_heads", None), options, "the model")
+        config, weights = schemes.to_canonical(own, scheme, prefix, num_heads, options=options)
+        schemes.ask(scheme, options)
+        if folded:
+            recorded.fold(config, weights)
+        return config, weights
+
+    def arrays_of(self, chosen: Layer) -> tuple[dict[str, np.ndarray], str]:
+        """The arrays of a layer by the names of its scheme, and their prefix."""
+        scheme, prefix = chosen
+        arrays = recalled(self.arrays, scheme, prefix)
+        try:
+            names = schemes.wanted(arrays, scheme, prefix)
+        except schemes.UnreadError as error:
+            raise error.said_by(schemes.method_of(self.config)) from None
+        return {name: to_numpy(name, arrays[name]) for name in names}, prefix
+
+    def options(self, chosen: Layer, tokens: int) -> dict[str, Any]:
+        """What the configuration says of a layer; {} without one."""
+        if self.config is None:
+            return {}
+        length = tokens if self.grows else None
+        first = next((name for name in self.arrays if name.startswith(chosen[1])), None)
+        form = "" if first is None else self.formats(first)
+        return models.described(dict(self.config), *self.within(chosen), length, form, self.said_by)
+
+    def within(self, chosen: Layer) -> Layer:
+        """The same layer, its prefix as the part of the model has it that the configuration is of."""
+        scheme, prefix = chosen
+        return scheme, prefix.removeprefix(f"{self.inside}.") if self.inside else prefix
+
+    def for_taught(self, chosen: Layer | None) -> "Truth":
+        """The same, without a configuration that does not describe this layer, which somebody describes by hand."""
+        try:
+            if chosen is not None:
+                self.options(chosen, 1)
+        except (TypeError, ValueError, OverflowError):
+            return Truth(self.arrays, None, self.said, formats=self.formats)
+        return self
+
+    @functools.cached_property
+    def grows(self) -> bool:
+        """Whether the rotation may go by the length of the text."""
+        return any(kind in str(self.config) for kind in GROWING)
+
+    def attends(self, chosen: Layer) -> models.Attends | None:
+        """How the layer is called, None = nothing says it. Raises ValueError if the model is of no known kind."""
+        return None if self.config is None else models.attends(dict(self.config), *self.within(chosen))
+
+
+@contextlib.contextmanager
+def opened(like: Any, model: Any, taps: Any, backend: BackendName | None) -> Iterator[Truth]:
+    """Open what is true of a model; like: as for `audit`; taps: `commands/taps.py` of its backend; None = no model.
+
+    Raises TypeError or ValueError if like is nothing of the kind, and what `mha.load` raises for a path.
+    """
+    inside, config = configured({} if taps is None else taps.modules(model))
+    own_formats = formats_of(backend)
+    said_by: str | None = own_formats("")
+    if isinstance(like, Truth):
+        yield like
+    elif like is None:
+        yield Truth(taps.arrays(model), config, "the model's own weights", True, inside, own_formats)
+    elif isinstance(like, (str, os.PathLike)):
+        with readers.opened(like) as source:
+            beside = config_beside(source.path)
+            said = config if beside is None else beside
+            inside, said_by = (inside, said_by) if beside is None else ("", None)
+            truth = Truth(
+                readers.Arrays(source), said, os.fspath(like), inside=inside, formats=source.format_of, said_by=said_by
+            )
+            if unread := weights.unread(source, next(iter(truth.layers()), None), packed=True):
+                raise unread
+            yield truth
+    elif isinstance(like, Mapping) and not callable(like):  # a module of MLX is a dict, too
+        arrays = named(like)
+        formats = formats_of(dispatch.backend_of(next(iter(arrays.values()), None)))
+        yield Truth(arrays, config, "the arrays of like", inside=inside, formats=formats, said_by=said_by)
+    elif own_backend := dispatch.backend_of(like):
+        other = taps_of(own_backend)
+        modules = other.modules(like)
+        there, own = configured(modules)
+        there, own, said_by = (inside, config, said_by) if own is None else (there, own, None)
+        name, formats = f"the {type(like).__name__} of like", formats_of(own_backend)
+        yield Truth(other.arrays(like), own, name, inside=there, formats=formats, said_by=said_by, modules=modules)
+    else:
+        raise TypeError(f"like is a {type(like).__name__}, expected a path, a mapping of arrays, a model, or None")
+
+
+def config_beside(path: Path) -> dict[str, Any] | None:
+    """What the configuration beside a file of weights says; None if none is there, ValueError if it is damaged."""
+    place = path.with_name("config.json")
+    try:
+        return None if (data := models.data_of(place)) is None else models.parsed(data)
+    except ValueError as error:
+        raise ValueError(f"{place} cannot be used: {error}") from error
+
+
+def config_of(model: Any) -> dict[str, Any] | None:
+    """What a model says of itself, as it would be written beside its weights; None if nothing.
+
+    A model of transformers has a `config`, which makes JSON; one of mlx-lm has `args`, a dataclass.
+    """
+    config: Any = getattr(model, "config", None)
+    if hasattr(config, "to_json_string"):
+        return json_text.parse(config.to_json_string())
+    args: Any = getattr(model, "args", None)
+    if dataclasses.is_dataclass(args) and hasattr(args, "model_type"):
+        return json_text.parse(json.dumps(dataclasses.asdict(args)))  # type: ignore[arg-type]
+    return None
+
+
+def formats_of(backend: BackendName | None) -> Callable[[str], str]:
+    """The format of the arrays of a backend, by their names: that of the files that its framework writes."""
+    forms = dispatch.facts("FORMATS", ())[backend] if backend else ()
+    return lambda name: forms[0] if forms else ""
+
+
+def configured(modules: Mapping[str, Any]) -> tuple[str, dict[str, Any] | None]:
+    """What the outermost module that has a configuration says, and its path; None if none has one."""
+    for path, module in modules.items():
+        if (config := config_of(module)) is not None:
+            return path, config
+    return "", None
+
+
+def wholes(modules: Mapping[str, Any]) -> frozenset[str]:
+    """The paths of the modules that are whole models of transformers."""
+    return frozenset(
+        path for path, module in modules.items() if hasattr(module, "save_pretrained") and config_of(module)
+    )
+
+
+def backend_of(model: Any) -> BackendName:
+    """The backend whose framework a model is of; TypeError if it is of none."""
+    if (backend := dispatch.backend_of(model)) is None:
+        *names, last = (dispatch.facts("TITLE")[name] for name in dispatch.having("models/frameworks/*.py"))
+        raise TypeError(f"model is a {type(model).__name__}, expected a model of {', '.join(names)} or {last}")
+    return backend
+
+
+def taps_of(backend: BackendName) -> Any:
+    """The module in which a backend watches models; TypeError if it has none."""
+    if backend not in dispatch.having("models/frameworks/*.py"):
+        raise TypeError(f"models of {backend} cannot be watched; give what enters and leaves to mha.parity.audit_taps")
+    return importlib.import_module(f"mha.models.frameworks.{backend}")
+
+
+def size(found: Found) -> int:
+    """The bytes of the weights of a layer."""
+    return sum(X.nbytes for X in found[1].values())
+
+
+def natural(prefix: str) -> list[Any]:
+    """The key by which prefixes are sorted, in which 2 comes before 10."""
+    return [int(X) if X.isdigit() else X for X in re.split(r"(\d+)", prefix)]
+
+
+def paired(paths: Sequence[str], layers: Sequence[Layer]) -> dict[str, Layer]:
+    """Find for each path of a model's layers the layer of the truth: of the same name, of its end, or by order."""
+    by_name = {prefix.rstrip("."): (scheme, prefix) for scheme, prefix in layers}
+    found = {}
+    for path in paths:
+        alike = [name for name in by_name if fits(name, path)]
+        if path in alike or len(alike) == 1:
+            found[path] = by_name[path if path in alike else alike[0]]
+    if len(found) < len(paths) and len(paths) == len(layers):
+        return dict(zip(sorted(paths, key=natural), layers, strict=True))
+    return found
+
+
+def at(path: str, other: str) -> bool:
+    """Whether a module is another one, or inside of it."""
+    return path == other or path.startswith(f"{other}.")
+
+
+def fits(name: str, path: str) -> bool:
+    """Whether a name is a path, or one ends with the other."""
+    return name == path or ends(name, path) or ends(path, name)
+
+
+def ends(name: str, end: str) -> bool:
+    """Whether a name ends with another one, after a dot."""
+    return bool(end) and name.endswith(f".{end}")

@@ -1,0 +1,57 @@
+"""What an audit says of layers that layers= describes: what it has taken from the model itself, and what it guessed."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from mha.core.tables import counted, few
+from mha.models.audit.layers.partners import Where
+from mha.models.audit.layers.reference import Truth, fits
+from mha.models.audit.layers.user_layers import parts_of, parts_of_like
+from mha.weights.projections import biases_of
+
+
+def without_biases(lessons: Mapping[str, Any], arrays: Mapping[str, Any]) -> list[str]:
+    """Say which projections have no bias, though others of the layer, or of layers described alike, have one.
+
+    lessons: what is said of each path; arrays: of the model.
+    """
+    notes = []
+    for lesson in {id(one): one for one in lessons.values() if isinstance(one, Mapping)}.values():
+        if (parts := parts_of(lesson)) is None:
+            continue
+        biases = {path: biases_of(arrays, path, parts) for path, one in lessons.items() if one is lesson}
+        if not any(any(one.values()) for one in biases.values()):
+            continue
+        bare = {path: tuple(parts.names[role] for role, X in one.items() if X is None) for path, one in biases.items()}
+        for names in dict.fromkeys(filter(None, bare.values())):
+            where = [path for path, one in bare.items() if one == names]
+            notes.append(
+                f"no bias: {', '.join(dict.fromkeys(names))} in {counted(len(where), 'layer')} "
+                f"({', '.join(few(where))}), though other projections have one: whether it was left out is not seen "
+                "without like="
+            )
+    return notes
+
+
+def guesses(lessons: Mapping[str, Any], where: Mapping[str, Where], kernels: Sequence[str], truth: Truth) -> list[str]:
+    """Say which layers of like= are those of the model by their order alone, and which kernels lie as a name says.
+
+    lessons: what is said of each path; where: as of `partners_of`; kernels: the names of their arrays.
+    """
+    pairs = []
+    for path, (other, _) in where.items():
+        parts = parts_of_like(lessons[path])
+        if not fits(other, path) and (parts is None or parts.path is None):
+            pairs.append(f"{path} with {other or 'the only layer'}")
+    notes = []
+    if pairs:
+        notes.append(
+            f"compared by the order of their paths: {', '.join(few(pairs))} of {truth.said}; if that is wrong, say "
+            "like='...' in layers="
+        )
+    if kernels:
+        notes.append(
+            f"taken as (out, in), as PyTorch's of this name are: {', '.join(few([*kernels]))} of {truth.said}; if they "
+            "are (in, out), say like=dict(axes='io') in layers="
+        )
+    return notes

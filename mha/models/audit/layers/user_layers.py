@@ -1,0 +1,95 @@
+"""What layers= says of layers that no table knows: their projections, their options, and how they are called."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from mha.core.options import checks
+from mha.weights import models, schemes
+from mha.weights.checkpoints import SAYABLE
+from mha.weights.projections import NEEDED, NORMS, ROLES, SAID, Parts
+from mha.weights.schemes import TIED
+
+CALLED = ("causal", "padding", "cross")  # how a layer is called
+KNOWN = ("scheme", *SAID, "like", "num_heads", *CALLED, *SAYABLE)
+OF_LIKE = ("path", *SAID)
+
+
+def lesson_of(pattern: Any, lesson: Any) -> Any:
+    """Return what layers= says of a pattern, checked: a dict, None, or a function of the module."""
+    if lesson is None or callable(lesson):
+        return lesson
+    if not isinstance(lesson, Mapping):
+        came = type(lesson).__name__
+        raise TypeError(f"layers has a {came} for {pattern!r}, expected a dict, None, or a function of the module")
+    for name in lesson:
+        if name not in KNOWN:
+            raise ValueError(f"layers has {name!r} for {pattern!r}, expected some of {', '.join(KNOWN)}")
+    if "axes" in lesson:
+        checks.choice("axes of layers", lesson["axes"], ("io", "oi"))
+    _check_like(pattern, lesson.get("like"))
+    if "scheme" in lesson:
+        checks.choice("scheme of layers", lesson["scheme"], tuple(schemes.SCHEMES))
+    elif of_like_alone(lesson):
+        pass
+    elif missing := [role for role in NEEDED if role not in lesson]:
+        raise ValueError(
+            f"layers has no {', '.join(missing)} for {pattern!r}, expected the name of the module of each projection, "
+            "such as W_q='to_q', or scheme="
+        )
+    return dict(lesson)
+
+
+def _check_like(pattern: Any, like: Any) -> None:
+    """Raise TypeError or ValueError if what layers= says of the arrays of like= is nothing of the kind."""
+    if like is None or isinstance(like, str):
+        return
+    if not isinstance(like, Mapping):
+        raise TypeError(
+            f"layers has like={checks.brief(like)} for {pattern!r}, expected a path, such as 'encoder.{{}}'"
+        )
+    for name, value in like.items():
+        if name not in OF_LIKE or not isinstance(value, str):
+            raise ValueError(
+                f"layers has like={{{name!r}: {value!r}}} for {pattern!r}, expected strings by {', '.join(OF_LIKE)}"
+            )
+    if "axes" in like:
+        checks.choice("axes of like in layers", like["axes"], ("io", "oi"))
+
+
+def of_like_alone(lesson: Any) -> bool:
+    """Whether what layers= says is only where the weights are in like= of a layer that is known by itself."""
+    return isinstance(lesson, Mapping) and "like" in lesson and not any(name in lesson for name in ("scheme", *ROLES))
+
+
+def parts_of(lesson: Mapping[str, Any]) -> Parts | None:
+    """What the projections of a layer are called in its model; None if a scheme, or nothing, says it."""
+    names = {role: lesson[role] for role in (*ROLES, *NORMS) if role in lesson}
+    return Parts(names, None, lesson.get("axes", ""), bool(lesson.get(TIED))) if set(NEEDED) <= names.keys() else None
+
+
+def parts_of_like(lesson: Mapping[str, Any]) -> Parts | None:
+    """What they are called among the arrays of like=, where layers= says it; None if it says nothing."""
+    like = lesson.get("like")
+    like = {"path": like} if isinstance(like, str) else dict(like or {})
+    path, axes = like.pop("path", None), like.pop("axes", "")
+    own = {role: lesson[role] for role in (*ROLES, *NORMS) if role in lesson}
+    if path is None and not axes and not like and not own:
+        return None
+    return Parts(own | like, path, axes, bool(lesson.get(TIED)))
+
+
+def options_of(lesson: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a taught layer."""
+    return {name: X for name, X in lesson.items() if name not in ("scheme", "like", *SAID, *CALLED)}
+
+
+def called(lesson: Mapping[str, Any]) -> models.Attends:
+    """How a taught layer is called.
+
+    Raises TypeError or ValueError if what is said of it is wrong.
+    """
+    padding = lesson.get("padding", "attention_mask")
+    return models.Attends(
+        causal=checks.flag("causal of layers", lesson.get("causal", False)), queries=padding, keys=padding,
+        cross=checks.flag("cross of layers", lesson.get("cross", False)),
+    )  # fmt: skip

@@ -1,0 +1,163 @@
+"""Watch a model, and judge each of its attention layers in its user's calls."""
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from mha.core.options.names import BackendName
+from mha.core.tables import few
+from mha.models.audit.audit_report import AuditReport, LayerRow
+from mha.models.audit.calls.model_calls import UnknownError
+from mha.models.audit.calls.session import Session, Tap, in_part
+from mha.models.audit.judging import Judged, asked_of, judged_packed, mended
+from mha.models.audit.layers.finding import Finder, some
+from mha.models.audit.layers.known import Known
+from mha.models.audit.layers.reference import Truth, at, backend_of, formats_of, opened, taps_of, wholes
+
+
+@contextlib.contextmanager
+def watch(model: Any, like: Any = None, layers: Any = None) -> Iterator[AuditReport]:
+    """Judge each attention layer of a model in whatever calls happen inside: `generate()`, a training step, many calls.
+
+    Arguments and errors as for `audit`. The report is complete when the context ends without an error; before that it
+    has no layers. Dropout is off meanwhile; the model is as it was afterwards, also if something fails.
+    """
+    with Watch(model, like, layers).open() as report:
+        yield report
+
+
+class Watch:
+    """Watches a model; arguments as for `watch`; mend: the paths of layers that give what they should.
+
+    once: the arguments of its one call, by position and by name, None = it may be called often; taps: for what is no
+    model, what tells of its calls, and backend: whose it was.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        like: Any,
+        layers: Any,
+        mend: frozenset[str] = frozenset(),
+        once: Any = None,
+        taps: Any = None,
+        backend: BackendName | None = None,
+    ) -> None:
+        if taps is None:
+            backend = backend_of(model)
+            taps = taps_of(backend)
+        self.model, self.like, self.taught, self.mend, self.once = model, like, layers, mend, once
+        self.taps, self.backend = taps, backend
+        self.shown = taps.shown(model, *(once or ((), {})))
+        self.known: list[Known] = []
+        self.rows: dict[str, LayerRow] = {}
+        self.kept: dict[Any, Judged] = {}
+        self.notes: dict[str, None] = {}
+        self.library = False
+        self.changes_cache = False
+
+    @contextlib.contextmanager
+    def open(self) -> Iterator[AuditReport]:
+        """Watch until the context ends; its report is complete then."""
+        report = AuditReport(type(self.model).__name__)
+        with opened(self.like, self.shown, self.taps, self.backend) as truth:
+            modules, arrays = self.taps.modules(self.shown), self.taps.arrays(self.shown)
+            finder = Finder(modules, arrays, self.taps.odd, truth, formats_of(self.backend))
+            self.known, self.truth = finder.layers(self.taught), truth
+            whole, once = wholes(finder.modules), self.once is not None
+            self.library = bool(whole)
+            session = Session(self.known, self.taps, self.judge, self.fail, once, whole)
+            try:
+                with self.taps.watching(self.shown, session):
+                    yield report
+            finally:
+                session.histories.forget()
+            self.changes_cache = session.cache is not None
+            self.complete(report, session, truth, finder)
+
+    def judge(self, tap: Tap) -> np.ndarray | None:
+        """Judge a call of a layer; return what it should give, if it is one to mend."""
+        path, row = tap.layer.path, self.rows.get(tap.layer.path)
+        if row is not None and row.verdict != "same" and path not in self.mend:
+            self.rows[path] = dataclasses.replace(row, calls=row.calls + 1)
+            return None
+        try:
+            tap.layer = tap.layer.as_used(tap.inputs, tap.outputs)
+            asked = asked_of(tap, self.truth)
+            if not asked.counted_rows.any():
+                return None
+            if path in self.mend:
+                return mended(tap, asked)
+            one, packed = judged_packed(tap, asked, self.truth, self.library)
+        except (UnknownError, TypeError, ValueError) as error:
+            self.fail(path, str(error))
+            return None
+        self.notes |= {packed: None} if packed else {}
+        calls = 1 if row is None else row.calls + 1
+        if one.ratio > 1:
+            self.rows[path] = LayerRow(path, tap.layer.kind, "differs", tap.layer.note, calls, one)
+            return None
+        self.keep(one)
+        if row is not None and row.judged is not None and row.judged.ratio >= one.ratio:
+            one = row.judged
+        self.rows[path] = LayerRow(path, tap.layer.kind, "same", tap.layer.note, calls, one.light())
+        return None
+
+    def keep(self, one: Judged) -> None:
+        """Keep the call with most keys of each configuration and no cache, to say later what it could not show."""
+        if one.asked is not None and one.asked.sizes.slots is None:
+            known = self.kept.get(one.asked.config)
+            if known is None or known.asked is None or known.asked.sizes.K < one.asked.sizes.K:
+                self.kept[one.asked.config] = one
+
+    def fail(self, path: str, reason: str) -> None:
+        """Note that a call of a layer is not known."""
+        row = self.rows.get(path)
+        if row is None or row.verdict == "same":
+            kind = next(one.kind for one in self.known if one.path == path)
+            self.rows[path] = LayerRow(path, kind, "not known", reason, 0 if row is None else row.calls)
+
+    def complete(self, report: AuditReport, session: Session, truth: Truth, finder: Finder) -> None:
+        """Fill the report with what was seen."""
+        rows = []
+        for one in self.known:
+            ran = session.ran.get(one.path)
+            if one.reason:
+                verdict: Any = "not known"
+                rows.append(LayerRow(one.path, one.kind, verdict, one.reason))
+            elif one.path in self.rows:
+                rows.append(self.rows[one.path])
+            elif ran:
+                rows.append(LayerRow(one.path, one.kind, "not known", in_part(ran)))
+            else:
+                rows.append(LayerRow(one.path, one.kind, "not called"))
+        left_out = [one.path for one in self.known if one.left_out]
+        silent = (*left_out, *(row.path for row in rows if row.verdict == "not known"))
+        others = {path: pool for path, pool in session.pools.items() if not any(at(path, X) for X in silent)}
+        outside = "it pools outside of the layers that are known"
+        rows += [LayerRow(path, pool, "not known", outside) for path, (pool, axes) in others.items() if axes > 2]
+        notes = [*finder.notes, *self.notes]
+        if few_rows := [path or "the model itself" for path, (_, axes) in others.items() if axes < 3]:
+            notes += [f"a softmax of rows is no attention, and was not judged: in {', '.join(few(few_rows))}"]
+        if any(
+            hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None)
+            for module in finder.modules.values()
+        ):
+            notes.append("the eager path was judged: what a compiler makes of the model was not")
+        if not any(not one.reason for one in self.known) and not left_out:
+            raise ValueError(nothing(rows, finder))
+        report.layers, report.truth, report.weighed = tuple(rows), truth.said, not truth.own
+        report.notes, report.kept = tuple(notes), tuple(self.kept.values())
+
+
+def nothing(rows: list[LayerRow], finder: Finder) -> str:
+    """Say that no attention layer is known, and what was found."""
+    listed = "; ".join(f"{row.path or 'the model'} ({row.kind}): {row.note}" for row in rows[:4])
+    found = f"found: {listed}{f'; and {len(rows) - 4} more' if len(rows) > 4 else ''}" if rows else "none was found"
+    return (
+        f"no attention layer of the model is known; {found}; its modules are {some(finder.modules)}. Say what one "
+        "computes: layers={'blocks.*.attn': dict(W_q='to_q', W_k='to_k', W_v='to_v', W_o='out', num_heads=8)}"
+    )

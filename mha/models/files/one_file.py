@@ -1,0 +1,139 @@
+"""One of two files that are compared: which layers of attention it has, and what else."""
+
+import contextlib
+import dataclasses
+import os
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from typing import cast
+
+import numpy as np
+
+from mha import weights
+from mha.core.options.names import SchemeChoice, SchemeName
+from mha.models.files.own_names import Renamed, fits, renamed
+from mha.weights import argument_names, models, readers, schemes
+from mha.weights.projections import Parts
+from mha.weights.readers import Source
+
+OWN = "of its own"  # what is printed in the place of a scheme
+SPELT = "W_q=to_q,W_k=to_k,W_v=to_v,W_o=to_out"
+LISTED = 8  # so many names of a long list are shown
+Name = str | os.PathLike[str]  # of a file
+Layer = tuple[SchemeName, str]  # scheme and prefix
+
+
+@dataclasses.dataclass(frozen=True)
+class File:
+    """A file, and the scheme and prefix to look for in it.
+
+    side: "a" or "b", as in the names of the arguments; parts: what its projections are called, if no scheme says it.
+    """
+
+    side: str
+    path: Name
+    scheme: SchemeChoice
+    prefix: str | None
+    parts: Parts | None = dataclasses.field(default=None, hash=False)
+
+    @contextlib.contextmanager
+    def opened(self) -> Iterator[Source]:
+        """Open the file; its layers have the names of a scheme. Raises as `readers.opened`."""
+        with readers.opened(self.path) as source:
+            yield source if self.parts is None else renamed(source, self.parts)
+
+    def named(self, parts: Parts | None) -> "File":
+        """The same file with layers whose projections are called so, if it has some.
+
+        Raises ValueError if a scheme is asked for, too.
+        """
+        if parts is None:
+            return self
+        with readers.opened(self.path) as source:
+            if not fits(source, parts):
+                return self
+        if self.scheme != "auto":
+            asked = argument_names.setting(**{f"scheme_{self.side}": self.scheme})
+            raise ValueError(f"{asked} is given, but the names of its projections are said as well; leave one out")
+        return dataclasses.replace(self, parts=parts)
+
+    def some(self) -> str:
+        """The first of the names of its arrays."""
+        with readers.opened(self.path) as source:
+            return ", ".join([*source.entries][:LISTED]) + (", ..." if len(source.entries) > LISTED else "")
+
+    def called(self, layer: Layer) -> Layer:
+        """A layer as a report calls it: no scheme has its names if somebody said them."""
+        return cast(Layer, (OWN, layer[1])) if self.parts else layer
+
+    def remarks(self, layers: Iterable[Layer]) -> list[str]:
+        """What a report of these layers should say of the names of a file."""
+        with self.opened() as source:
+            if not isinstance(source, Renamed):
+                kinds = dict.fromkeys(layer[0] for layer in layers if self.scheme == "auto" and self.silent(layer))
+                unsure = [one for one in map(schemes.SCHEMES.__getitem__, kinds) if one.unsure]
+                return [f"{self.side.upper()} has no {one.config}: {one.unsure}" for one in unsure]
+            names = ", ".join(f"{role}={name}" for role, name in source.parts.names.items())
+            found = [f"{self.side.upper()} has names of its own: {names}"]
+            if source.guessed:
+                taken = "as (out, in), as PyTorch's of this name are; axes=io says otherwise"
+                found.append(f"kernels of {self.side.upper()} are taken {taken}")
+            return found
+
+    def layers(self) -> list[Layer]:
+        """List the layers of the scheme, in the order of their prefixes, in which 2 comes before 10."""
+        with self.opened() as source:
+            every = schemes.recognise(source.entries, source.format_of)
+        found = [layer for layer in every if schemes.is_meant(self.scheme, layer[0])]
+        parts = {layer: re.split(r"(\d+)", layer[1]) for layer in found}
+        return sorted(found, key=lambda layer: [int(X) if X.isdigit() else X for X in parts[layer]])
+
+    def chosen(self, prefixes: Sequence[str | None]) -> list[Layer]:
+        """Return the layers with these prefixes, None = the only one; errors name the arguments of `compare_files`."""
+        names = {name: f"{name}_{self.side}" for name in ("scheme", "prefix")}
+        with self.opened() as source, argument_names.named(names):
+            try:
+                return [weights.choose(source, self.scheme, prefix) for prefix in prefixes]
+            except ValueError as error:
+                if self.scheme != "auto" or schemes.recognise(source.entries, source.format_of):
+                    raise
+                option = argument_names.name("names")
+                called = f"{option} {SPELT}" if option.startswith("-") else f"{option}={{'W_q': 'to_q', ...}}"
+                raise ValueError(f"{error}; or say what its projections are called, such as {called}") from error
+
+    def beside(self, layer: Layer) -> dict[str, np.ndarray]:
+        """Read the arrays beside the weights of a layer, by their names after its prefix, those of known dtypes."""
+        (scheme, prefix), known = layer, readers.ALL
+        with self.opened() as source:
+            found = [name for name, entry in source.entries.items() if name.startswith(prefix) and entry.dtype in known]
+            names = {name.removeprefix(prefix): name for name in found}
+            pattern = schemes.SCHEMES[scheme].pattern
+            return {after: source.read(name, known) for after, name in names.items() if pattern(after)}
+
+    def silent(self, layer: Layer) -> bool:
+        """Whether the file says no options of a layer: it is not of mha, and no configuration of its model is there."""
+        with self.opened() as source:
+            config = None if self.parts else models.beside(source.path, layer[0])
+            return not weights.is_own(source) and not (config and config.exists())
+
+    def packings(self, layers: Iterable[Layer]) -> list[str]:
+        """List how arrays of these layers are quantised, in words; [] = none is."""
+        with self.opened() as source:
+            if weights.is_own(source):
+                return []
+            names = [name for layer in layers for name in schemes.wanted(source.entries, *layer)]
+            return list(filter(None, dict.fromkeys(map(source.packing_of, names))))
+
+    def others(self, layers: Iterable[Layer], compared: Iterable[str]) -> tuple[str, ...]:
+        """List all arrays that hold no weight of these layers and have not been compared, from their names alone."""
+        with self.opened() as source:
+            if weights.is_own(source):
+                return ()
+            if isinstance(source, Renamed):
+                names = list(source.source.entries)
+                held = {name for _, prefix in layers for name in source.held[prefix.rstrip(".")]}
+            else:
+                names = list(source.entries)
+                held = {name for layer in layers for name in schemes.wanted(names, *layer)}
+        seen = held | set(compared)
+        return tuple(name for name in names if name not in seen)

@@ -1,0 +1,141 @@
+"""Which layers of two files belong together: those with equal prefixes, else with the same weights, else by order."""
+
+import contextlib
+import dataclasses
+import re
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from mha.core.tables import counted
+from mha.models.files.contents import Contents, contents, shared
+from mha.models.files.one_file import File, Layer
+from mha.models.files.shared_options import Options, attempt, both, sayable
+from mha.weights import argument_names
+
+Pair = tuple[Layer, Layer]
+MOST = 0.5  # two layers have the same contents if more than this share of their kernels are the same
+
+
+@dataclasses.dataclass(frozen=True)
+class Move:
+    """A layer of B that has the weights of one layer of A, and the name of another one: all three."""
+
+    weights: Layer
+    layer: Layer
+    named: Layer
+
+
+@dataclasses.dataclass(frozen=True)
+class Pairing:
+    """The pairs of layers to compare.
+
+    pairs: in the order of A. alone: the layers of A, and of B, without a partner. moves: of pairs with the same
+    weights, those whose numbers are of other layers. notes: how they were paired, in words.
+    """
+
+    pairs: tuple[Pair, ...]
+    alone: tuple[tuple[Layer, ...], tuple[Layer, ...]] = ((), ())
+    moves: tuple[Move, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def paired(a: File, b: File, given: Options, track: Callable[[list[Any]], Iterable[Any]]) -> Pairing:
+    """Pair the layers of two files; prefixes choose one pair.
+
+    Args:
+        given: options for layers whose file does not say them.
+        track: goes through layers whose weights are read, and may show the progress.
+
+    Raises ValueError if a prefix is of no layer, or of one without a partner.
+    """
+    if a.prefix is not None and b.prefix is not None:
+        return Pairing(((a.chosen([a.prefix])[0], b.chosen([b.prefix])[0]),))
+    ours, theirs = (file.chosen([prefix for _, prefix in file.layers()] or [file.prefix]) for file in (a, b))
+    if a.prefix is None and b.prefix is None:
+        return of_all(a, b, ours, theirs, given, track)
+    chosen, other, at = (a, b, 0) if b.prefix is None else (b, a, 1)
+    (layer,) = chosen.chosen([chosen.prefix])
+    if len((theirs, ours)[at]) > 1:
+        every = of_all(a, b, ours, theirs, given, track)
+        if pair := next((pair for pair in every.pairs if pair[at] == layer), None):
+            return Pairing((pair,))
+    (only,) = other.chosen([None])
+    return Pairing(((layer, only) if at == 0 else (only, layer),))
+
+
+def of_all(
+    a: File,
+    b: File,
+    ours: list[Layer],
+    theirs: list[Layer],
+    given: Options,
+    track: Callable[[list[Any]], Iterable[Any]],
+) -> Pairing:
+    """Pair all layers of two files."""
+    named = {prefix: (scheme, prefix) for scheme, prefix in theirs}
+    pairs = {layer: named[layer[1]] for layer in ours if layer[1] in named}
+    rest = [layer for layer in ours if layer not in pairs], [layer for layer in theirs if layer not in pairs.values()]
+    by_contents: dict[Layer, Layer] = {}
+    if rest[0] and rest[1] and (len(rest[0]), len(rest[1])) != (1, 1):
+        by_contents = alike(a, b, *rest, given, track)
+        pairs |= by_contents
+    left = [layer for layer in rest[0] if layer not in pairs], [y for y in rest[1] if y not in by_contents.values()]
+    by_order = dict(zip(*left, strict=False))
+    pairs |= by_order
+    notes = [
+        f"paired by {how}, since their prefixes differ: {counted(len(some), 'layer')}"
+        for how, some in (("their weights", by_contents), ("their order", by_order))
+        if some and len(pairs) > 1
+    ]
+    alone = tuple(left[0][len(by_order) :]), tuple(left[1][len(by_order) :])
+    moves = renumbered(ours, theirs, by_contents)
+    return Pairing(tuple((layer, pairs[layer]) for layer in ours if layer in pairs), alone, moves, tuple(notes))
+
+
+def alike(
+    a: File,
+    b: File,
+    ours: list[Layer],
+    theirs: list[Layer],
+    given: Options,
+    track: Callable[[list[Any]], Iterable[Any]],
+) -> dict[Layer, Layer]:
+    """Find for layers of A those of B with the same weights; of several, the one in the same place comes first."""
+    first, second = both((a, ours[0]), (b, theirs[0]), given)
+    known = {file: sayable(layer.config) for file, (layer, _) in ((a, first), (b, second))}
+    found: dict[tuple[File, Layer], Contents] = {}
+    for file, layer in track([(a, layer) for layer in ours] + [(b, layer) for layer in theirs]):
+        found[file, layer] = {}
+        with contextlib.suppress(TypeError, ValueError):  # a layer that cannot be loaded has no partner by its weights
+            if not isinstance(loaded := attempt(file, layer, known[file]), argument_names.LackingError):
+                found[file, layer] = contents(loaded[0].weights)
+    pairs: dict[Layer, Layer] = {}
+    for at, layer in enumerate(ours):
+        free = [other for other in theirs if other not in pairs.values()]
+        scores = [(shared(found[a, layer], found[b, other]), other in theirs[at : at + 1]) for other in free]
+        best = max(range(len(free)), key=scores.__getitem__, default=None)
+        if best is not None and scores[best][0] > MOST:
+            pairs[layer] = free[best]
+    return pairs
+
+
+def exchanged(differing: Mapping[Pair, tuple[Contents, Contents]]) -> tuple[Move, ...]:
+    """Find the layers of B with the weights of one layer of A and the prefix of another, among pairs that differ."""
+    return tuple(
+        Move(first, other, named)
+        for (first, _), (ours, theirs) in differing.items()
+        for (named, other), (named_ours, other_theirs) in differing.items()
+        if named[1] == other[1] and first != named
+        and shared(ours, other_theirs) > MOST and max(shared(ours, theirs), shared(named_ours, other_theirs)) <= MOST
+    )  # fmt: skip
+
+
+def renumbered(ours: list[Layer], theirs: list[Layer], pairs: Mapping[Layer, Layer]) -> tuple[Move, ...]:
+    """Find the pairs with the same weights and other numbers, where both files number the same layers."""
+    families = [{re.sub(r"\d+", "0", prefix) for _, prefix in layers} for layers in (ours, theirs)]
+    numbered = {tuple(re.findall(r"\d+", layer[1])): layer for layer in ours}
+    numbers = {layer: tuple(re.findall(r"\d+", layer[1])) for layer in theirs}
+    if any(len(family) > 1 for family in families) or set(numbers.values()) != numbered.keys():
+        return ()
+    named = {layer: numbered[numbers[layer]] for layer in theirs}
+    return tuple(Move(first, second, named[second]) for first, second in pairs.items() if named[second] != first)

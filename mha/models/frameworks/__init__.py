@@ -1,0 +1,1 @@
+"""What enters and leaves the modules of a model, in each framework."""

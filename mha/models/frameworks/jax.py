@@ -1,0 +1,215 @@
+"""What enters and leaves the modules of a model of Flax while it is called, by their paths.
+
+`mha.models.audit` says what a `Sink` does with it. A module of linen has its arrays outside, among the arguments of a
+call, and its parts only while it is called: so a call without numbers shows them first.
+"""
+
+import contextlib
+import copy
+import functools
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+from flax import core, linen, nnx
+from jax import numpy as jnp
+
+import mha
+from mha.models.audit.calls.listener import Sink, by_name, of_class
+from mha.models.audit.calls.own_layers import call_of_ours, declared, require_read
+from mha.models.frameworks.flax_linen import Shown
+from mha.models.frameworks.flax_watcher import CALLS, Watcher
+from mha.weights import foreign
+
+# Functions that make attention weights, by the modules that have them; Flax asks JAX for its softmax.
+SOFTMAX = ((jax.nn, "softmax"), (linen, "softmax"), (jax.nn, "dot_product_attention"))
+CHECKPOINTS = ((jax, "checkpoint"), (jax, "remat"))  # which compute something twice, but nothing else
+PLAIN = "kernel", "bias"  # all that a projection has
+SLOTS = "cached_key", "cached_value", "cache_index"
+
+
+def shown(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """The model with its modules and arrays, which a call with these arguments may have to show."""
+    if not isinstance(model, linen.Module):
+        return model
+    if model.scope is None and not (args and isinstance(args[0], Mapping)):
+        raise TypeError(
+            f"model is a {type(model).__name__} of linen, which has no arrays; call audit(model, variables, x), or "
+            "audit(model.bind(variables), x)"
+        )
+    if not (args or kwargs):
+        raise TypeError(
+            f"model is a {type(model).__name__} of linen, whose parts only a call shows; call audit(model, variables, "
+            "x) instead of watch"
+        )
+    found = Shown(model, args[0] if model.scope is None else model.variables)
+    if model.scope is None:  # what a decoder writes is nothing here
+        kwargs = {"mutable": core.DenyList("params"), **kwargs}
+    with linen.intercept_methods(found.note):
+        try:
+            jax.eval_shape(lambda: jax.tree.leaves(call(model, *args, **kwargs)))
+        except jax.errors.JAXTypeError:  # it looks at numbers
+            call(model, *args, **kwargs)
+    found.finish()
+    return found
+
+
+def modules(model: Any) -> dict[str, Any]:
+    """The modules of a model by their paths, that of the model itself "", those that are shared by each of them."""
+    if isinstance(model, Shown):
+        return model.modules
+    if isinstance(model, linen.Module):
+        return {"": model}
+    return {path: _undropped(module) for path, module in _parts(model).items()}
+
+
+def arrays(model: Any) -> dict[str, Any]:
+    """The parameters and buffers of a model by their names."""
+    if isinstance(model, Shown):
+        return model.arrays()
+    if isinstance(model, linen.Module):
+        if model.scope is None:
+            raise ValueError(f"a {type(model).__name__} of linen has no arrays by itself; give its variables instead")
+        return foreign.named(linen.meta.unbox(model.variables).get("params", {}))
+    return foreign.named(nnx.to_pure_dict(nnx.state(model, nnx.Param)))
+
+
+def odd(module: Any) -> str:
+    """Why the weights of a projection are not plain arrays, in words; "" if they are."""
+    own = arrays(module)
+    if any("lora" in name.lower() for name in own) or "lora" in type(module).__name__.lower():
+        return "adapted"
+    if not own or not all(jnp.issubdtype(X.dtype, jnp.floating) and X.dtype.itemsize > 1 for X in own.values()):
+        return "quantised"
+    if others := [name for name in own if name not in PLAIN]:
+        return f"adapted: it has {', '.join(others[:3])}, too"
+    return ""
+
+
+def call(model: Any, *args: Any, **kwargs: Any) -> Any:
+    """Call a model as its users do, without gradients; its caches are as they were afterwards."""
+    if not isinstance(model, linen.Module):
+        before = jax.tree.map(lambda X: X, nnx.state(model, nnx.Cache))
+        try:
+            return model(*args, **kwargs)
+        finally:
+            nnx.update(model, before)
+    if model.scope is None:
+        return model.apply(*args, **kwargs)
+    if args and isinstance(args[0], Mapping) and "params" in args[0]:
+        args = args[1:]  # those of another one that is not bound
+        kwargs = {name: X for name, X in kwargs.items() if name not in ("rngs", "mutable")}
+    return _bound_again(model)(*args, **kwargs)
+
+
+def _bound_again(model: Any) -> Any:
+    """A module of linen bound to the same variables once more, so that what a call writes is not in the first one."""
+    scope = model.scope
+    module, variables = model.unbind()
+    own = core.Scope(core.unfreeze(variables), rngs=scope.rngs, mutable=scope.mutable, flags=scope.flags)
+    return module.clone(parent=own, _deep_clone=True)
+
+
+def arguments(module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a call of a module by name."""
+    return by_name(functools.partial(type(module).__call__, module), args, kwargs)
+
+
+@contextlib.contextmanager
+def watching(model: Any, sink: Sink) -> Iterator[None]:
+    """Tell a sink of each call of each module inside; without dropout, compilers and fast paths, which are set back."""
+    one = Watcher(model, modules(model) if isinstance(model, Shown) else _parts(model), sink)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(jax.disable_jit())
+        for module, name in SOFTMAX:
+            run = functools.partial(one.pooled, name, getattr(module, name))
+            stack.enter_context(of_class(module, name, run))
+        for module, name in CHECKPOINTS:
+            stack.enter_context(of_class(module, name, _not_twice))
+        if isinstance(model, Shown):
+            stack.enter_context(linen.intercept_methods(one.linen))
+        else:
+            kinds = {type(module) for module in one.modules.values() if callable(module)}
+            for owner in kinds | {base for kind in kinds for base in kind.__mro__ if base in CALLS}:
+                stack.enter_context(of_class(owner, "__call__", _told(owner.__call__, one)))
+        yield
+        one.finish()
+
+
+def _told(run: Any, one: Watcher) -> Any:
+    return functools.wraps(run)(lambda self, *args, **kwargs: one.nnx(self, run, args, kwargs))
+
+
+def _parts(model: Any) -> dict[str, Any]:
+    """The modules of a model of nnx by their paths."""
+    left = [("", model)]
+    for path, parent in left:  # the loop appends to it
+        parts = nnx.iter_children(parent)
+        left += [(f"{path}.{name}".removeprefix("."), part) for name, part in parts if isinstance(part, nnx.Pytree)]
+    return {path: part for path, part in left if isinstance(part, nnx.Module)}
+
+
+def _undropped(module: Any) -> Any:
+    """The module, or where it may drop weights another one with its arrays that does not: dropout is not judged."""
+    if declared(module, CALLS) is None or not module.dropout_rate:
+        return module
+    module = copy.copy(module)
+    module.dropout_rate = 0.0
+    return module
+
+
+def _not_twice(run: Any = None, **options: Any) -> Any:
+    return _not_twice if run is None else run
+
+
+def attention(module: Any, given: dict[str, Any], output: Any) -> tuple[dict[str, Any], Any]:
+    """A call of one of the framework's own layers, by our names; and what makes its output of ours, (B, Q, D)."""
+    result, *rest = output if isinstance(output, tuple) else (output,)
+
+    def back(X: Any) -> Any:
+        X = alike(X, result)
+        return (X, *rest) if isinstance(output, tuple) else X
+
+    if (known := declared(module, CALLS)) is None:
+        return call_of_ours(module, type(module).__call__, given) | {"output": result}, back
+    require_read(type(module).__call__, type(module).__name__, given, known)
+    queries = given["inputs_q"]
+    if queries.ndim != 3:
+        raise ValueError(f"inputs_q has {queries.ndim} axes, expected 3 for a batch")
+    both = given.get("inputs_kv")
+    keys = next((X for X in (given.get("inputs_k"), both) if X is not None), queries)
+    values = next((X for X in (given.get("inputs_v"), both) if X is not None), keys)
+    found = {"queries": queries, "keys": keys, "values": values, "output": result}
+    if given.get("mask") is not None:
+        mask = mha.to_numpy(given["mask"]) != 0
+        found["mask"] = mask[(None,) * (4 - mask.ndim)]  # (B or 1, H or 1, Q, K)
+    if given.get("is_causal"):
+        found["causal"] = True
+    if (slots := _slots(module, given)) is not None:
+        if given.get("is_causal"):
+            raise ValueError("beside its cache, is_causal=True shows the first slot alone: leave it out")
+        found |= {"cache": slots, "causal": True}
+    return found, back
+
+
+def _slots(module: Any, given: Mapping[str, Any]) -> dict[str, np.ndarray] | None:
+    """The cache of a layer as it was before a call, which has put one token in; None if the call had none."""
+    decode = module.decode if given.get("decode") is None else given["decode"]
+    if not decode:
+        return None
+    if isinstance(module, linen.Module):
+        state = linen.meta.unbox(module.variables).get("cache", {})
+    else:
+        state = {name: getattr(module, name)[...] for name in SLOTS}
+    keys, values, index = (mha.to_numpy(jnp.asarray(state[name])) for name in SLOTS)
+    if index == 0:  # linen has made it in this call, which attends to its own tokens
+        return None
+    if index > keys.shape[1]:
+        raise ValueError(f"its cache has {keys.shape[1]} slots, and this is token {index}, which overwrites the last")
+    return dict(zip(SLOTS, (keys, values, np.asarray(index - 1)), strict=True))
+
+
+def alike(X: Any, output: Any) -> Any:
+    """An array of NumPy as one of JAX, of the shape, the dtype and at the device of another one."""
+    return jnp.asarray(X, output.dtype, device=output.device).reshape(output.shape)  # (B, Q, D), as it was

@@ -1,0 +1,215 @@
+"""What enters and leaves the modules of a model of MLX while it is called, by their paths.
+
+`mha.models.audit` says what a `Sink` does with it. A module is watched by a class of its own: it has no hooks, and what
+is set on it may become a parameter. Arrays are lazy: what is read is computed then.
+"""
+
+import contextlib
+import functools
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+from mlx import nn
+from mlx.utils import tree_flatten
+
+from mha import arrays as of_any
+from mha.backends.mlx.arrays import is_known
+from mha.models.audit.calls.listener import Sink, bases, by_name, replaced
+from mha.models.audit.calls.own_layers import Arguments, call_of_ours, declared, require_read
+
+# Functions that make attention weights; what MLX compiles calls them, too.
+POOLING = ((mx, "softmax"), (mx.fast, "scaled_dot_product_attention"))
+DROPOUT = (nn.Dropout, nn.Dropout2d, nn.Dropout3d)
+SHARDED = (
+    nn.AllToShardedLinear, nn.ShardedToAllLinear, nn.QuantizedAllToShardedLinear, nn.QuantizedShardedToAllLinear,
+)  # fmt: skip
+PLAIN = "weight", "bias"  # all that a projection has
+CALLS = {nn.MultiHeadAttention: Arguments(("queries", "keys", "values", "mask"))}
+LOW = -1e4  # a number below it, added to scores, hides
+TRACED = "it is called inside a transformation of MLX, such as vmap, where numbers are not known"
+
+
+def shown(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """The model with its modules and arrays, which a call with these arguments may have to show."""
+    return model
+
+
+def modules(model: Any) -> dict[str, Any]:
+    """The modules of a model by their paths, that of the model itself "", those that are shared by each of them."""
+    found, left = {"": model}, [("", model)]
+    for path, parent in left:  # the loop appends to it
+        parts: Any = tree_flatten(parent.children(), is_leaf=nn.Module.is_module)
+        for name, part in parts:
+            if isinstance(part, nn.Module):
+                own = f"{path}.{name}".removeprefix(".")
+                found[own] = part
+                left.append((own, part))
+    return found
+
+
+def arrays(model: Any) -> dict[str, Any]:
+    """The parameters and buffers of a model by their names."""
+    return dict(tree_flatten(model.parameters()))
+
+
+def odd(module: Any) -> str:
+    """Why the weights of a projection are not plain arrays, in words; "" if they are."""
+    own = arrays(module)
+    if any("lora" in name.lower() for name in own):
+        return "adapted"
+    if not own:
+        return "without weights"
+    if isinstance(module, SHARDED):
+        return "sharded over devices"
+    if not all(mx.issubdtype(X.dtype, mx.floating) for X in own.values()):
+        return "quantised"
+    if others := [name for name in own if name not in PLAIN]:
+        return f"adapted: it has {', '.join(others[:3])}, too"
+    return ""
+
+
+def call(model: Any, *args: Any, **kwargs: Any) -> Any:
+    """Call a model as its users do, without gradients."""
+    return model(*args, **kwargs)
+
+
+def arguments(module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a call of a module by name."""
+    return by_name(functools.partial(type(module).__call__, module), args, kwargs)
+
+
+@contextlib.contextmanager
+def watching(model: Any, sink: Sink) -> Iterator[None]:
+    """Tell a sink of each call of each module inside; without dropout, compilers and fast paths, which are set back."""
+    watcher = _Watcher(sink)
+    first = {id(module): (path, module) for path, module in reversed(modules(model).items())}
+    with contextlib.ExitStack() as stack:
+        if _compiles():
+            mx.disable_compile()
+            stack.callback(mx.enable_compile)
+        stack.enter_context(bases(CALLS, "__call__", [module for _, module in first.values()], sink))
+        for path, module in first.values():
+            if callable(module):
+                stack.enter_context(_of_class(module, watcher.told(path, type(module))))
+        for owner, name in POOLING:
+            run = getattr(owner, name)
+            for place, called in _names_of(run):
+                stack.enter_context(replaced(place, called, watcher.pooling(name, run)))
+        yield
+
+
+class _Watcher:
+    """Tells a sink of calls, as far as their numbers are known."""
+
+    def __init__(self, sink: Sink) -> None:
+        self.sink = sink
+        self.inside: list[str] = []  # the paths of modules that are called without numbers
+
+    def told(self, path: str, kind: Any) -> Any:
+        """The method of a class that is called, which tells of it."""
+        run = _through if issubclass(kind, DROPOUT) else kind.__call__
+
+        @functools.wraps(run)
+        def call(module: Any, *args: Any, **kwargs: Any) -> Any:
+            if not is_known((args, kwargs)):
+                return self.traced(path, functools.partial(run, module), args, kwargs)
+            self.sink.enter(path, module, args, kwargs)
+            output, known = None, False
+            try:
+                output = run(module, *args, **kwargs)
+                known = is_known(output)
+            finally:
+                instead = self.sink.leave(path, output if known else None)
+            if not known:
+                self.sink.unknown(path, TRACED)
+            return output if instead is None else instead
+
+        return call
+
+    def traced(self, path: str, run: Any, args: Any, kwargs: Any) -> Any:
+        """Run a call whose numbers are not known."""
+        self.sink.unknown(path, TRACED)
+        self.inside.append(path)
+        try:
+            return run(*args, **kwargs)
+        finally:
+            self.inside.pop()
+
+    def pooling(self, name: str, run: Any) -> Any:
+        """A function that makes attention weights, which tells of it."""
+
+        @functools.wraps(run)
+        def pooling(*args: Any, **kwargs: Any) -> Any:
+            X = args[0] if args else next(iter(kwargs.values()))
+            self.sink.pooled(name, X.ndim, *self.inside[-1:])
+            return run(*args, **kwargs)
+
+        return pooling
+
+
+def _through(module: Any, X: Any) -> Any:
+    return X
+
+
+def _compiles() -> bool:
+    """Whether functions are compiled, of which MLX says nothing: only then an array has no numbers inside of one."""
+    known: list[bool] = []
+
+    def look(X: Any) -> Any:
+        known.append(is_known(X))
+        return X
+
+    mx.compile(look)(mx.zeros(1))
+    return not known[0]
+
+
+def _names_of(function: Any) -> list[tuple[Any, str]]:
+    """The modules that have a function, each with its name there: `from mlx.core import softmax` gives it another."""
+    owners = [one for one in list(sys.modules.values()) if hasattr(one, "__dict__")]
+    return [(owner, name) for owner in owners for name, X in list(vars(owner).items()) if X is function]
+
+
+@contextlib.contextmanager
+def _of_class(module: Any, run: Any) -> Iterator[None]:
+    """Let a module be of a class of its own meanwhile, which runs this when it is called, and is the same otherwise."""
+    kind = type(module)
+    said = {name: getattr(kind, name) for name in ("__module__", "__qualname__", "__doc__")}
+    module.__class__ = type(kind.__name__, (kind,), said | {"__call__": run})
+    try:
+        yield
+    finally:
+        module.__class__ = kind
+
+
+def attention(module: Any, given: dict[str, Any], output: Any) -> tuple[dict[str, Any], Any]:
+    """A call of one of the framework's own layers, by our names; and what makes its output of ours, (B, Q, D)."""
+    result, *rest = output if isinstance(output, tuple) else (output,)
+
+    def back(X: Any) -> Any:
+        X = alike(X, result)
+        return (X, *rest) if isinstance(output, tuple) else X
+
+    if (known := declared(module, CALLS)) is None:
+        return call_of_ours(module, module.__call__, given) | {"output": result}, back
+    require_read(module.__call__, type(module).__name__, given, known)
+    found = {name: given[name] for name in ("queries", "keys", "values")} | {"output": result}
+    mask, Q, K = given.get("mask"), given["queries"].shape[1], given["keys"].shape[1]
+    if isinstance(mask, str):  # "causal": the last query sees all keys
+        found["mask"] = np.tri(Q, K, K - Q, dtype=bool)
+    elif mask is not None:
+        pairs = of_any.to_numpy(mask)
+        pairs = pairs[(None,) * (4 - pairs.ndim)]  # (B or 1, H or 1, Q or 1, K or 1)
+        if pairs.dtype != bool:  # it is added
+            pairs = pairs.astype(np.float64)
+            found["score_bias"] = np.where(pairs > LOW, pairs, 0)
+            pairs = pairs > LOW
+        found["mask"] = pairs
+    return found, back
+
+
+def alike(X: Any, output: Any) -> Any:
+    """An array of NumPy as one of MLX, of the shape, the dtype and at the device of another one."""
+    return mx.array(X, output.dtype).reshape(output.shape)  # (B, Q, D), as it was

@@ -1,0 +1,117 @@
+"""What enters and leaves the blocks of a model of Gluon while it is called, by their paths.
+
+`mha.models.audit` says what a `Sink` does with it. A block is watched by an attribute `forward` of its own, which hides
+that of its class: Gluon's hooks cannot give another output.
+"""
+
+import contextlib
+import functools
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import mxnet
+from mxnet import autograd, np, npx
+
+from mha.models.audit.calls.listener import Sink, by_name, replaced, told
+from mha.models.audit.calls.own_layers import call_of_ours
+from mha.weights.frameworks.mxnet import children
+
+PLACES = (npx, mxnet.nd.npx, mxnet.nd)  # the modules of functions, of which blocks are given one of the last two
+SOFTMAX = ("softmax", "SoftmaxActivation")  # functions that make attention weights
+DROPOUT = ("dropout", "Dropout")
+PLAIN = "weight", "bias"  # all that a projection has
+
+
+def shown(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """The model with its modules and arrays, which a call with these arguments may have to show."""
+    if any(min(X.shape or (0,)) < 1 for X in model.collect_params().values()):  # learnt in the first call
+        call(model, *args, **kwargs)
+    return model
+
+
+def modules(model: Any) -> dict[str, Any]:
+    """The modules of a model by their paths, that of the model itself "", those that are shared by each of them."""
+    found, left = {"": model}, [("", model)]
+    for path, parent in left:  # the loop appends to it
+        for name, part in children(parent):
+            own = (path + name).replace("[", ".").replace("]", "")
+            found[own.removeprefix(".")] = part
+            left.append((own, part))
+    return found
+
+
+def arrays(model: Any) -> dict[str, Any]:
+    """The parameters and buffers of a model by their names."""
+    found = {}
+    for path, module in modules(model).items():
+        for name, X in module._reg_params.items():
+            if X is not None:
+                found[f"{path}.{name}" if path else name] = X.data()
+    return found
+
+
+def odd(module: Any) -> str:
+    """Why the weights of a projection are not plain arrays, in words; "" if they are."""
+    own = arrays(module)
+    if any("lora" in name.lower() for name in own):
+        return "adapted"
+    if not own or not all(X.dtype in (np.float16, np.float32, np.float64) for X in own.values()):
+        return "quantised"
+    if others := [name for name in own if name not in PLAIN]:
+        return f"adapted: it has {', '.join(others[:3])}, too"
+    return ""
+
+
+def call(model: Any, *args: Any, **kwargs: Any) -> Any:
+    """Call a model as its users do, without gradients."""
+    with autograd.pause():
+        return model(*args, **kwargs)
+
+
+def arguments(module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a call of a module by name."""
+    return by_name(module.forward, args, kwargs)
+
+
+@contextlib.contextmanager
+def watching(model: Any, sink: Sink) -> Iterator[None]:
+    """Tell a sink of each call of each module inside; without dropout, compilers and fast paths, which are set back."""
+    with contextlib.ExitStack() as stack:
+        for module, path in {module: path for path, module in reversed(modules(model).items())}.items():
+            if hasattr(module, "_active"):  # as `hybridize` leaves it, with what is compiled
+                stack.enter_context(replaced(module, "_active", False))
+            stack.enter_context(replaced(module, "forward", told(module.forward, path, module, sink)))
+        for owner in PLACES:
+            for name in vars(owner).keys() & {*SOFTMAX, *DROPOUT}:
+                run = getattr(owner, name)
+                stack.enter_context(replaced(owner, name, _through if name in DROPOUT else _pooling(run, name, sink)))
+        yield
+
+
+def _through(X: Any, *args: Any, **kwargs: Any) -> Any:
+    return X
+
+
+def _pooling(run: Any, name: str, sink: Sink) -> Any:
+    @functools.wraps(run)
+    def pooling(*args: Any, **kwargs: Any) -> Any:
+        sink.pooled(name, (args[0] if args else kwargs["data"]).ndim)
+        return run(*args, **kwargs)
+
+    return pooling
+
+
+def attention(module: Any, given: dict[str, Any], output: Any) -> tuple[dict[str, Any], Any]:
+    """A call of one of the framework's own layers, by our names; and what makes its output of ours, (B, Q, D)."""
+    result, *rest = output if isinstance(output, tuple) else (output,)
+
+    def back(X: Any) -> Any:
+        X = alike(X, result)
+        return (X, *rest) if isinstance(output, tuple) else X
+
+    return call_of_ours(module, module.forward, given) | {"output": result}, back
+
+
+def alike(X: Any, output: Any) -> Any:
+    """An array of NumPy as one of MXNet, of the shape, the dtype and at the device of another one."""
+    return np.array(X, dtype=output.dtype, ctx=output.ctx).reshape(output.shape)  # (B, Q, D), as it was

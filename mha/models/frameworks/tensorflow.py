@@ -1,0 +1,196 @@
+"""What enters and leaves the layers of a model of Keras while it is called, by their paths.
+
+`mha.models.audit` says what a `Sink` does with it. A layer is watched by an attribute `call` of its own, which hides
+that of its class; Keras, which tracks attributes, does not see it.
+"""
+
+import contextlib
+import functools
+import warnings
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+import mha
+from mha.models.audit.calls.listener import Sink, bases, by_name, replaced, told
+from mha.models.audit.calls.own_layers import Arguments, call_of_ours, declared, require_read
+
+# Functions that make attention weights, by the modules that have them; Keras asks TensorFlow for its softmax.
+SOFTMAX = ((tf.nn, "softmax"), (keras.ops, "dot_product_attention"))
+DROPOUT = ("Dropout", "SpatialDropout1D", "SpatialDropout2D", "SpatialDropout3D", "AlphaDropout", "GaussianDropout",
+           "GaussianNoise")  # fmt: skip
+FUNCTIONS = ((tf.nn, "dropout"), (keras.random, "dropout"))  # of which the first argument goes through
+PLAIN = "kernel", "bias"  # all that a projection has
+HIDING = {"query_mask": (..., None), "key_mask": (..., None, slice(None)), "value_mask": (..., None, slice(None))}
+READ = Arguments(
+    ("query", "value", "key", *HIDING, "attention_mask", "use_causal_mask"), ("return_attention_scores", "training")
+)
+CALLS = {keras.layers.MultiHeadAttention: READ, keras.layers.GroupQueryAttention: READ}
+
+
+def shown(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """The model with its modules and arrays, which a call with these arguments may have to show."""
+    if not model.built:
+        call(model, *args, **kwargs)
+    return model
+
+
+def modules(model: Any) -> dict[str, Any]:
+    """The modules of a model by their paths, that of the model itself "", those that are shared by each of them."""
+    found, left = {"": model}, [("", model, {id(model)})]
+    for path, parent, outer in left:  # the loop appends to it
+        seen = set(outer)
+        for name, part in _parts(parent):
+            if id(part) not in seen:
+                seen.add(id(part))
+                own = f"{path}.{name}" if path else name
+                while own in found:  # names of Keras need not be unique
+                    own += "_"
+                found[own] = part
+                left.append((own, part, {*outer, id(part)}))
+    return found
+
+
+def arrays(model: Any) -> dict[str, Any]:
+    """The parameters and buffers of a model by their names."""
+    found = {}
+    for path, module in modules(model).items():
+        for X in (*module._trainable_variables, *module._non_trainable_variables):
+            found[f"{path}.{X.name}" if path else X.name] = X.value
+    return found
+
+
+def odd(module: Any) -> str:
+    """Why the weights of a projection are not plain arrays, in words; "" if they are."""
+    own = arrays(module)
+    if any("lora" in name.lower() for name in own):
+        return "adapted"
+    if not own or not all(X.dtype.is_floating and X.dtype.size > 1 for X in own.values()):
+        return "quantised"
+    if others := [name for name in own if name not in PLAIN]:
+        return f"adapted: it has {', '.join(others[:3])}, too"
+    return ""
+
+
+def call(model: Any, *args: Any, **kwargs: Any) -> Any:
+    """Call a model as its users do, without gradients."""
+    return model(*args, **kwargs)
+
+
+def arguments(module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a call of a module by name."""
+    bound = by_name(module.call, args, kwargs)
+    given = bound.get("inputs")
+    if isinstance(given, (list, tuple)) and len(given) == len(getattr(module, "inputs", None) or ()):
+        given = {X.name: part for X, part in zip(module.inputs, given, strict=True)}
+    if isinstance(given, Mapping):
+        bound |= given
+    return bound
+
+
+@contextlib.contextmanager
+def watching(model: Any, sink: Sink) -> Iterator[None]:
+    """Tell a sink of each call of each module inside; without dropout, compilers and fast paths, which are set back."""
+    eager = tf.config.functions_run_eagerly()
+    with contextlib.ExitStack() as stack:
+        stack.callback(tf.config.run_functions_eagerly, eager)
+        tf.config.run_functions_eagerly(True)
+        stack.enter_context(warnings.catch_warnings())
+        warnings.filterwarnings("ignore", ".*does not apply to tf.data functions")  # which take batches apart
+        stack.enter_context(bases(CALLS, "call", [*modules(model).values()], sink))
+        for module, path in {module: path for path, module in reversed(modules(model).items())}.items():
+            dropping = isinstance(module, tuple(getattr(keras.layers, name) for name in DROPOUT))
+            run = module.call
+            instead = _through(run) if dropping else told(run, path, module, sink)
+            stack.enter_context(replaced(module, "call", instead))
+        for owner, name in FUNCTIONS:
+            stack.enter_context(replaced(owner, name, _through(getattr(owner, name))))
+        for owner, name in SOFTMAX:
+            stack.enter_context(replaced(owner, name, _pooling(getattr(owner, name), name, sink)))
+        yield
+
+
+def _through(run: Any) -> Any:
+    return functools.wraps(run)(lambda X, *args, **kwargs: X)
+
+
+def _pooling(run: Any, name: str, sink: Sink) -> Any:
+    @functools.wraps(run)
+    def pooling(*args: Any, **kwargs: Any) -> Any:
+        X = args[0] if args else next(iter(kwargs.values()))
+        sink.pooled(name, len(X.shape))
+        return run(*args, **kwargs)
+
+    return pooling
+
+
+def _parts(module: Any) -> list[tuple[str, Any]]:
+    """The layers in a layer by name: those of a graph by their own, others by the attribute."""
+    named = [(X.name, X) for X in getattr(module, "layers", ())]
+    if isinstance(module, keras.Sequential):  # which has a graph of its layers, too
+        return named
+    found = named if isinstance(module, _functional()) else []
+    for name, held in vars(module).items():
+        if name.startswith("_"):
+            found += [(X.name, X) for X in [held] if isinstance(X, keras.layers.Layer)]
+        else:
+            found += list(_in(name, held))
+    return found + [(X.name, X) for X in module._layers]
+
+
+def _in(name: str, held: Any) -> Iterator[tuple[str, Any]]:
+    """The layers in an attribute, each with its name, and its place in a list or dict."""
+    if isinstance(held, keras.layers.Layer):
+        yield name, held
+    elif isinstance(held, (list, tuple)):
+        for at, part in enumerate(held):
+            yield from _in(f"{name}.{at}", part)
+    elif isinstance(held, Mapping):
+        for key, part in held.items():
+            yield from _in(f"{name}.{key}", part)
+
+
+def _functional() -> type:
+    """The class of models that are made of a graph of layers, which Keras has under no public name."""
+    X = keras.Input((1,))
+    return next(kind for kind in type(keras.Model(X, X)).__mro__ if kind.__name__ == "Functional")
+
+
+def attention(module: Any, given: dict[str, Any], output: Any) -> tuple[dict[str, Any], Any]:
+    """A call of one of the framework's own layers, by our names; and what makes its output of ours, (B, Q, D)."""
+    result, *rest = output if isinstance(output, tuple) else (output,)
+
+    def back(X: Any) -> Any:
+        X = alike(X, result)
+        return (X, *rest) if isinstance(output, tuple) else X
+
+    if (known := declared(module, CALLS)) is None:
+        return call_of_ours(module, module.call, given) | {"output": result}, back
+    require_read(module.call, type(module).__name__, given, known)
+    queries, values = given["query"], given["value"]
+    keys = values if given.get("key") is None else given["key"]
+    if len(queries.shape) != 3:
+        raise ValueError(f"query has {len(queries.shape)} axes, expected 3 for a batch")
+    found = {"queries": queries, "keys": keys, "values": values, "output": result}
+    mask: Any = None  # (B or 1, H or 1, Q or 1, K or 1)
+    for name, place in HIDING.items():
+        if given.get(name) is not None:
+            part = (mha.to_numpy(given[name]) != 0)[place][:, None]
+            mask = part if mask is None else mask & part
+    if given.get("attention_mask") is not None:
+        part = mha.to_numpy(given["attention_mask"]) != 0
+        part = part[(slice(None),) * (part.ndim - 2) + (None,) * (4 - part.ndim)]  # (B, 1, Q, K), or (B, H, Q, K)
+        mask = part if mask is None else mask & part
+    if mask is not None:
+        found["mask"] = mask
+    if given.get("use_causal_mask"):
+        found["causal"] = True
+    return found, back
+
+
+def alike(X: Any, output: Any) -> Any:
+    """An array of NumPy as one of TensorFlow, of the shape, the dtype and at the device of another one."""
+    with tf.device(output.device):
+        return tf.reshape(tf.constant(X, output.dtype), tf.shape(output))  # (B, Q, D), as it was

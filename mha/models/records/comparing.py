@@ -1,0 +1,208 @@
+"""Compare two records: where the difference between two models begins, and why."""
+
+import dataclasses
+import fnmatch
+import itertools
+import os
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any
+
+from mha.core.tables import few
+from mha.models.audit.audit_report import AuditReport
+from mha.models.audit.layers.reference import Truth, formats_of
+from mha.models.records import aligning
+from mha.models.records.contents import Record
+from mha.models.records.doubts import Doubt, cuts_of, first_real, unclear_of
+from mha.models.records.pairs import Matcher
+from mha.models.records.reading import opened
+from mha.models.records.records_report import NO_WEIGHTS, Model, RecordsReport
+from mha.models.records.replay import Weights, replayed
+from mha.models.records.stepping import Known, Stepper, StepRow
+from mha.models.records.tokens import Text, texts_of
+from mha.models.records.units import Step, units_of
+
+MOST = 8  # differences that are told apart
+Progress = Callable[[list[Any]], Iterable[Any]]
+
+
+def compare_records(a: Any, b: Any, paths: Any = None, layers: Any = None, *, track: Progress = iter) -> RecordsReport:
+    """Find where the difference between two recorded models begins: B is judged, A is taken as right.
+
+    Args:
+        a, b: paths of records, or records; from any framework, environment and machine.
+        paths: modules of A and of B that are the same, by paths, where their names do not show it, such as
+            `{"model.layers.{}.self_attn": "blocks_{}/attn"}`; `{}` is the number of a layer. Others are paired by their
+            names, by what they return, and by their order. None for one of B leaves a module out, with what is inside.
+        layers: as for `audit`, what attention layers of A, of B or of both compute that no table knows, by patterns of
+            their paths; a pair has those of A, and those of B.
+        track: goes through the steps as they are compared, and may show the progress.
+
+    Returns:
+        A `RecordsReport`: true if nothing differs beyond rounding; it prints as a table.
+
+    Each step is judged by what entered it in both models, so that a difference is found where it begins. A module that
+    differs where nothing that is made of its output does is cut elsewhere, such as a layer with its activation, and is
+    no difference. Attention layers whose weights a record has are judged by float64 NumPy, too.
+
+    Raises:
+        TypeError: if a or b is no path and no record, or as `audit` for layers.
+        FileNotFoundError: if there is no such file.
+        FileError (an OSError and a ValueError): if it is no regular file, or if the run that wrote it did not end.
+        ValueError: if a file is no record or is damaged, if a record has no calls, if paths or layers says what is
+            not there, if layers is given and no record has weights, or if no module of A has a partner in B.
+    """
+    said = aligning.checked(paths)
+    with opened("a", a) as first, opened("b", b) as second:
+        texts = tuple(map(texts_of, (first, second)))
+        for name, source, found in zip("ab", (first, second), texts, strict=True):
+            if not found:
+                raise ValueError(
+                    f"{name} ({source.said}) has no call of its model, expected at least one in its context"
+                )
+        every = paired(first, second, texts, said)
+        partners = {path: other for path, other in every.items() if not aligning.left_out(path, said)}
+        taught = taught_of(layers, first, second)
+        (one, _), (other, unjudged) = judged(first, None, taught[0], track), judged(second, first, taught[1], track)
+        audits = one, other
+        rows, notes, left = steps(first, second, texts, partners, audits, track)
+        models = model_of(first, a), model_of(second, b)
+        alone = [path for path in first.modules if path in called(texts[0]) and path not in every]
+        extra = [path for path in called(texts[1]) if path not in every.values()]
+        if out := [path for path in every if path not in partners]:
+            notes.append(f"left out, as paths says: {', '.join(few(out))}")
+        sides, out_of_b = (tuple(alone), tuple(extra)), frozenset(every.values()) - frozenset(partners.values())
+        return RecordsReport(models, tuple(rows), partners, sides, tuple(notes), left, audits, unjudged, out_of_b)
+
+
+def paired(a: Record, b: Record, texts: Any, said: Any) -> dict[str, str]:
+    """The partners of A's modules. Raises ValueError if there are none."""
+    first, second = (aligning.seen(record, found[0].calls[0]) for record, found in zip((a, b), texts, strict=True))
+    partners = aligning.paired(first, second, said)
+    if not partners:
+        some = [aligning.some(one.path for one in side) for side in (first, second)]
+        raise ValueError(
+            f"no module of A ({some[0]}) has a partner in B ({some[1]}); say which are the same: "
+            "paths={'layers.{}.attn': 'blocks_{}/attention'}"
+        )
+    return partners
+
+
+def taught_of(layers: Any, a: Record, b: Record) -> tuple[Any, Any]:
+    """What layers= says of A, and of B. Raises ValueError if a pattern fits neither, or if there are no weights."""
+    if layers is None:
+        return None, None
+    if a.weights is None and b.weights is None:
+        raise ValueError(
+            "layers says what attention layers compute, but no record has weights: record(..., weights=True)"
+        )
+    if isinstance(layers, tuple) and len(layers) == 2:
+        return layers
+    if not isinstance(layers, Mapping):
+        raise TypeError(
+            f"layers is a {type(layers).__name__}, expected a dict by paths, or a pair of them, of A and of B"
+        )
+    found: tuple[dict[Any, Any], dict[Any, Any]] = {}, {}
+    for pattern, lesson in layers.items():
+        fits = [any(fnmatch.fnmatchcase(path, str(pattern)) for path in one.modules if path) for one in (a, b)]
+        if not any(fits):
+            raise ValueError(
+                f"layers has {pattern!r}, which fits no module of A or B; A has {aligning.some(a.modules)}"
+            )
+        for one, fit in zip(found, fits, strict=True):
+            one.update({pattern: lesson} if fit else {})
+    return found[0] or None, found[1] or None
+
+
+def judged(source: Record, other: Record | None, taught: Any, track: Progress) -> tuple[AuditReport | None, str]:
+    """The attention layers of a record, judged by the oracle with its weights, or those of another one.
+
+    None if neither has weights, or if no layer is known; and why. Raises TypeError or ValueError if what is taught of
+    them is wrong.
+    """
+    like = None
+    if source.weights is None:
+        if other is None or other.weights is None:
+            return None, NO_WEIGHTS
+        facts = other.facts
+        formats = formats_of(facts["framework"])
+        like = Truth(Weights(other), facts["config"], "the weights of A", inside=facts["inside"], formats=formats)
+    try:
+        return replayed(source, like, taught, track), ""
+    except (TypeError, ValueError) as error:
+        if taught is not None and like is None:
+            raise
+        return None, str(error)
+
+
+def steps(
+    a: Record, b: Record, texts: Any, partners: dict[str, str], audits: Any, track: Progress
+) -> tuple[list[StepRow], list[str], str]:
+    """Judge all steps; also what could not be lined up, and which texts have no partner, in words."""
+    trusted = trust(audits, partners)
+    units = list(units_of(*texts))
+    notes = [unit.note for unit in units if unit.note]
+    every = [unit.steps((a, b), partners) for unit in units]
+    known = Known(Matcher(a, b), trusted, partners)
+    rows = told_apart(every, lambda real: Stepper(known, real), track)
+    left = ""
+    if len(texts[0]) != len(texts[1]):
+        counts = [f"{len(found)} in {sum(len(text.calls) for text in found)} calls" for found in texts]
+        left = f"A has texts: {counts[0]}, B: {counts[1]}; only the first {min(map(len, texts))} were compared"
+    return rows, notes, left
+
+
+def told_apart(units: list[list[Step]], stepper: Callable[[set[Step]], Stepper], track: Progress) -> list[StepRow]:
+    """Judge the steps of each unit, and tell those that differ apart: a difference, or another cut.
+
+    What comes of a difference is known once it is known to be one: then the steps are judged again, and the next one is
+    looked for.
+    """
+    steps = [(at, step) for at, unit in enumerate(units) for step in unit]
+    real: set[Step] = set()
+    none: set[Step] = set()
+    unclear: set[Step] = set()
+    while True:
+        found: list[tuple[StepRow, Doubt | None]] = []
+        for _, some in itertools.groupby(steps if real else track(steps), key=lambda one: one[0]):
+            current = stepper(real)
+            for _, step in some:
+                current.add(step)
+            found += current.found
+        doubts = [doubt for _, doubt in found if doubt is not None]
+        cuts = cuts_of(doubts) | none
+        unclear = unclear if real else unclear_of(doubts)
+        first, before = first_real(doubts, cuts | unclear)
+        if first is None or len(real) == MOST:
+            return [settled(row, doubt, cuts, unclear) for row, doubt in found]
+        real.add(first)
+        none |= {*before}
+
+
+def settled(row: StepRow, doubt: Doubt | None, cuts: Collection[Step], unclear: Collection[Step]) -> StepRow:
+    """The row of a step, with its verdict if it differs."""
+    if doubt is None or doubt.real:
+        return row
+    if doubt.step in cuts:
+        return dataclasses.replace(row, verdict="another cut", note="")
+    return dataclasses.replace(row, verdict="not told", note="") if doubt.step in unclear else row
+
+
+def trust(audits: Any, partners: dict[str, str]) -> dict[str, bool]:
+    """The attention layers of B, by path, that the oracle has found right, in A too if A's were judged."""
+    first, second = audits
+    if second is None:
+        return {}
+    wrong = {partners.get(row.path) for row in first.wrong} if first is not None else set()
+    return {row.path: row.verdict == "same" and row.path not in wrong for row in second.layers}
+
+
+def called(texts: list[Text]) -> dict[str, None]:
+    """The paths of the modules that were called."""
+    return dict.fromkeys(visit.path for text in texts for call in text.calls for visit in call.visits)
+
+
+def model_of(source: Record, given: Any) -> Model:
+    """What the report says of a record."""
+    facts = source.facts
+    where = "a record in memory" if source.path is None else os.path.basename(source.path)
+    return Model(facts["model"], f"{facts['framework']} {facts['version']}", where, facts.get("checkpoint"))

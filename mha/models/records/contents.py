@@ -1,0 +1,154 @@
+"""What a record holds: the facts of a model, its modules, what happened in its calls, in order, and arrays.
+
+An event is a list, so that JSON has it: its kind, and then, by kind,
+    "call": the arguments of the model by name      "ended": the cache that the call used or made
+    "whole": those of a model inside of another one "over": the same of its call
+    "enter": the number of a module, its arrays     "leave": the number of a module, its arrays, None = it failed
+    "native": the call of a framework's own layer of attention, by our names
+    "pooled": a function, the axes of what it takes, and the path of a module, None = the one that is being called
+    "unknown": the number of a module, why a call of it is not known
+    "cache": a cache, and the name and the arguments of what changed it
+Arrays are numbers of those that are stored; an argument is a dict that says what it is, see `writing.described`.
+"""
+
+import dataclasses
+import json
+import os
+from collections.abc import Iterator, Mapping
+from typing import Any, Protocol
+
+import numpy as np
+
+from mha.models.records.storing import FORMAT, InFile
+
+LAYOUT = "1"
+WEIGHTS = "weights/"  # before the names of weights in a file
+
+
+class Arrays(Protocol):
+    """Where the arrays of a record are: in memory, or in a file."""
+
+    def read(self, name: str) -> np.ndarray:
+        """Return the array of this name."""
+
+    def __iter__(self) -> Iterator[str]: ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Visit:
+    """One call of a module.
+
+    path: of the module; number: how many times it was called before in this call of the model; entered, left: numbers
+    of events; inputs, outputs: numbers of arrays, None = one that cannot be stored; parent: the path of the module that
+    called it, None for the model; leaf: whether it called no other one.
+    """
+
+    path: str
+    number: int
+    entered: int
+    left: int
+    inputs: tuple[int | None, ...]
+    outputs: tuple[int | None, ...]
+    parent: str | None
+    leaf: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Call:
+    """One call of the model: its number from 1 on, its arguments, the cache that it used or made, and its visits."""
+
+    number: int
+    arguments: Mapping[str, Any]
+    cache: int | None
+    visits: tuple[Visit, ...]
+
+
+@dataclasses.dataclass(repr=False, eq=False)
+class Record:
+    """The record of a model.
+
+    said: where it is, in words; facts: "framework", "version", "model" (its class), "config", of the part at
+    the path "inside", "wholes" (the paths of models in it), and "checkpoint";
+    modules: what is known of each, by its path: "class", and of some "odd" and "native"; names: of the arrays, by their
+    numbers; arrays: them; weights: the names of the model's arrays, None = they were not recorded.
+    """
+
+    said: str
+    facts: dict[str, Any]
+    modules: dict[str, dict[str, Any]]
+    events: list[list[Any]]
+    names: list[str]
+    arrays: Any
+    weights: list[str] | None = None
+    path: str | None = None
+    complete: bool = False
+
+    def array(self, number: int) -> np.ndarray:
+        """Return a recorded array."""
+        return self.arrays.read(self.names[number])
+
+    @property
+    def calls(self) -> tuple[Call, ...]:
+        """The calls of the model."""
+        return tuple(calls_of(self))
+
+    @property
+    def metadata(self) -> dict[str, str]:
+        """The texts in the header of its file."""
+        texts = {"facts": self.facts, "modules": self.modules, "events": self.events}
+        return {"format": FORMAT, "layout": LAYOUT} | {name: json.dumps(X) for name, X in texts.items()}
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write a record that is in memory to a file, which `compare_records` and `mha audit` read.
+
+        What is there stays until all of it is written. Raises ValueError if the record is not complete, or in a file
+        already, FileError (an OSError and a ValueError) if something other than a regular file is there, and OSError if
+        it cannot be written.
+        """
+        if not self.complete:
+            raise ValueError("the record is not complete: save it when its context has ended")
+        if self.path is not None:
+            raise ValueError(f"the record is in {self.path} already; copy that file")
+        store = InFile(path)
+        try:
+            for name in self.arrays:
+                store.add(name, self.arrays.read(name))
+            store.finish(self.metadata)
+        except BaseException:
+            store.abandon()
+            raise
+
+    def __repr__(self) -> str:
+        calls = sum(event[0] == "call" for event in self.events)
+        return (
+            f"<record of {self.facts['model']}, {self.facts['framework']} {self.facts['version']}: {calls} calls, "
+            f"{len(self.modules)} modules, {len(self.names)} arrays>"
+        )
+
+
+def calls_of(record: Record) -> Iterator[Call]:
+    """List the calls of the model; one that failed has the visits that ended."""
+    paths = list(record.modules)
+    arguments: Mapping[str, Any] = {}
+    visits: list[Visit] = []
+    counts: dict[str, int] = {}
+    stack: list[tuple[int, list[Any], bool]] = []
+    number = 0
+    for at, event in enumerate(record.events):
+        kind = event[0]
+        if kind == "call":
+            number, arguments, visits, counts, stack = number + 1, event[1], [], {}, []
+        elif kind == "enter":
+            if stack:
+                stack[-1] = (*stack[-1][:2], False)
+            stack.append((at, event, True))
+        elif kind == "leave":
+            entered, began, leaf = stack.pop()
+            path = paths[event[1]]
+            count = counts[path] = counts.get(path, -1) + 1
+            if event[2] is not None:
+                parent = paths[stack[-1][1][1]] if stack else None
+                given, made = tuple(began[2]), tuple(event[2])
+                visits.append(Visit(path, count, entered, at, given, made, parent, leaf))
+        elif kind == "ended":
+            yield Call(number, arguments, event[1], tuple(sorted(visits, key=lambda one: one.entered)))

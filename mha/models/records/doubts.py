@@ -1,0 +1,150 @@
+"""Steps that differ: which of them are differences, and which are another cut.
+
+Two models may cut the same computation into modules at other places: one returns what its activation makes, the other
+what enters that. Such a module differs, and yet nothing that is computed from it does.
+"""
+
+import dataclasses
+import functools
+import re
+from collections.abc import Callable, Collection, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from mha.models.records.pairs import Pair
+from mha.models.records.relations import RelationName
+from mha.models.records.units import Step
+
+TELLS = 3.0  # times the difference of what reads it, or its bound, a difference has to be so that it would show there
+
+FAR = 0.3  # where an array differs by so much, nobody would call it the same
+
+
+@dataclasses.dataclass(eq=False)
+class Doubt:
+    """A step that differs.
+
+    key: the numbers of A's array; scopes: the containers in which that is seen; far: its relative difference; real:
+    whether it is known to be a difference; related: finds the relation of B's numbers to A's; taken: whether something
+    in B is known to take it as it is; readers: what was found of each step that may be made of it.
+    """
+
+    step: Step
+    key: tuple[int, ...]
+    scopes: set[str]
+    far: float
+    real: bool
+    related: Callable[[], RelationName]
+    taken: bool = False
+    readers: list["Reader"] = dataclasses.field(default_factory=list)
+
+    @functools.cached_property
+    def relation(self) -> RelationName:
+        """The relation of B's numbers to A's."""
+        return self.related()
+
+    @property
+    def place(self) -> tuple[str, str]:
+        """Its place in all layers alike."""
+        return of_layers(self.step.visit.path), self.step.what
+
+
+class Reader(NamedTuple):
+    """A step that may be made of another one: its own doubt, or None, as it is the same up to a bound, by its size.
+
+    certain: whether it is known to be made of it.
+    """
+
+    doubt: Doubt | None
+    bound: float
+    certain: bool
+
+
+@dataclasses.dataclass(eq=False)
+class Earlier:
+    """An array of A that came before.
+
+    name: for readers; pair: with B's; most: how far rounding carries B's rows, about; scopes: the containers in which
+    it is seen; doubt: if it differs.
+    """
+
+    name: str
+    pair: Pair
+    most: np.ndarray
+    scopes: set[str]
+    doubt: Doubt | None = None
+
+    @property
+    def supposed(self) -> bool:
+        """Whether it differs, and is supposed to be another cut."""
+        return self.doubt is not None and not self.doubt.real
+
+    @property
+    def far(self) -> np.ndarray:
+        """How far B's rows are; of another cut, as far as rounding explains it: nothing else comes of that."""
+        return np.minimum(self.pair.far, self.most) if self.supposed else self.pair.far
+
+    @property
+    def relative(self) -> float:
+        """The largest of these differences by the size of the row."""
+        return dataclasses.replace(self.pair, far=self.far).relative
+
+
+def of_layers(path: str) -> str:
+    """A path with {} for the numbers of layers."""
+    return re.sub(r"(?<![^./_])\d+(?=[./])|(?<![^./])\d+$", "{}", path)
+
+
+def cuts_of(doubts: Sequence[Doubt]) -> set[Step]:
+    """The steps that are another cut: in the end, nothing that is made of them differs; in other layers, too.
+
+    What may be made of one, but is not known to be, counts as long as nothing else is known; of these the first.
+    """
+    bounds: dict[Step, float] = {}  # up to which what comes of those that are another cut is the same
+    for one in reversed(doubts):
+        said = []
+        for other, bound, certain in one.readers:
+            far = bound if other is None else bounds.get(other.step, np.inf)
+            if far == np.inf or one.far >= TELLS * far:
+                said.append((far, certain))
+        chosen = [far for far, certain in said if certain] or [far for far, _ in said[:1]]
+        if not one.real and chosen and max(chosen) < np.inf:
+            bounds[one.step] = max(chosen)
+    alike: dict[tuple[str, str], list[Doubt]] = {}
+    for one in doubts:
+        if one.step in bounds:
+            alike.setdefault(one.place, []).append(one)
+    return {*bounds, *(
+        one.step for one in doubts if not one.real and any(
+            one.taken == other.taken and one.relation == other.relation for other in alike.get(one.place, ())
+        )
+    )}  # fmt: skip
+
+
+def unclear_of(doubts: Sequence[Doubt]) -> set[Step]:
+    """The steps in a relation that differ by much, of which nothing is known to come: what reads them cannot tell."""
+    found: set[Step] = set()
+    for one in reversed(doubts):
+        same = [reader.doubt is None or reader.doubt.step in found for reader in one.readers]
+        if one.far > FAR and same and all(same) and one.relation and (not one.taken or one.relation == "order"):
+            found.add(one.step)
+    return found
+
+
+def first_real(doubts: Sequence[Doubt], cuts: Collection[Step]) -> tuple[Step | None, list[Step]]:
+    """The first step that is a difference and is not known to be one, None if there is none; and what is none before.
+
+    A module that returns what another step makes of it in A, or the other way round, is no difference if something
+    behind it is, whose numbers are in no relation to A's.
+    """
+    left = [one for one in doubts if not one.real and one.step not in cuts]
+    none: list[Doubt] = []
+    for one in left:
+        goes_on = any(
+            reader.doubt is one for other in none if other.relation == one.relation for reader in other.readers
+        )
+        if not one.relation or (one.taken and not goes_on):
+            return one.step, [other.step for other in none]
+        none.append(one)
+    return (left[0].step if left else None), []

@@ -1,0 +1,129 @@
+"""Where what enters a module comes from: which earlier arrays it is the sum, the product or a multiple of.
+
+What model code does between its modules, such as adding a residual, is not recorded; but the arrays are, and so it can
+be found in A, and then be asked of B, on B's own arrays.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+from mha.models.records.pairs import Pair, mean_square
+
+SAMPLES = 64  # numbers of an array that are tried first
+TRIED = 32  # earlier arrays that are tried
+TRIED_IN_THREES = 12
+FEW = 4  # flows of each kind that are tried on all numbers
+EXACT = 4.0  # units of rounding that a right flow may leave
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Flow:
+    """How an array is made of earlier ones: kind "sum" or "product"; sources: their places; factors: of a sum."""
+
+    kind: str
+    sources: tuple[int, ...]
+    factors: tuple[float, ...] = ()
+
+    def made(self, arrays: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+        """What the array should be, and the sum of the magnitudes that it is made of; in float64."""
+        wide = [X.astype(np.float64) for X in arrays]
+        if self.kind == "product":
+            product = wide[0] * wide[1]
+            return product, np.abs(product)
+        parts = [factor * X for factor, X in zip(self.factors, wide, strict=True)]
+        return sum(parts[1:], parts[0]), sum((np.abs(X) for X in parts[1:]), np.abs(parts[0]))
+
+    def said(self, names: Sequence[str]) -> str:
+        """The flow in words."""
+        if self.kind == "product":
+            return " times ".join(names)
+        parts = [name if factor == 1 else f"{factor:.4g} times {name}" for factor, name in
+                 zip(self.factors, names, strict=True)]  # fmt: skip
+        return " + ".join(parts)
+
+
+def sampled(X: np.ndarray) -> np.ndarray:
+    """Some numbers of an array, at the same places in all of one shape."""
+    places = np.random.default_rng(X.shape[1]).integers(X.size, size=SAMPLES)
+    return X.reshape(-1)[places].astype(np.float64)
+
+
+def flow_of(X: np.ndarray, unit: float, sources: Sequence[np.ndarray]) -> Flow | None:
+    """Find how an array is made of some of these; None if it is not. The last ones are tried first."""
+    places = [at for at, Y in enumerate(sources) if Y.size == X.size][-TRIED:]
+    if not places or not X.size:
+        return None
+    sources = [Y.reshape(X.shape) if Y.size == X.size else Y for Y in sources]
+    z = sampled(X)
+    S = np.stack([sampled(sources[at]) for at in places])
+    if not (np.isfinite(z).all() and np.isfinite(S).all()):
+        return None
+    allowed = EXACT * unit
+    best, least = None, np.inf
+    for found in (*multiples(z, S, allowed)[:FEW], *sums(z, S, allowed)[:FEW], *products(z, S, allowed)[:FEW]):
+        flow = dataclasses.replace(found, sources=tuple(places[at] for at in found.sources))
+        made, terms = flow.made([sources[at] for at in flow.sources])
+        left, most = mean_square(X.astype(np.float64) - made), mean_square(terms)
+        share = float(np.divide(left, most, out=np.where(left > 0, np.inf, 0.0), where=most > 0).max(initial=0.0))
+        if share <= allowed and share < least / 2:
+            best, least = flow, share
+    return best
+
+
+def multiples(z: np.ndarray, S: np.ndarray, allowed: float) -> list[Flow]:
+    """The sources that give z as a multiple, the last ones first."""
+    squares = (S * S).sum(1)
+    factors = rounded(np.divide(S @ z, squares, out=np.zeros(len(S)), where=squares > 0))
+    left = np.abs(z - factors[:, None] * S) <= allowed * np.abs(z).max()
+    good = np.flatnonzero(left.all(1) & (factors != 0))
+    return [Flow("sum", (int(at),), (float(factors[at]),)) for at in good[::-1]]
+
+
+def sums(z: np.ndarray, S: np.ndarray, allowed: float) -> list[Flow]:
+    """The pairs and triples that give z as a sum; of pairs, the second one may have a factor."""
+    n = len(S)
+    squares = (S * S).sum(1)
+    rest = z - S  # (n, samples)
+    factors = np.divide(rest @ S.T, squares, out=np.zeros((n, n)), where=squares > 0)
+    factors = rounded(factors)
+    made = S[:, None] + factors[:, :, None] * S  # (n, n, samples)
+    terms = np.abs(S)[:, None] + np.abs(factors[:, :, None] * S)
+    good = (np.abs(z - made) <= allowed * terms.max(2, keepdims=True)).all(2) & (factors != 0)
+    good &= ~np.eye(n, dtype=bool)
+    pairs = sorted(((float(abs(factors[i, j] - 1)), -i - j, i, j) for i, j in np.argwhere(good)))
+    found = [Flow("sum", (int(i), int(j)), (1.0, float(factors[i, j]))) for _, _, i, j in pairs[:4]]
+    first = max(0, n - TRIED_IN_THREES)
+    for i in range(first, n):
+        for j in range(i + 1, n):
+            left = z - S[i] - S[j] - S[j + 1 :]  # (others, samples)
+            terms = np.abs(S[i]) + np.abs(S[j]) + np.abs(S[j + 1 :])
+            for at in np.flatnonzero((np.abs(left) <= allowed * terms.max(1, keepdims=True)).all(1)):
+                found.append(Flow("sum", (i, j, j + 1 + int(at)), (1.0, 1.0, 1.0)))
+    return found
+
+
+def products(z: np.ndarray, S: np.ndarray, allowed: float) -> list[Flow]:
+    """The pairs that give z as a product."""
+    made = S[:, None] * S  # (n, n, samples)
+    good = (np.abs(z - made) <= allowed * np.abs(z).max()).all(2) & np.triu(np.ones((len(S), len(S)), bool))
+    return [Flow("product", (int(i), int(j))) for i, j in np.argwhere(good)[::-1]]
+
+
+def rounded(factors: np.ndarray) -> np.ndarray:
+    """Factors, 1 where they are 1 up to rounding."""
+    return np.where(np.abs(factors - 1) < 1e-2, 1.0, factors)
+
+
+def judged(pair: Pair, flow: Flow, sources: Sequence[Pair]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """How far B's rows are from what A's flow makes of B's own sources, and how far they may be; and the size of terms.
+
+    (N,) each.
+    """
+    shape = pair.a.shape
+    made, _ = flow.made([one.b.reshape(shape) for one in sources])
+    far = mean_square(pair.b.astype(np.float64) - made)
+    first, terms = flow.made([one.a.reshape(shape) for one in sources])
+    own, sizes = mean_square(pair.a.astype(np.float64) - first), mean_square(terms)
+    return far, 8 * own + EXACT * max(pair.unit, *(one.unit for one in sources)) * sizes, sizes

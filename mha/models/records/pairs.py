@@ -1,0 +1,201 @@
+"""Arrays of two records, row against row: how far each row of B is from A's.
+
+Letters: N rows, one for each token where there is one, F features.
+"""
+
+import collections
+import dataclasses
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from mha.core.options import checks
+from mha.core.options.names import FloatName
+from mha.models.records.contents import Call, Record, Visit
+from mha.models.records.tokens import Grid, rows_of
+from mha.parity.rule.rules import UNIT
+
+KEPT = 2**28  # bytes of arrays that are kept for the next steps
+PIECE = 2**22  # numbers that are compared at once
+MOST_AXES = 4  # of arrays whose axes are tried in other orders
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Chunk:
+    """A visit in one of the calls that are compared together, and the tokens of that call."""
+
+    call: Call
+    grids: Sequence[Grid]
+    visit: Visit
+
+    def number(self, what: str, at: int) -> int | None:
+        """The number of an array that entered or left; None if there is none."""
+        numbers = self.visit.inputs if what == "input" else self.visit.outputs
+        return numbers[at] if at < len(numbers) else None
+
+
+Chunks = Sequence[Chunk]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Pair:
+    """An array of A and its partner in B, as rows, (N, F) both.
+
+    where: the numbers of A's array and of B's, for each call; far, size: the root mean squares of the rows of their
+    difference and of A, (N,) both.
+    """
+
+    a: np.ndarray
+    b: np.ndarray
+    where: tuple[tuple[int, ...], tuple[int, ...]]
+    far: np.ndarray
+    size: np.ndarray
+
+    @property
+    def floats(self) -> bool:
+        """Whether both hold floats."""
+        return all("float" in checks.dtype_name(X.dtype) for X in (self.a, self.b))
+
+    @property
+    def unit(self) -> float:
+        """The unit roundoff of the coarser dtype; 0 for integers."""
+        return max(unit_of(self.a), unit_of(self.b))
+
+    @property
+    def relative(self) -> float:
+        """The largest difference of a row by the size of the row."""
+        some = self.size > 0
+        return float((self.far[some] / self.size[some]).max(initial=0.0))
+
+
+def unit_of(X: np.ndarray) -> float:
+    """The unit roundoff of an array's dtype; 0 for integers."""
+    units: dict[Any, float] = dict(UNIT)
+    name: FloatName | str = checks.dtype_name(X.dtype)
+    return units.get(name, 0.0)
+
+
+class Matcher:
+    """Makes pairs of arrays of two records; the last ones are kept."""
+
+    def __init__(self, a: Record, b: Record) -> None:
+        self.a, self.b = a, b
+        self.kept: collections.OrderedDict[Any, Pair | str] = collections.OrderedDict()
+
+    def pair(self, a: Chunks, b: Chunks, what: str, at: int = 0) -> Pair | str | None:
+        """Pair what entered or left; None if it is missing on a side, a text if it cannot be compared."""
+        numbers = [tuple(X for one in side if (X := one.number(what, at)) is not None) for side in (a, b)]
+        if not all(numbers):
+            return None
+        key = (*numbers, len(a), len(b))
+        if key in self.kept:
+            self.kept.move_to_end(key)
+            return self.kept[key]
+        self.kept[key] = made = self.made(a, b, what, at, (numbers[0], numbers[1]))
+        while (
+            len(self.kept) > 1
+            and sum(X.a.nbytes + X.b.nbytes for X in self.kept.values() if isinstance(X, Pair)) > KEPT
+        ):
+            self.kept.popitem(last=False)
+        return made
+
+    def made(self, a: Chunks, b: Chunks, what: str, at: int, where: Any) -> Pair | str:
+        """Read two arrays and line their rows up."""
+        joined = len(a) > 1 or len(b) > 1
+        X, Y = side_of(self.a, a, what, at, joined), side_of(self.b, b, what, at, joined)
+        rows = None
+        if X.rows is not None and Y.rows is not None and X.rows.shape[1] == Y.rows.shape[1]:
+            rows = lined_up(X.rows, X.keys, Y.rows, Y.keys)
+            if (F := X.last) == Y.last and F and rows[0].shape[1] % F == 0:  # heads, which norms take one by one
+                rows = rows[0].reshape(-1, F), rows[1].reshape(-1, F)  # (N*H, F) both
+        elif len(X.arrays) == len(Y.arrays) == 1:
+            rows = shaped_alike(X.arrays[0], Y.arrays[0])
+        if rows is None:
+            return f"has shape {shown(X.arrays)} in A and {shown(Y.arrays)} in B"
+        far, size = measured(*rows)
+        return Pair(*rows, where, far, size)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Side:
+    """An array of one record, call by call; rows (N, F) and the key of each, None = it has no row for each token."""
+
+    arrays: list[np.ndarray]
+    rows: np.ndarray | None
+    keys: np.ndarray
+
+    @property
+    def last(self) -> int:
+        """The size of the last axis, 0 if the arrays do not have it in common."""
+        sizes = {X.shape[-1] for X in self.arrays if X.ndim > 2}
+        return sizes.pop() if len(sizes) == 1 else 0
+
+
+def side_of(record: Record, chunks: Chunks, what: str, at: int, joined: bool) -> Side:
+    """Read an array of one record."""
+    arrays, rows, keys = [], [], []
+    for one in chunks:
+        number = one.number(what, at)
+        if number is None:
+            continue
+        X = record.array(number)
+        arrays.append(X)
+        found = rows_of(X, one.grids, "decoder" in one.visit.path, joined) if one.grids else None
+        if found is not None:
+            rows.append(found[0])
+            keys.append(found[1])
+    if len(rows) < len(arrays) or len({X.shape[1] for X in rows}) > 1:
+        return Side(arrays, None, np.zeros(0))
+    return Side(arrays, np.concatenate(rows) if len(rows) > 1 else rows[0], np.concatenate(keys))
+
+
+def lined_up(X: np.ndarray, keys: np.ndarray, Y: np.ndarray, others: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The rows of the tokens that both have; padding is left out."""
+    if np.array_equal(keys, others) and len(np.unique(keys)) == len(keys) and (keys >= 0).all():
+        return X, Y
+    firsts = [np.unique(one, return_index=True) for one in (keys, others)]
+    _, at, there = np.intersect1d(firsts[0][0], firsts[1][0], return_indices=True)
+    at, there = firsts[0][1][at], firsts[1][1][there]
+    real = keys[at] >= 0
+    return X[at[real]], Y[there[real]]
+
+
+def shaped_alike(X: np.ndarray, Y: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
+    """Two arrays without tokens as rows, B's axes in the order in which they are nearest to A's."""
+    F = X.shape[-1] if X.ndim else 1
+    if X.size != Y.size:
+        return None
+    if X.shape == Y.shape or sorted(X.shape) != sorted(Y.shape) or X.ndim > MOST_AXES:
+        return X.reshape(-1, F), Y.reshape(-1, F)  # (N, F) both
+    orders = [axes for axes in itertools.permutations(range(Y.ndim)) if Y.transpose(axes).shape == X.shape]
+    turned = [Y.transpose(axes) for axes in orders]
+    best = min(turned, key=lambda Z: measured(X.reshape(-1, F), Z.reshape(-1, F))[0].sum())
+    return X.reshape(-1, F), best.reshape(-1, F)  # (N, F) both
+
+
+def measured(X: np.ndarray, Y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The root mean squares of the rows of Y - X and of X; infinite where only one is NaN or infinite."""
+    far, size = np.zeros(len(X)), np.zeros(len(X))
+    step = max(1, PIECE // max(1, X.shape[1]))
+    for start in range(0, len(X), step):
+        one, other = (Z[start : start + step].astype(np.float64) for Z in (X, Y))
+        same = (one == other) | (np.isnan(one) & np.isnan(other))
+        broken = ~same & ~(np.isfinite(one) & np.isfinite(other))
+        with np.errstate(invalid="ignore"):
+            gap = np.where(same, 0.0, other - one)
+        gap[broken] = np.inf
+        far[start : start + step] = mean_square(gap)
+        size[start : start + step] = mean_square(np.where(np.isfinite(one), one, 0.0))
+    return far, size
+
+
+def mean_square(X: np.ndarray) -> np.ndarray:
+    """The root mean square of each row."""
+    return np.sqrt((X * X).mean(1)) if X.shape[1] else np.zeros(len(X))
+
+
+def shown(arrays: Sequence[np.ndarray]) -> str:
+    """The shapes of arrays."""
+    return " and ".join(dict.fromkeys(str(X.shape) for X in arrays))

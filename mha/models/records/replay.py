@@ -1,0 +1,225 @@
+"""Judge the attention layers of a record: its calls are told once more to what watches models."""
+
+import contextlib
+import json
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from mha.models.audit.audit_report import AuditReport
+from mha.models.audit.calls.caches import Kept
+from mha.models.audit.calls.model_calls import CHANGES
+from mha.models.audit.layers.known import Recorded
+from mha.models.audit.watching import Watch
+from mha.models.records.contents import WEIGHTS, Record
+from mha.models.records.reading import opened
+from mha.weights import own_format
+
+Progress = Callable[[list[Any]], Any]
+
+
+def audit_record(record: Any, like: Any = None, layers: Any = None, *, track: Progress = iter) -> AuditReport:
+    """Judge each attention layer of a recorded model, as `audit` judges those of a model.
+
+    Args:
+        record: the path of a record, or a record.
+        like, layers: as for `audit`; without like, the record has to have the weights of its model.
+        track: goes through the events as they are judged, and may show the progress.
+
+    Returns:
+        An `AuditReport`; its `mended` is None, since a record cannot be called again.
+
+    Raises:
+        ValueError: if nothing says what the weights should be, or if no attention layer is known.
+        TypeError, ValueError, OSError: as `compare_records` for a record, and as `audit`.
+    """
+    with opened("record", record) as source:
+        if like is None and source.weights is None:
+            raise ValueError(
+                f"{source.said} has no weights, expected some to judge it by: record it with weights=True, or say with "
+                "like= which weights it should have"
+            )
+        return replayed(source, like, layers, track)
+
+
+def replayed(source: Record, like: Any, layers: Any, track: Progress = iter) -> AuditReport:
+    """Judge the attention layers of an open record; see `audit_record`."""
+    taps = RecordTaps(source)
+    calls = sum(event[0] == "call" for event in source.events)
+    once: Any = ((), {}) if calls == 1 else None
+    watching = Watch(taps.model, like, layers, once=once, taps=taps, backend=source.facts["framework"])
+    with watching.open() as report:
+        taps.play(track)
+    return report
+
+
+class Config:
+    """The configuration of a recorded model."""
+
+    def __init__(self, said: Mapping[str, Any]) -> None:
+        self.said = said
+
+    def to_json_string(self) -> str:
+        """It as JSON."""
+        return json.dumps(self.said)
+
+
+class Weights(Mapping[str, Any]):
+    """The arrays of the recorded model; each is read when it is asked for."""
+
+    def __init__(self, source: Record) -> None:
+        self.source = source
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        return self.source.arrays.read(WEIGHTS + name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.source.weights or ())
+
+    def __len__(self) -> int:
+        return len(self.source.weights or ())
+
+
+class Cache:
+    """A cache of a recorded call, of which only what it says of itself is known."""
+
+    def __init__(self) -> None:
+        self.kept = Kept()
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        if name in CHANGES:
+            return lambda *args: None  # what follows the changes of a cache replaces it
+        raise AttributeError(name)
+
+
+class RecordTaps:
+    """What `commands/taps.py` of a backend does for a model, for a record."""
+
+    def __init__(self, source: Record) -> None:
+        self.source = source
+        self.model = type(source.facts["model"], (), {})()
+        self.played = {path: self.module(path, said) for path, said in source.modules.items()}
+        self.caches: dict[int, Cache] = {}
+        self.session: Any = None
+
+    def module(self, path: str, said: Mapping[str, Any]) -> Any:
+        """A stand-in for a module."""
+        made = type(said["class"], (Recorded,), {})()
+        made.odd = said.get("odd", "")
+        facts, whole = self.source.facts, path in self.source.facts["wholes"]
+        if facts["config"] is not None and (whole or path == facts["inside"]):
+            made.config = Config(facts["config"])
+        if whole:
+            made.save_pretrained = None  # by which models of transformers are known
+        if own := said.get("native"):
+            made.native = own["kind"]
+            made.problem = own.get("problem", "")
+            made.take = lambda: self.taken(path, own)
+        return made
+
+    def taken(self, path: str, said: Mapping[str, Any]) -> tuple[Any, dict[str, np.ndarray]]:
+        """The configuration and the weights of a framework's own layer; no weights if the record has none."""
+        if "problem" in said:
+            raise ValueError(said["problem"])
+        names = [name for name in self.source.arrays if name.startswith(f"native/{path}/")]
+        weights = {name.removeprefix(f"native/{path}/"): self.source.arrays.read(name) for name in names}
+        return own_format.parse_config(said["config"]), weights
+
+    def shown(self, model: Any, args: Any, kwargs: Any) -> Any:
+        """What the other functions take as the model."""
+        return model
+
+    def modules(self, model: Any) -> dict[str, Any]:
+        """The stand-ins for the modules."""
+        return self.played
+
+    def arrays(self, model: Any) -> Mapping[str, Any]:
+        """The arrays of the model."""
+        return Weights(self.source)
+
+    def odd(self, module: Any) -> str:
+        """Why the weights of a projection are not plain arrays."""
+        return module.odd
+
+    def arguments(self, module: Any, args: Any, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """The arguments of a call by name."""
+        return dict(kwargs)
+
+    def attention(self, module: Any, given: Mapping[str, Any], output: Any) -> tuple[dict[str, Any], Any]:
+        """A call of a framework's own layer by our names; nothing goes back."""
+        found = dict(given)
+        if "problem" in found:
+            raise ValueError(found["problem"])
+        return found, None
+
+    @contextlib.contextmanager
+    def watching(self, model: Any, sink: Any) -> Iterator[None]:
+        """Remember whom to tell."""
+        self.session = sink
+        yield
+
+    def play(self, track: Progress) -> None:
+        """Tell of everything that happened."""
+        paths, events = list(self.played), self.source.events
+        arguments, natives = None, self.natives()
+        for at, event in enumerate(track(events)):
+            kind = event[0]
+            if kind in ("call", "whole"):
+                arguments = self.given(event[1])
+            elif kind == "enter":
+                given = arguments if arguments is not None else self.given(natives.get(at, {}))
+                self.session.enter(paths[event[1]], self.played[paths[event[1]]], self.first(event[2]), given)
+                arguments = None
+            elif kind == "leave":
+                output: Any = None if event[2] is None else next(iter(self.first(event[2])), None)
+                after, cache = (*events[at + 1], None)[:2] if at + 1 < len(events) else ("", None)
+                if after in ("over", "ended") and cache is not None and event[2] is not None:
+                    output = {"past_key_values": self.cache(cache)}
+                self.session.leave(paths[event[1]], output)
+            elif kind == "pooled":
+                self.session.pooled(*event[1:])
+            elif kind == "unknown":
+                self.session.unknown(paths[event[1]], event[2])
+            elif kind == "cache":
+                getattr(self.cache(event[1]), event[2])(*[self.resolved(X) for X in event[3]])
+
+    def given(self, said: Mapping[str, Any]) -> dict[str, Any]:
+        """Arguments by name, as they were described."""
+        return {name: self.resolved(X) for name, X in said.items()}
+
+    def natives(self) -> dict[int, dict[str, Any]]:
+        """What is known by our names of calls of frameworks' own layers, by the event that begins each."""
+        found, stack = {}, list[int]()
+        for at, event in enumerate(self.source.events):
+            if event[0] == "enter":
+                stack.append(at)
+            elif event[0] == "leave":
+                stack.pop()
+            elif event[0] == "native":
+                found[stack[-1]] = event[2]
+        return found
+
+    def first(self, numbers: list[int | None]) -> tuple[np.ndarray, ...]:
+        """The first array of an event."""
+        return () if not numbers or numbers[0] is None else (self.source.array(numbers[0]),)
+
+    def cache(self, number: int) -> Cache:
+        """The stand-in for a cache."""
+        return self.caches.setdefault(number, Cache())
+
+    def resolved(self, said: Mapping[str, Any]) -> Any:
+        """An argument, as it was described."""
+        if "array" in said:
+            return None if said["array"] is None else self.source.array(said["array"])
+        if "several" in said:
+            return {name: self.resolved(X) for name, X in said["several"].items()}
+        if "cache" in said:
+            cache = self.cache(said["cache"])
+            padding = said.get("padding")
+            cache.kept = Kept(
+                said.get("length"), None if padding is None else np.asarray(padding), said.get("most"),
+                said.get("rounded", False),
+            )  # fmt: skip
+            return cache
+        return said.get("value")

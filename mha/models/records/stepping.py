@@ -1,0 +1,275 @@
+"""Go through two records step by step: is what enters and leaves each module in B what A's explains, up to rounding?"""
+
+import dataclasses
+import re
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from mha.models.records import flows, growth
+from mha.models.records.doubts import FAR, Doubt, Earlier, Reader
+from mha.models.records.flows import Flow
+from mha.models.records.pairs import Matcher, Pair
+from mha.models.records.relations import relation_of
+from mha.models.records.units import Step
+
+VerdictName = Literal["same", "differs", "not told", "another cut"]
+BLIND = 0.5  # where a bound is so much of an array, nothing can be told
+MASKED = -1e4  # a number below it hides, and is in no sum
+EARLIER = 48  # arrays that what enters a module may be made of
+TURNING = ("rot", "rope")  # in the classes of modules that make angles of positions
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class StepRow:
+    """What entered or left one module in one call: how far B is from A, and how far rounding may carry it.
+
+    path, other: of the module in A and in B; what: "input" or "output"; call: the number of A's call of the model;
+    far: the largest root mean square of the difference of a row, by that of A; bound: by the same; ratio: difference by
+    bound, of the worst row: the same if at most 1; note: further words; after: the path of the module before it.
+    """
+
+    path: str
+    other: str
+    what: Literal["input", "output"]
+    call: int
+    far: float
+    bound: float
+    ratio: float
+    verdict: VerdictName
+    note: str = ""
+    leaf: bool = False
+
+
+class Judgement(NamedTuple):
+    """How far the rows of a step are from what they should be, and how far they may be, (N,) both.
+
+    carried: how far rounding carries them from A's, about; note: what they should be; doubts: the steps it is made of
+    that differ; certain: whether it is known to be made of them.
+    """
+
+    far: np.ndarray
+    most: np.ndarray
+    carried: np.ndarray
+    note: str
+    doubts: Sequence[Doubt]
+    certain: bool
+
+
+@dataclasses.dataclass
+class Known:
+    """What is known of two records before their steps are judged.
+
+    matcher: of their arrays; trusted: paths of B's layers that the oracle has found right; partners: paths of A's
+    modules that are compared; flows: those that were looked for, by step.
+    """
+
+    matcher: Matcher
+    trusted: Mapping[str, bool]
+    partners: Collection[str]
+    flows: dict[Step, Flow | None] = dataclasses.field(default_factory=dict)
+
+
+class Stepper:
+    """Judges the steps of one unit in their order: `found` has the row of each, and its doubt if it differs.
+
+    real: steps that are known to be a difference; others that differ are supposed to be another cut.
+    """
+
+    def __init__(self, known: Known, real: Collection[Step] = ()) -> None:
+        self.known, self.matcher, self.real = known, known.matcher, real
+        self.found: list[tuple[StepRow, Doubt | None]] = []
+        self.views: dict[Any, Earlier] = {}  # by the numbers of both arrays
+        self.earlier: dict[tuple[int, ...], Earlier] = {}  # by those of A's: the first, or the first that agrees
+        self.doubts: list[Doubt] = []
+
+    def add(self, step: Step) -> None:
+        """Judge a step; it has no row if there is nothing to compare, or if it is the array of a step before."""
+        pair = self.matcher.pair(step.a, step.b, step.what)
+        if pair is None:
+            return
+        visit, leaves = step.visit, step.what == "output"
+        here = self.container(visit.path if leaves and not visit.leaf else visit.parent)
+        seen_in = set() if visit.leaf and not leaves else {self.container(visit.parent if leaves else visit.path)}
+        if isinstance(pair, str):
+            if len(step.a) == len(step.b) == 1:
+                row = self.made(step, None, np.inf, f"the {step.what} {pair}")
+                self.found.append((row, self.doubted(step, None, seen_in)))
+            return
+        before = self.of_array(pair.where[0], here)
+        for one in before:
+            one.scopes |= seen_in
+        if (same := self.views.get(pair.where)) is not None:
+            same.scopes |= seen_in
+            self.read([] if same.doubt else before, None, pair.relative, True)
+            return
+        judged = self.judged(step, pair, here)
+        ratios = np.divide(judged.far, judged.most, out=np.where(judged.far > 0, np.inf, 0.0), where=judged.most > 0)
+        told = np.isfinite(judged.most)  # of other rows, nothing is
+        ratio, right = float(ratios[told].max(initial=0.0)), self.right(step)
+        doubt = self.doubted(step, pair, seen_in) if ratio > 1 and not right else None
+        if doubt is not None or ratio <= 1:
+            bound = max(pair.relative, dataclasses.replace(pair, far=judged.most).relative)
+            self.read(judged.doubts, doubt, bound, judged.certain)
+        name = f"the {step.what} of {visit.path or 'the model'}"
+        view = self.views[pair.where] = Earlier(name, pair, judged.carried, seen_in, doubt)
+        first = self.earlier.setdefault(pair.where[0], view)
+        if first.doubt is not None and doubt is None:
+            self.earlier[pair.where[0]] = view
+        if told.any() or not len(told):
+            ratio = min(ratio, 1.0) if right else ratio
+            self.found.append(
+                (self.made(step, pair, ratio, judged.note if ratio > 1 else "", judged.most, right), doubt)
+            )
+
+    def doubted(self, step: Step, pair: Pair | None, scopes: set[str]) -> Doubt:
+        """Doubt a step that differs."""
+        real = step in self.real
+        if pair is None:
+            doubt = Doubt(step, (), scopes, np.inf, real, lambda: "")
+        else:
+            sources = [one.pair for one in self.recent()]
+            doubt = Doubt(step, pair.where[0], scopes, pair.relative, real, lambda: relation_of(pair, sources))
+        self.doubts.append(doubt)
+        return doubt
+
+    def recent(self) -> list[Earlier]:
+        """The last arrays of floats that came before."""
+        return [one for one in self.earlier.values() if one.pair.floats][-EARLIER:]
+
+    def of_array(self, key: tuple[int, ...], here: str) -> list[Doubt]:
+        """The doubts of an array of A that is seen in a container, if it is not known to be the same there."""
+        first = self.earlier.get(key)
+        if first is not None and first.doubt is None and here in first.scopes:
+            return []
+        return [one for one in self.doubts if one.key == key and here in one.scopes]
+
+    @staticmethod
+    def read(doubts: Sequence[Doubt], by: Doubt | None, bound: float, certain: bool) -> None:
+        """Note who reads these steps: one that differs, or one that is the same up to a bound."""
+        for one in doubts:
+            one.readers.append(Reader(by, bound, certain))
+
+    def container(self, path: str | None) -> str:
+        """The path of a module that is compared, or of the nearest one that it is inside of."""
+        while path and path not in self.known.partners:
+            path = re.split(r"[./][^./]*$", path)[0] if re.search(r"[./]", path) else ""
+        return path or ""
+
+    def right(self, step: Step) -> bool:
+        """Whether what is computed there is attention that the oracle has found right."""
+        if step.what == "output" and step.visit.leaf:
+            return self.known.trusted.get(step.other.path, False)
+        parent = step.other.parent or ""
+        return any(good and inside(parent, path) for path, good in self.known.trusted.items())
+
+    def made(
+        self,
+        step: Step,
+        pair: Pair | None,
+        ratio: float,
+        note: str,
+        most: np.ndarray | None = None,
+        right: bool = False,
+    ) -> StepRow:
+        """Make the row of a step; right: as the oracle says."""
+        far = bound = np.inf
+        if pair is not None and most is not None:
+            some = (pair.size > 0) & np.isfinite(most)
+            far = float((pair.far[some] / pair.size[some]).max(initial=0.0))
+            bound = float(np.median(most[some] / pair.size[some])) if some.any() else 0.0
+        blind = (bound > BLIND or far > FAR) and not right
+        verdict: VerdictName = "differs" if ratio > 1 else "not told" if blind else "same"
+        return StepRow(
+            step.visit.path, step.other.path, step.what, step.a[0].call.number, far, bound, ratio, verdict, note,
+            step.visit.leaf,
+        )  # fmt: skip
+
+    def judged(self, step: Step, pair: Pair, here: str) -> Judgement:
+        """Judge what enters or leaves a module; here: the container in which that was made."""
+        known = self.earlier.get(pair.where[0])
+        if known is not None and known.pair.a.size == pair.a.size:  # in A it is the array of an earlier step
+            return self.of_flow(pair, Flow("sum", (0,), (1.0,)), [known], here)
+        if step.what == "output" and step.visit.leaf:
+            return self.of_module(step, pair)
+        return self.between(step, pair, here)
+
+    def of_flow(self, pair: Pair, flow: Flow, sources: Sequence[Earlier], here: str) -> Judgement:
+        """Judge what is made of earlier arrays: of B's own, or of A's where B cuts elsewhere."""
+        doubts = [doubt for one in sources for doubt in self.of_array(one.pair.where[0], here)]
+        far, most, sizes = flows.judged(pair, flow, [one.pair for one in sources])
+        theirs = sum(one.relative for one in sources) * sizes
+        note = f"in A it is {flow.said([one.name for one in sources])}"
+        if any(one.supposed for one in sources):
+            for one in sources:
+                if one.doubt is not None and not (far > most).any():
+                    one.doubt.taken = True
+            far, most = pair.far, most + growth.GROWN * theirs
+        return Judgement(far, most, most + theirs, note, doubts, True)
+
+    def of_module(self, step: Step, pair: Pair) -> Judgement:
+        """Judge the output of a module by its inputs."""
+        inputs = self.matcher.pair(step.a, step.b, "input")
+        count = min(len(step.visit.inputs), len(step.other.inputs))
+        others, furthest, chosen, doubts = 0.0, 0.0, np.zeros(len(pair.far), bool), []
+        for at in range(1, count):
+            other = self.matcher.pair(step.a, step.b, "input", at)
+            if not isinstance(other, Pair) or not other.a.size:
+                continue
+            if other.floats and other.a.min() > MASKED:
+                one = self.views.get(other.where)
+                others = max(others, other.relative if one is None else one.relative)
+                doubts += [one.doubt] if one is not None and one.doubt is not None else []
+            elif other.a.dtype.kind in "iu":
+                furthest = max(furthest, float(other.a.max()))
+                if len(other.far) == len(chosen):
+                    chosen |= other.far > 0  # other experts, say
+        kind = self.matcher.a.modules[step.visit.path]["class"].lower()
+        if furthest and any(word in kind for word in TURNING):  # of positions alone: of the rest it takes the dtype
+            most = growth.allowed(pair, None, 0.0, furthest)
+        else:
+            if isinstance(inputs, Pair) and (one := self.views.get(inputs.where)) is not None:
+                if one.doubt is not None:
+                    one.doubt.taken = True
+                    doubts.append(one.doubt)
+                inputs = dataclasses.replace(inputs, far=one.far)
+            most = growth.allowed(pair, inputs if isinstance(inputs, Pair) else None, others)
+        most = np.where(chosen, np.inf, most)
+        return Judgement(pair.far, most, most / growth.GROWN, "", doubts, True)
+
+    def between(self, step: Step, pair: Pair, here: str) -> Judgement:
+        """Judge what enters a module, or leaves a container, by what it is made of."""
+        earlier = list(self.earlier.values())
+        if not earlier:
+            most = growth.OWN * pair.unit * pair.size
+            return Judgement(pair.far, most, 0 * most, "what the model was called with differs", [], True)
+        recent = self.recent()
+        if pair.floats:
+            if step not in self.known.flows:
+                self.known.flows[step] = flows.flow_of(pair.a, pair.unit, [one.pair.a for one in recent])
+            if (flow := self.known.flows[step]) is not None:
+                found = self.of_flow(pair, flow, [recent[at] for at in flow.sources], here)
+                return (
+                    found._replace(note=found.note + self.instead(pair, recent))
+                    if (found.far > found.most).any()
+                    else found
+                )
+        near = [one for one in earlier if one.pair.floats and here in one.scopes]
+        near = near or [one for one in earlier if one.pair.floats and any(inside(X, here) for X in one.scopes)][-8:]
+        others = max((one.relative for one in near or recent[-1:]), default=0.0)
+        unit = max([pair.unit, *(one.pair.unit for one in near)])
+        most = (growth.UNKNOWN * unit + growth.OTHERS * others) * pair.size
+        return Judgement(
+            pair.far, most, most / growth.OTHERS, "", [one for one in self.doubts if here in one.scopes], False
+        )
+
+    def instead(self, pair: Pair, recent: Sequence[Earlier]) -> str:
+        """What it is in B, if that is found, too."""
+        flow = flows.flow_of(pair.b, pair.unit, [one.pair.b for one in recent])
+        return "" if flow is None else f"; in B it is {flow.said([recent[at].name for at in flow.sources])}"
+
+
+def inside(path: str, other: str) -> bool:
+    """Whether a path is another one, or inside of it."""
+    return path == other or path.startswith(f"{other}." if other else "")

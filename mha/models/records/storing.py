@@ -1,0 +1,133 @@
+"""Where a record is kept while it is written: in memory, or in a file that grows array by array.
+
+A file is written beside its place, its name with `.unfinished` after it, and is moved there when it is whole. Before
+that its header says that it is unfinished, and the arrays follow; the true header is written last, into room that was
+left for it.
+"""
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mha.core.options import checks
+from mha.weights import files
+from mha.weights.readers.safetensors_file import DTYPES, LIMIT
+
+FORMAT = "mha record"
+UNFINISHED = "unfinished"  # the layout of a file that is still written
+CODES = {name: code for code, name in DTYPES.items()}
+ROOM = 2**16  # bytes for the header; where it needs more, the arrays are moved
+PIECE = 2**24  # bytes that are moved at once
+ALIGNED = 8  # bytes
+FILLER = "filler."  # before the names of arrays of few bytes, which let others begin where readers need it
+
+
+class InMemory:
+    """Arrays in memory."""
+
+    def __init__(self) -> None:
+        self.kept: dict[str, np.ndarray] = {}
+
+    def add(self, name: str, X: np.ndarray) -> None:
+        """Keep a copy of an array."""
+        self.kept[name] = np.array(X)
+
+    def read(self, name: str) -> np.ndarray:
+        """Return the array of this name."""
+        return self.kept[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.kept)
+
+    def finish(self, metadata: Mapping[str, str]) -> None:
+        """Nothing is left to be done."""
+
+    def abandon(self) -> None:
+        """Forget the arrays."""
+        self.kept.clear()
+
+
+class InFile:
+    """Arrays in a file of safetensors that grows.
+
+    Raises FileError (an OSError and a ValueError) if its place is no regular file, and OSError if it cannot be written.
+    """
+
+    def __init__(self, path: Any) -> None:
+        self.path = Path(os.path.realpath(files.regular(path)))
+        self.beside = unfinished(self.path)
+        self.file = open(self.beside, "w+b")  # noqa: SIM115  # closed by `finish` or `abandon`
+        self.places: dict[str, tuple[str, tuple[int, ...], int, int]] = {}
+        self.size = 0
+        self.file.write(header({"__metadata__": {"format": FORMAT, "layout": UNFINISHED}}, ROOM))
+
+    def add(self, name: str, X: np.ndarray) -> None:
+        """Append an array."""
+        if gap := -self.size % ALIGNED:
+            self.append(f"{FILLER}{len(self.places)}", np.zeros(gap, np.uint8))
+        self.append(name, X)
+
+    def append(self, name: str, X: np.ndarray) -> None:
+        """Append an array where the one before it ends."""
+        start = self.size
+        self.file.write(checks.plain(X).tobytes())
+        self.size += X.nbytes
+        self.places[name] = CODES[checks.dtype_name(X.dtype)], X.shape, start, self.size
+
+    def read(self, name: str) -> np.ndarray:
+        """Raise ValueError: what is being written is not read."""
+        raise ValueError(f"{name} is in {self.beside}, which is still written; read the record when it is closed")
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.places)
+
+    def finish(self, metadata: Mapping[str, str]) -> None:
+        """Write the header, and put the file in its place. Raises ValueError if the header is too long."""
+        described: dict[str, Any] = {"__metadata__": dict(metadata)}
+        for name, (dtype, shape, start, stop) in self.places.items():
+            described[name] = {"dtype": dtype, "shape": shape, "data_offsets": [start, stop]}
+        written = header(described, ROOM)
+        if len(written) > LIMIT:
+            raise ValueError(f"the record has {len(self.places)} arrays, too many for one file; record fewer calls")
+        moved(self.file, ROOM, self.size, len(written) - ROOM)
+        self.file.flush()
+        os.fsync(self.file.fileno())  # the arrays, before a header says that they are there
+        self.file.seek(0)
+        self.file.write(written)
+        self.file.flush()
+        os.fsync(self.file.fileno())
+        self.file.close()
+        os.replace(self.beside, self.path)
+
+    def abandon(self) -> None:
+        """Close and remove the file; what was at its place before stays."""
+        self.file.close()
+        self.beside.unlink(missing_ok=True)
+
+
+def unfinished(path: Any) -> Path:
+    """Where a record is as long as it is written."""
+    return Path(f"{os.fspath(path)}.unfinished")
+
+
+def header(described: Mapping[str, Any], least: int) -> bytes:
+    """The first bytes of a file, with its header, at least so many."""
+    text = json.dumps(described, separators=(",", ":")).encode()
+    size = max(least, 8 + len(text) + -len(text) % ALIGNED)
+    return (size - 8).to_bytes(8, "little") + text.ljust(size - 8)
+
+
+def moved(file: Any, start: int, size: int, by: int) -> None:
+    """Move the bytes of a file from start on further to its end, the last ones first."""
+    at = start + size
+    while by and at > start:
+        piece = min(PIECE, at - start)
+        at -= piece
+        file.seek(at)
+        data = file.read(piece)
+        file.seek(at + by)
+        file.write(data)

@@ -1,0 +1,167 @@
+"""The tokens of the calls of a record: which rows of an array belong to which of them.
+
+Letters: B batch, Q tokens of a call, F features.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from mha.models.records.contents import Call, Record
+
+FAR = 2**40  # more tokens than a text has
+NAMES = ("input_ids", "inputs_embeds", "ids", "tokens", "decoder_input_ids", "decoder_inputs_embeds")
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Grid:
+    """The tokens of a sequence in a call: ids, None = they have none, and keys, -1 = padding; (B, Q) both."""
+
+    ids: np.ndarray | None
+    keys: np.ndarray
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """B and Q."""
+        return self.keys.shape
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Text:
+    """Calls that go through one text, as those of a decode do: their grids, one list for each."""
+
+    calls: tuple[Call, ...]
+    grids: tuple[tuple[Grid, ...], ...]
+
+
+def array_of(record: Record, arguments: Mapping[str, Any], name: str) -> np.ndarray | None:
+    """An argument of a call of the model; None if it is no array."""
+    number = arguments.get(name, {}).get("array")
+    return None if number is None else record.array(number)
+
+
+def grids_of(record: Record, call: Call, earlier: int) -> tuple[Grid, ...]:
+    """Find the sequences of tokens of a call; earlier: how many tokens its cache has."""
+    found = []
+    arguments = call.arguments
+    for name in named(record, arguments):
+        X = array_of(record, arguments, name)
+        if X is None or X.ndim < 2:
+            continue
+        B, Q = X.shape[:2]
+        side = "decoder_" if name.startswith("decoder_") else ""
+        before = 0 if not side and f"decoder_{NAMES[0]}" in arguments else earlier
+        keys = before + np.broadcast_to(np.arange(Q), (B, Q))
+        mask = array_of(record, arguments, f"{side}attention_mask")
+        if mask is not None and mask.ndim == 2 and mask.shape[0] == B and mask.shape[1] >= Q:
+            real = mask != 0
+            keys = np.where(real, real.cumsum(1) - 1, -1)[:, -Q:] + (before if mask.shape[1] == Q else 0)
+            keys = np.where(real[:, -Q:], keys, -1)
+        keys = np.where(keys < 0, -1, keys + FAR * np.arange(B)[:, None])
+        found.append(Grid(X if X.dtype.kind in "iu" and X.ndim == 2 else None, keys))
+    return tuple(found)
+
+
+def named(record: Record, arguments: Mapping[str, Any]) -> list[str]:
+    """The names of the arguments that have tokens: those that are known, else the first that is an array."""
+    known = [name for name in NAMES if arguments.get(name, {}).get("array") is not None]
+    if known:
+        return known
+    return [name for name, said in arguments.items() if said.get("array") is not None][:1]
+
+
+def texts_of(record: Record) -> list[Text]:
+    """Join the calls that go on with a cache, or whose text begins with the one before."""
+    found: list[list[tuple[Call, tuple[Grid, ...]]]] = []
+    lengths: dict[int, int] = {}
+    tokens = 0
+    for call in record.calls:
+        given = next((said for said in call.arguments.values() if said.get("length") is not None), None)
+        earlier = given["length"] if given else lengths.get(call.cache or 0, 0) if given_cache(call) else 0
+        grids = grids_of(record, call, earlier)
+        if call.cache is not None and grids:
+            lengths[call.cache] = earlier + grids[-1].shape[1]
+        last = found[-1][-1] if found else None
+        if last and ((earlier and (last[0].cache == call.cache or earlier == tokens)) or grown(last[1], grids)):
+            found[-1].append((call, grids))
+        else:
+            found.append([(call, grids)])
+        tokens = earlier + grids[-1].shape[1] if grids else 0
+    return [Text(tuple(call for call, _ in one), tuple(grids for _, grids in one)) for one in found]
+
+
+def agreed(a: Text, b: Text) -> tuple[Text, Text, str]:
+    """Two texts without the tokens from where on their ids differ, in each sample; and what was left out, in words."""
+    first, second = ids_of(a), ids_of(b)
+    ends: dict[int, int] = {}
+    for key, number in first.items():
+        sample, place = divmod(key, FAR)
+        if second.get(key, number) != number:
+            ends[sample] = min(ends.get(sample, FAR), place)
+    if not ends:
+        return a, b, ""
+    sample = min(ends, key=lambda one: ends[one])
+    note = f"their texts differ from position {ends[sample]} of sample {sample} on; what follows there was left out"
+    return cut(a, ends), cut(b, ends), note
+
+
+def ids_of(text: Text) -> dict[int, int]:
+    """The id of each token by its key."""
+    found: dict[int, int] = {}
+    for grids in text.grids:
+        grid = grids[-1] if grids else None
+        if grid is not None and grid.ids is not None:
+            for key, number in zip(grid.keys.reshape(-1).tolist(), grid.ids.reshape(-1).tolist(), strict=True):
+                if key >= 0:
+                    found.setdefault(key, number)
+    return found
+
+
+def cut(text: Text, ends: Mapping[int, int]) -> Text:
+    """A text without the tokens from these positions on, by sample."""
+    lasts = np.array([ends.get(sample, FAR) for sample in range(max(ends) + 1)])
+
+    def shorter(grid: Grid) -> Grid:
+        samples, places = np.divmod(grid.keys, FAR)
+        far = places >= np.append(lasts, FAR)[np.minimum(samples, len(lasts))]
+        return Grid(grid.ids, np.where((grid.keys >= 0) & ~far, grid.keys, -1))
+
+    grids = [(*one[:-1], shorter(one[-1])) if one else one for one in text.grids]
+    return Text(text.calls, tuple(grids))
+
+
+def given_cache(call: Call) -> bool:
+    """Whether a call was given a cache."""
+    return any("cache" in said for said in call.arguments.values())
+
+
+def grown(before: Sequence[Grid], grids: Sequence[Grid]) -> bool:
+    """Whether a text begins with another one, and is longer."""
+    if not before or not grids or before[-1].ids is None or grids[-1].ids is None:
+        return False
+    (B, Q), shape = before[-1].shape, grids[-1].shape
+    return shape[0] == B and shape[1] > Q and np.array_equal(grids[-1].ids[:, :Q], before[-1].ids)
+
+
+def rows_of(X: np.ndarray, grids: Sequence[Grid], decoder: bool, joined: bool) -> tuple[np.ndarray, np.ndarray] | None:
+    """An array as rows of features (N, F) and the key of each row; None if it has no row for each token.
+
+    decoder: whether its module belongs to a decoder; joined: whether it may have the last tokens alone.
+    """
+    for grid in sorted(grids, key=lambda one: one is not grids[-1] if decoder else one is not grids[0]):
+        (B, Q), keys = grid.shape, grid.keys
+        if X.ndim >= 2 and X.shape[:2] == (B, Q):
+            return X.reshape(B * Q, -1), keys.reshape(-1)  # (B*Q, F)
+        if X.ndim >= 3 and X.shape[:2] == (Q, B):
+            return X.swapaxes(0, 1).reshape(B * Q, -1), keys.reshape(-1)  # (B*Q, F)
+        if X.ndim == 4 and X.shape[0] == B and X.shape[2] == Q and X.shape[3] != Q:
+            return X.swapaxes(1, 2).reshape(B * Q, -1), keys.reshape(-1)  # (B*Q, F)
+        if X.ndim >= 2 and X.shape[:2] == (1, Q) and B > 1:
+            return np.broadcast_to(X, (B, *X.shape[1:])).reshape(B * Q, -1), keys.reshape(-1)  # (B*Q, F)
+        if X.ndim == 2 and X.shape[0] == B * Q and B * Q > 1:
+            return X, keys.reshape(-1)
+        if joined and X.ndim == 3 and X.shape[0] == B and X.shape[1] < Q:
+            return X.reshape(B * X.shape[1], -1), keys[:, Q - X.shape[1] :].reshape(-1)  # (B*last, F)
+    return None

@@ -1,0 +1,314 @@
+"""Record a model: what enters and leaves each of its modules, call by call, as it comes."""
+
+import contextlib
+import hashlib
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mha import arrays
+from mha.core import dispatch
+from mha.core.options import checks
+from mha.core.options.names import BackendName
+from mha.models.audit.calls.caches import kept_of, owner_of
+from mha.models.audit.calls.model_calls import Histories, History, cache_in
+from mha.models.audit.calls.own_layers import OwnLayers
+from mha.models.audit.layers.reference import backend_of, configured, taps_of, wholes
+from mha.models.records.contents import WEIGHTS, Record
+from mha.models.records.storing import CODES, InFile, InMemory
+from mha.weights import foreign, own_format, readers
+
+MOST = 8  # arrays of a call of a module
+PLAIN = (bool, int, float, str)
+
+
+@contextlib.contextmanager
+def record(
+    model: Any, path: str | os.PathLike[str] | None = None, weights: bool = False, *, call: tuple[Any, ...] = ()
+) -> Iterator[Record]:
+    """Record what enters and leaves every module of a model in the calls inside, to compare it with another model.
+
+    Args:
+        model: a model of one of the frameworks.
+        path: file to write, array by array; it is at its place when the context ends without an error. None = in
+            memory, from where `record.save(path)` writes it.
+        weights: whether the arrays of the model are recorded, too, so that its attention can be judged elsewhere.
+        call: of a model of Flax's linen, the arguments of one of its calls, `(variables, x)`: its parts are not there
+            before.
+
+    Yields:
+        A `Record`, which is complete when the context ends.
+
+    The calls run without dropout; the model is as it was afterwards, also if something fails. Then there is no record.
+
+    Raises:
+        TypeError: if model is of no known framework.
+        FileError (an OSError and a ValueError), OSError: if the file cannot be written.
+    """
+    backend = backend_of(model)
+    checks.flag("weights", weights)
+    taps = taps_of(backend)
+    store = InMemory() if path is None else InFile(path)
+    try:
+        shown = shown_by(taps, model, call)
+        recorder = Recorder(shown, backend, taps, store)
+        if weights:
+            recorder.weights()
+        try:
+            with taps.watching(shown, recorder):
+                yield recorder.record
+        finally:
+            recorder.histories.forget()
+        finished(recorder.record, store)
+    except BaseException:
+        store.abandon()
+        raise
+
+
+def shown_by(taps: Any, model: Any, call: Any) -> Any:
+    """The model with its parts. Raises TypeError if only a call shows them, and call has none."""
+    if not isinstance(call, tuple):
+        raise TypeError(f"call is a {type(call).__name__}, expected a tuple of the arguments of a call, (variables, x)")
+    try:
+        return taps.shown(model, call, {})
+    except TypeError as error:
+        if call:
+            raise
+        name = type(model).__name__
+        raise TypeError(
+            f"model is a {name}, whose parts only a call shows; say the arguments of one: record(model, path, "
+            "call=(variables, x))"
+        ) from error
+
+
+def finished(made: Record, store: Any) -> None:
+    """Complete a record that is in a store."""
+    store.finish(made.metadata)
+    if isinstance(store, InFile):
+        made.path, made.said = os.fspath(store.path), os.fspath(store.path)
+    made.complete = True
+
+
+class Recorder:
+    """A `Sink` that writes what it is told."""
+
+    def __init__(self, model: Any, backend: BackendName, taps: Any, store: Any) -> None:
+        self.model, self.taps, self.store = model, taps, store
+        modules = taps.modules(model)
+        facts = facts_of(model, modules, backend)
+        known = {path: self.described(path, module) for path, module in modules.items()}
+        self.record = Record("a record in memory", facts, known, [], [], store)
+        self.numbers = {path: number for number, path in enumerate(known)}
+        self.own = OwnLayers(taps)
+        self.known: dict[bytes, int] = {}
+        self.caches: dict[int, int | None] = {}
+        self.histories = _Followed(self)
+        self.stack: list[str] = []
+        self.wholes = wholes(modules)
+        self.began = -1  # the place in the stack of the model whose call counts; -1 = none does
+        self.cache: Any = None
+
+    def described(self, path: str, module: Any) -> dict[str, Any]:
+        """What a record says of a module."""
+        found: dict[str, Any] = {"class": type(module).__name__}
+        if why := self.taps.odd(module):
+            found["odd"] = why
+        if kind := foreign.kind_of(module):
+            try:
+                config, _ = foreign.taken(module)
+                found["native"] = {"kind": kind[0] or type(module).__name__, "config": own_format.config_text(config)}
+            except (TypeError, ValueError) as error:
+                found["native"] = {"kind": kind[0] or type(module).__name__, "problem": str(error)}
+        return found
+
+    def weights(self) -> None:
+        """Record the arrays of the model, and those of the layers of frameworks by our names."""
+        self.record.weights = []
+        for name, X in self.taps.arrays(self.model).items():
+            if (array := plain(X)) is not None:
+                self.store.add(WEIGHTS + name, array)
+                self.record.weights.append(name)
+        for path, module in self.taps.modules(self.model).items():
+            if "config" in self.record.modules[path].get("native", {}):
+                for name, array in foreign.taken(module)[1].items():
+                    self.store.add(f"native/{path}/{name}", array)
+
+    def enter(self, path: str, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Record what a module is called with."""
+        whole = self.began < 0 and (path in self.wholes if self.wholes else not self.stack)
+        if whole or not self.stack:
+            arguments = self.taps.arguments(module, args, kwargs)
+            if whole:
+                self.began = len(self.stack)
+            self.cache, _ = self.histories.of(arguments)
+            said = {name: self.argument(name, X) for name, X in arguments.items()}
+            self.record.events.append(["whole" if self.stack else "call", said])
+        self.stack.append(path)
+        if path not in self.numbers:  # made since the context began
+            self.numbers[path] = len(self.numbers)
+            self.record.modules[path] = self.described(path, module)
+        if "native" in self.record.modules[path]:
+            self.own.enter(path, module, args, kwargs)
+        found = [self.array(X, path, "input") for X in arrays_in((args, kwargs))]
+        self.record.events.append(["enter", self.numbers[path], found])
+
+    def leave(self, path: str, output: Any) -> None:
+        """Record what a module returns."""
+        if path not in self.stack:
+            return
+        while (left := self.stack.pop()) != path:  # they raised
+            self.record.events.append(["leave", self.numbers[left], None])
+        if path in self.own.begun and output is not None:
+            self.native(path, output)
+        made = None if output is None else [self.array(X, path, "output") for X in arrays_in(output)]
+        self.record.events.append(["leave", self.numbers[path], made])
+        whole = len(self.stack) <= self.began
+        self.began = -1 if whole else self.began
+        if whole or not self.stack:
+            made = cache_in(output)
+            used = made if self.cache is None else self.cache
+            for cache in (used, made):
+                if cache is not None and not isinstance(cache, bool):
+                    self.histories.keep(cache, History())
+                    self.caches[id(owner_of(cache))] = self.number(used)  # what a call makes of a cache goes on with it
+            self.record.events.append(["over" if self.stack else "ended", self.number(used)])
+
+    def native(self, path: str, output: Any) -> None:
+        """Record a call of a framework's own layer by our names."""
+        try:
+            found, _ = self.own.leave(path, output)
+            said = {name: self.argument(name, X) for name, X in found.items()}
+        except (KeyError, TypeError, ValueError) as error:
+            said = {"problem": {"value": str(error)}}
+        self.record.events.append(["native", self.numbers[path], said])
+
+    def inner(self, module: Any, given: dict[str, Any]) -> None:
+        """Take the arguments with which the call of a framework's own layer runs, also in a derived class."""
+        self.own.inner(module, given)
+
+    def pooled(self, function: str, axes: int, path: str | None = None) -> None:
+        """Record that something was pooled."""
+        self.record.events.append(["pooled", function, axes, path])
+
+    def unknown(self, path: str, reason: str) -> None:
+        """Record that a module was called with what is not known."""
+        if path in self.numbers:
+            self.record.events.append(["unknown", self.numbers[path], reason])
+
+    def argument(self, name: str, X: Any) -> dict[str, Any]:
+        """Say of an argument what it is: {"value"}, {"array"}, {"several"}, {"cache", "length"} or {"other"}."""
+        if X is None or isinstance(X, PLAIN):
+            return {"value": X}
+        if is_array(X):
+            return {"array": self.array(X, "", name)}
+        if self.cache is not None and X is self.cache:
+            kept = kept_of(X)
+            padding = {} if kept.padding is None else {"padding": kept.padding.tolist()}
+            said = {"length": kept.length, "most": kept.most, "rounded": kept.rounded or None}
+            return {"cache": self.number(X), **padding} | {name: one for name, one in said.items() if one is not None}
+        if isinstance(X, Mapping):
+            return {"several": {str(key): self.argument(f"{name}.{key}", Y) for key, Y in X.items()}}
+        if isinstance(X, (list, tuple)):
+            with contextlib.suppress(TypeError, ValueError):
+                listed = np.asarray(X)
+                if listed.dtype.kind in "biuf":
+                    return {"array": self.array(listed, "", name)}
+        return {"other": type(X).__name__}
+
+    def number(self, cache: Any) -> int | None:
+        """The number of a cache in the record; None for none."""
+        if cache is None or isinstance(cache, bool):
+            return None
+        return self.caches.setdefault(id(owner_of(cache)), len(self.caches))
+
+    def array(self, X: Any, path: str, what: str) -> int | None:
+        """The number of an array, which is stored if no equal one is yet; None if it cannot be."""
+        array = plain(X)
+        if array is None:
+            return None
+        digest = hashlib.blake2b(digest_size=16)
+        digest.update(f"{array.dtype}{array.shape}".encode())
+        digest.update(array.view(np.uint8).data if array.size and array.ndim else array.tobytes())
+        number = self.known.setdefault(digest.digest(), len(self.record.names))
+        if number == len(self.record.names):
+            name = f"{number:06d}.{path or 'model'}.{what}"
+            self.store.add(name, array)
+            self.record.names.append(name)
+        return number
+
+
+class _Followed(Histories):
+    """Follows what changes a cache between calls, and records it."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__()
+        self.recorder = recorder
+
+    def followed(self, own: Any, name: str, cache: Any) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            given = [self.recorder.argument(name, X) for X in (*args, *kwargs.values())]
+            self.recorder.record.events.append(["cache", self.recorder.number(cache), name, given])
+            return own(*args, **kwargs)
+
+        return call
+
+
+def is_array(X: Any) -> bool:
+    """Whether something is an array of a framework."""
+    return dispatch.backend_of(X) is not None and hasattr(X, "shape") and hasattr(X, "dtype")
+
+
+def arrays_in(given: Any, depth: int = 3) -> list[Any]:
+    """The first arrays in what a module was given, or returned."""
+    if is_array(given):
+        return [given]
+    parts = given.values() if isinstance(given, Mapping) else given if isinstance(given, (tuple, list)) else ()
+    return [X for part in parts if depth for X in arrays_in(part, depth - 1)][:MOST]
+
+
+def plain(X: Any) -> np.ndarray | None:
+    """An array as one of NumPy whose numbers lie in order; None if it cannot be stored."""
+    try:
+        array = checks.plain(arrays.to_numpy(X))
+    except (TypeError, ValueError, RuntimeError):
+        return None
+    return array if checks.dtype_name(array.dtype) in CODES else None
+
+
+def facts_of(model: Any, modules: Mapping[str, Any], backend: BackendName) -> dict[str, Any]:
+    """The facts of a model."""
+    inside, config = configured(modules)
+    return {
+        "framework": backend, "version": dispatch.version(dispatch.FRAMEWORKS[backend].needs[0]) or "",
+        "model": type(model).__name__, "config": config, "inside": inside, "wholes": sorted(wholes(modules)),
+        "checkpoint": checkpoint_of(modules.get(inside, model)),
+    }  # fmt: skip
+
+
+def checkpoint_of(model: Any) -> dict[str, str] | None:
+    """The name of the checkpoint that a model was read from, and a hash of it; None if it does not say it."""
+    config = getattr(model, "config", None)
+    name = getattr(config, "_name_or_path", "") or getattr(config, "name_or_path", "")
+    if not isinstance(name, str) or not name:
+        return None
+    if commit := getattr(config, "_commit_hash", None):
+        return {"name": name, "commit": str(commit)}
+    try:
+        with readers.opened(name) as source:
+            files = source.paths
+        return {"name": name, "blake2b": hash_of(files)}
+    except (OSError, ValueError):
+        return {"name": name}
+
+
+def hash_of(paths: tuple[Path, ...]) -> str:
+    """A hash of what is in files."""
+    digest = hashlib.blake2b(digest_size=16)
+    for path in paths:
+        with open(path, "rb") as file:
+            while piece := file.read(2**24):
+                digest.update(piece)
+    return digest.hexdigest()

@@ -1,0 +1,199 @@
+"""Keys and values that go round the devices, one device's at a time, while each keeps its queries.
+
+Letters as in the chapters; a block is queries that are attended together. What a device has seen so far is a maximum, a
+sum and pooled values for each query, as if the softmax were over these keys alone; the next keys are merged into it.
+Sinks are there from the start. The backward pass goes round again, and the gradients of keys and values travel with
+them until they are home: left to JAX, it would keep what every step has computed.
+
+Source: Liu et al., Ring Attention with Blockwise Transformers for Near-Infinite Context (2023); Dao et al.,
+FlashAttention (2022), section 3.1 and appendix B, for the merge and its gradients.
+"""
+
+import functools
+import math
+from typing import Any, NamedTuple
+
+import jax
+from jax import numpy as jnp
+
+from mha.backends.jax import pooling as lesson
+from mha.backends.jax.engine.operations import OPERATIONS
+from mha.backends.jax.heads import repeat_heads
+from mha.backends.jax.hiding import widen
+from mha.core.engine.visible_range import by_group
+
+from . import zigzag
+from .blocks import OF_ROWS, as_own, axis_of_rows, by_blocks
+
+
+class Circle(NamedTuple):
+    """The facts of a call's way round the devices that a compiler must know."""
+
+    pooling: Any  # a module, without its variables
+    num_heads: int
+    features: bool  # whether a score takes several numbers, as additive ones do
+    rate: float
+    causal: bool
+    window: Any
+    chunk: Any
+    axis: str
+    size: int
+    runs: int  # of rows that follow each other, on each device: 2 in zigzag
+
+    def first(self, device, run, rows):
+        """The place in the whole of the first row of a run, of so many, on a device."""
+        return (jnp.where(run == 0, device, 2 * self.size - 1 - device) if self.runs == 2 else device) * rows
+
+
+def pool(attention, q, k, v, num_heads, call, axis, in_zigzag=False):
+    """The pooled values (B*H, Q, dv) of q (B*H, Q, d) over all devices' k (B*G, K, d) and v (B*G, K, dv).
+
+    call: of the rows here and all keys, with the offset of the whole's first query; in_zigzag: whether the rows are
+    sent on their way in zigzag first, and what was pooled back.
+    """
+    if type(attention).weigh is not lesson.AttentionPooling.weigh:
+        name = type(attention).__name__
+        raise ValueError(f'how is "ring" for a pooling {name} of its own, expected one of the layer; use "gather"')
+    rate = attention.dropout if call.training else 0.0
+    key = attention.make_rng("dropout") if rate else None
+    module, variables = attention.unbind()
+    facts = {"features": bool(jax.tree.leaves(variables)), "rate": rate, "runs": 2 if in_zigzag else 1}
+    facts |= {"causal": call.causal, "window": call.plan.window, "chunk": call.plan.chunk}
+    circle = Circle(module, num_heads, axis=axis, size=jax.lax.axis_size(axis), **facts)
+    if in_zigzag:
+        q, k, v = (zigzag.there(X, axis, 1) for X in (q, k, v))  # (B*H, T, d)
+        rows = {name: (X, axis_of_rows(X)) for name in OF_ROWS if (X := getattr(call, name)) is not None}
+        call = call._replace(**{name: zigzag.there(X, axis, at) for name, (X, at) in rows.items() if X.shape[at] > 1})
+    # What devices share counts as their own from here on, so that its gradients add up.
+    like = q, k, v, call.score_bias
+    sinks = repeat_heads(call.plan.sinks, len(q) // num_heads, num_heads)  # (B*H, 1, 1)
+    q, k, v, bias, sinks, variables = as_own((*like, sinks, variables), like)
+    fixed = call._replace(score_bias=None, head_gates=None).arrays()
+    fixed["offset"] = jnp.asarray(call.offset).reshape(-1, 1)  # (B or 1, 1)
+    pooled = _round(circle, q, k, v, bias, sinks, variables, as_own(fixed, like), key)  # (B*H, Q, dv)
+    return zigzag.back(pooled, axis, 1) if in_zigzag else pooled
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _round(circle, q, k, v, bias, sinks, variables, fixed, key):
+    return _forward(circle, q, k, v, bias, sinks, variables, fixed, key)[0]
+
+
+def _forward(circle, q, k, v, bias, sinks, variables, fixed, key):
+    def block(owner, number, kv, call, rows, state, carried):
+        (q,), (k, v) = rows, kv
+        scores, visible = _scores(circle, call, q, k, call.score_bias, variables)
+        scores = _hidden(scores, visible)
+        largest, total, pooled = (_folded(X, k) for X in state)
+        most = jnp.maximum(largest, scores.max(-1, keepdims=True))  # (B*G, H/G*block, 1)
+        base = jnp.where(most == -math.inf, 0, most)  # of a query that has seen no key
+        weights, again = jnp.exp(scores - base), jnp.exp(largest - base)
+        total = total * again + weights.sum(-1, keepdims=True)
+        weights *= _kept(circle, weights.shape, weights.dtype, key, owner, number)
+        pooled = pooled * again + jnp.matmul(weights, widen(v))  # (B*G, H/G*block, dv)
+        return tuple(X.reshape(*q.shape[:2], -1) for X in (most, total, pooled)), carried  # (B*H, block, any)
+
+    def see(owner, kv, state):
+        return by_blocks(circle, functools.partial(block, owner), owner, kv, bias, fixed, (q,), state)[0]
+
+    def step(carried, _):
+        owner, kv, state = carried
+        return (_before(circle, owner), _passed(circle, kv), see(owner, kv, state)), None
+
+    parts = zip((1, 1, v.shape[2]), (-math.inf, 0, 0), strict=True)
+    state = tuple(jnp.full((*q.shape[:2], width), value, widen(q).dtype) for width, value in parts)
+    if sinks is not None:
+        state = jnp.broadcast_to(widen(sinks), state[0].shape), jnp.ones_like(state[1]), state[2]
+    start = jax.lax.axis_index(circle.axis), (k, v), as_own(state, (q, k, v, bias))
+    (owner, kv, state), _ = jax.lax.scan(step, start, length=circle.size - 1)
+    largest, total, pooled = see(owner, kv, state)
+    sees = total != 0  # so that NaN stays
+    some = jnp.where(sees, total, 1)
+    pooled = jnp.where(sees, pooled / some, 0).astype(v.dtype)  # (B*H, Q, dv)
+    largest = jnp.where(sees, largest, 0)
+    return pooled, (q, k, v, bias, sinks, variables, fixed, key, pooled, largest, some)
+
+
+def _backward(circle, saved, gradient):
+    q, k, v, bias, sinks, variables, fixed, key, pooled, largest, total = saved
+    gradient = widen(gradient)
+    shares = (gradient * widen(pooled)).sum(-1, keepdims=True)  # (B*H, Q, 1): what the softmax takes from each
+
+    def block(owner, number, kv, call, rows, state, carried):
+        (q, *rest), (k, v), ((by_k, by_v), by_variables) = rows, kv, carried
+        gradient, shares, largest, share = (_folded(X, k) for X in rest)  # (B*G, H/G*block, any)
+        scores_of = functools.partial(_scores, circle, call)
+        scores, pull, visible = jax.vjp(scores_of, q, k, call.score_bias, variables, has_aux=True)
+        # From one logarithm of both, large scores would take the digits of the sum.
+        weights = jnp.exp(_hidden(scores, visible) - largest) * share  # (B*G, H/G*block, K)
+        kept = _kept(circle, weights.shape, weights.dtype, key, owner, number)
+        by_v += jnp.matmul((weights * kept).swapaxes(1, 2), gradient)  # (B*G, K, dv)
+        by_scores = weights * (jnp.matmul(gradient, widen(v).swapaxes(1, 2)) * kept - shares)
+        by_q, more_k, by_bias, more_variables = pull(by_scores)
+        by_variables = jax.tree.map(jnp.add, by_variables, more_variables)
+        state = jax.tree.map(jnp.add, state, (by_q, by_bias))
+        return state, ((by_k + more_k, by_v), by_variables)
+
+    def see(owner, kv, by_kv, sums):
+        *state, by_variables = sums
+        rows = q, gradient, shares, largest, 1 / total
+        given = owner, kv, bias, fixed, rows, tuple(state), (by_kv, by_variables)
+        state, (by_kv, by_variables) = by_blocks(circle, functools.partial(block, owner), *given)
+        return by_kv, (*state, by_variables)
+
+    def step(carried, _):
+        owner, kv, by_kv, sums = carried
+        by_kv, sums = see(owner, kv, by_kv, sums)
+        return (_before(circle, owner), *_passed(circle, (kv, by_kv)), sums), None
+
+    zeros = jax.tree.map(lambda X: jnp.zeros(X.shape, gradient.dtype), ((k, v), (q, bias, variables)))
+    start = jax.lax.axis_index(circle.axis), (k, v), *as_own(zeros, (q, k, v, bias))
+    (owner, kv, by_kv, sums), _ = jax.lax.scan(step, start, length=circle.size - 1)
+    by_kv, (by_q, *rest) = see(owner, kv, by_kv, sums)
+    by_bias, by_variables = rest
+    by_sinks = None
+    if sinks is not None:
+        by_sinks = -(shares * jnp.exp(widen(sinks) - largest) / total).sum(1, keepdims=True)  # (B*H, 1, 1)
+    found = by_q, *_passed(circle, by_kv), by_bias, by_sinks, by_variables  # those of keys and values come home
+    found = jax.tree.map(lambda X, of: X.astype(of.dtype), found, (q, k, v, bias, sinks, variables))
+    return *found, None, None
+
+
+_round.defvjp(_forward, _backward)
+
+
+def _scores(circle, call, q, k, bias, variables):
+    """The scores of a block (B*G, H/G*block, K), capped and biased, and which of them are visible."""
+    visible, bias, _ = by_group(OPERATIONS, q, k, circle.num_heads, call._replace(score_bias=bias))
+    scores = circle.pooling.apply(variables, _folded(q, k), k, method="scores")
+    if circle.pooling.softcap is not None:
+        scores = lesson.cap(scores, circle.pooling.softcap, visible)
+    return scores if bias is None else scores + widen(bias), visible
+
+
+def _hidden(scores, visible):
+    """Scores, -inf where hidden: in both passes, since XLA may round a product once with the difference after it."""
+    return scores if visible is None else jnp.where(visible, scores, -math.inf)  # (B*G, H/G*block, K)
+
+
+def _folded(X, k):
+    """Heads of queries (B*H, Q, any) that share a head of keys in a row: (B*G, H/G*Q, any)."""
+    return X.reshape(len(k), -1, X.shape[2])  # (B*G, H/G*Q, any)
+
+
+def _kept(circle, shape, dtype, key, owner, number):
+    """The factors of weights: 1, or with dropout 0, or more than 1 to make up; the same in both passes."""
+    if not circle.rate:
+        return 1
+    key = jax.random.fold_in(jax.random.fold_in(key, owner), number)
+    return jax.random.bernoulli(key, 1 - circle.rate, shape).astype(dtype) / (1 - circle.rate)
+
+
+def _passed(circle, arrays):
+    """Arrays handed to the next device, for those that come from the one before."""
+    ways = [(device, (device + 1) % circle.size) for device in range(circle.size)]
+    return jax.tree.map(lambda X: jax.lax.ppermute(X, circle.axis, ways), arrays)
+
+
+def _before(circle, owner):
+    return (owner - 1) % circle.size

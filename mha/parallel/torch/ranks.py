@@ -1,0 +1,249 @@
+"""Exchanges between ranks: whether they make the same call, sums of outputs and gradients, own randomness."""
+
+import contextlib
+import hashlib
+
+import numpy as np
+import torch
+from torch import distributed
+from torch.autograd.function import once_differentiable
+
+from mha.core.call import ROWS
+
+TAG = 17  # of these messages, beside what else is sent from rank to rank
+# Integers in a message: as many whatever a rank does, since an engine ends the process where sizes differ.
+LENGTH = 12 + 2 * len(ROWS)
+MEETS, CALLS, REFUSES, FAILS = range(4)  # what a rank is about to do
+DOES = {MEETS: "sends or waits for numbers", CALLS: "begins a call", REFUSES: "refuses its arguments"}
+DOES[FAILS] = "has failed inside a call"
+
+# 1. Whether all make the same call
+
+
+def agree(mesh, alike, own=()):
+    """Refuse a call in which ranks differ, before anything else moves: a collective would hang, or read wrong memory.
+
+    mesh: of one dimension; alike: what must be the same on all ranks, by name: numbers, texts and NumPy's integers;
+    own: integers that may differ. Returns those of all ranks, in their order. Raises ValueError on every rank, which
+    names the one that differs or has refused its arguments, and RuntimeError where one does not answer or does else.
+    """
+    everybody = _exchanged(mesh, CALLS, [*map(_digest, alike.values()), *own])
+    for rank, theirs in enumerate(everybody):
+        for number, name in enumerate(alike):
+            if theirs[number] != everybody[0][number]:
+                other, first = global_rank(mesh, rank), global_rank(mesh, 0)
+                raise ValueError(
+                    f"{name} of rank {other} is not that of rank {first}, expected the same on all {mesh.size()} ranks "
+                    f"of the group; here, on rank {distributed.get_rank()}, it is {_brief(alike[name])}"
+                )
+    return [theirs[len(alike) :] for theirs in everybody]
+
+
+def in_step(mesh, found):
+    """Refuse a call that is not the same one on all ranks; found: how many calls each has begun, then other integers.
+
+    A rank that caught an error inside a call and went on would take part in its next call with another batch.
+    """
+    for rank, (calls, *_) in enumerate(found):
+        if calls != found[0][0]:
+            other, first = global_rank(mesh, rank), global_rank(mesh, 0)
+            raise RuntimeError(
+                f"rank {other} begins call {calls} of this layer where rank {first} begins call {found[0][0]}, "
+                "expected the same call on all: one of them caught an error inside a call and went on, and their "
+                "batches would be mixed; let such an error end all ranks, and start again from what was saved"
+            )
+
+
+def settled(mesh, error):
+    """Tell the other ranks whether this one failed inside a call, and raise its error; or that of another rank."""
+    if error is not None:
+        with contextlib.suppress(RuntimeError):  # that others failed, too, is not what is to be said
+            _exchanged(mesh, FAILS, [])
+        raise error
+    ready(mesh)
+
+
+@contextlib.contextmanager
+def reporting(mesh):
+    """Report refused arguments to the other ranks of a mesh, which wait for this one; None: nobody waits."""
+    try:
+        yield
+    except (TypeError, ValueError, RuntimeError):
+        if mesh is not None:
+            with contextlib.suppress(RuntimeError):  # one that has ended is not what is to be said
+                _exchanged(mesh, REFUSES, [])
+        raise
+
+
+def _exchanged(mesh, does, numbers):
+    """The integers of each rank, in their order; raises where ranks do not do the same."""
+    sent = torch.tensor([does, len(numbers), *numbers, *[0] * (LENGTH - 2 - len(numbers))])
+    everybody = _gathered(mesh, sent)
+    for rank, (theirs, count, *_) in enumerate(everybody):
+        other, here = global_rank(mesh, rank), distributed.get_rank()
+        if theirs == REFUSES != does:
+            raise ValueError(f"rank {other} has refused its arguments, and says why; rank {here} computes nothing")
+        if (theirs, count) != (does, len(numbers)) and does != REFUSES:
+            raise RuntimeError(
+                f"rank {other} {DOES[theirs]} where rank {here} {DOES[does]}, expected the same calls, forward and "
+                "backward, in the same order on all ranks"
+            )
+    return [numbers[:count] for _, count, *numbers in everybody]
+
+
+def _gathered(mesh, sent):
+    """The numbers of each rank, in their order."""
+    group, here = mesh.get_group(), mesh.get_local_rank()
+    if mesh.device_type != "cpu":
+        found = [torch.empty_like(sent, device=mesh.device_type) for _ in range(mesh.size())]
+        distributed.all_gather(found, sent.to(mesh.device_type), group=group)
+        return [one.tolist() for one in found]
+    # One by one, so that it is known who does not answer.
+    found = [torch.empty_like(sent) for _ in range(mesh.size())]
+    found[here] = sent
+    waiting = []
+    for rank in range(mesh.size()):
+        if rank != here:
+            other = global_rank(mesh, rank)
+            with answering(other):
+                waiting.append((other, distributed.irecv(found[rank], other, group=group, tag=TAG)))
+                waiting.append((other, distributed.isend(sent, other, group=group, tag=TAG)))
+    for other, work in waiting:
+        with answering(other):
+            work.wait()
+    return [one.tolist() for one in found]
+
+
+def ready(mesh):
+    """Wait until all ranks of a mesh are here; raises RuntimeError that names one that does not come.
+
+    A collective that a rank never joins would end, too, but in words that name none. Other engines than that of the
+    processor wait by themselves.
+    """
+    if mesh.device_type == "cpu" and not torch.compiler.is_compiling():
+        _exchanged(mesh, MEETS, [])
+
+
+@contextlib.contextmanager
+def answering(rank):
+    """Names the rank that does not answer, in what is raised inside."""
+    try:
+        yield
+    except RuntimeError as error:
+        here, first = distributed.get_rank(), _first_missed(rank)
+        if first not in (rank, here):
+            raise RuntimeError(
+                f"rank {first} does not answer; it may have ended. Rank {rank}, which waited for it, does not answer "
+                f"rank {here}: {error}"
+            ) from error
+        raise RuntimeError(f"rank {rank} does not answer rank {here}; it may have ended: {error}") from error
+
+
+def _first_missed(rank):
+    """The rank that any rank has missed first, of which the one missed here may only be the consequence.
+
+    The ranks' store says it, which PyTorch has under a private name; without it, the one that is missed here.
+    """
+    with contextlib.suppress(Exception):  # it may have ended, too
+        return int(distributed.distributed_c10d._get_default_store().compare_set("mha/missed", "", str(rank)))
+    return rank
+
+
+def global_rank(mesh, rank):
+    """The rank in all processes of a rank in a mesh."""
+    return distributed.get_global_rank(mesh.get_group(), rank)
+
+
+def _digest(value):
+    text = repr((value.shape, value.tolist()) if isinstance(value, np.ndarray) else value)
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little", signed=True)
+
+
+def _brief(value):
+    text = str(value.tolist() if isinstance(value, np.ndarray) else value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+# 2. Sums
+
+
+class _Shared(torch.autograd.Function):
+    """An array that all ranks have alike and use differently: its gradients add up."""
+
+    @staticmethod
+    def forward(ctx, X, mesh):
+        ctx.mesh = mesh
+        return X.view_as(X)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, gradient):
+        return _all_reduced(gradient, ctx.mesh), None
+
+
+class _Summed(torch.autograd.Function):
+    """The sum of what the ranks have, on all of them, where all use it alike."""
+
+    @staticmethod
+    def forward(ctx, X, mesh):
+        return _all_reduced(X, mesh)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, gradient):
+        return gradient, None
+
+
+def shared(X, mesh):
+    """X, which all ranks of a mesh have alike; its gradient is the sum over the ranks. None stays None."""
+    return _Shared.apply(X, mesh) if torch.is_tensor(X) and X.is_floating_point() else X
+
+
+def summed(X, mesh):
+    """The sum of X over the ranks of a mesh; each has the gradient of the sum."""
+    return _Summed.apply(X, mesh)
+
+
+def _all_reduced(X, mesh):
+    ready(mesh)
+    total = X.clone(memory_format=torch.contiguous_format)
+    distributed.all_reduce(total, group=mesh.get_group())
+    return total
+
+
+class _Joined(torch.autograd.Function):
+    """The arrays of the ranks side by side, on all of them, where all use it alike."""
+
+    @staticmethod
+    def forward(ctx, X, axis, mesh):
+        ctx.axis, ctx.own = axis, mesh.get_local_rank()
+        parts = [torch.empty(X.shape, dtype=X.dtype, device=X.device) for _ in range(mesh.size())]
+        ready(mesh)
+        distributed.all_gather(parts, X.contiguous(), group=mesh.get_group())
+        ctx.size = X.shape[axis]
+        return torch.cat(parts, axis)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, gradient):
+        return gradient.narrow(ctx.axis, ctx.own * ctx.size, ctx.size), None, None
+
+
+def joined(X, axis, mesh):
+    """The arrays of a mesh's ranks, equal in size, side by side along an axis; each has the gradient of its part."""
+    return _Joined.apply(X, axis, mesh)
+
+
+# 3. Randomness
+
+
+@contextlib.contextmanager
+def own_randomness(rank, place):
+    """Inside, PyTorch draws other numbers on each rank; afterwards as on one device, alike on all ranks.
+
+    rank: any number that only this rank has; place: the device that draws.
+    """
+    seed = int(torch.randint(2**62, ()))
+    with torch.random.fork_rng([place] if place.type == "cuda" else []):
+        torch.manual_seed(seed + rank)
+        yield

@@ -1,0 +1,244 @@
+"""A layer of PyTorch whose sequence is split over ranks: each has rows of queries, keys and values, in their order.
+
+Letters as in layer.py; Q and K are the rows on this rank. A call is projected and turned here; then a rank gets all
+rows of some heads ("ulysses"), all keys and values ("gather"), or meets them one rank's after another ("ring"). The
+steps and their order are the lesson's.
+"""
+
+import dataclasses
+import functools
+
+import torch
+
+from mha.backends.torch import arrays
+from mha.backends.torch import layer as lesson
+from mha.backends.torch.engine.layer import Decisions
+from mha.backends.torch.engine.operations import OPERATIONS
+from mha.backends.torch.engine.pooling import AttentionPooling
+from mha.backends.torch.heads import repeat_groups, rotate, temper
+from mha.backends.torch.hiding import blank, places, visible_keys
+from mha.core.call import ROWS, axes_of
+from mha.core.engine import blocks, segments
+from mha.core.engine.visible_range import by_mask, by_segments, reach, turned, used, whole_used
+from mha.parallel.rows import balances, consecutive, zigzag
+
+from .exchange import anywhere, gathered, rearranged, to_heads, to_rows
+from .ranks import shared
+from .ring import Fused
+from .ring import pool as ring
+from .ring.circle import moved
+from .twins import with_parameters
+
+
+def over(part, mesh, how, rows, in_zigzag):
+    """A layer, in tensors of this rank, for one call over the ranks of a mesh; rows: the `Rows` of the call."""
+    part = with_parameters(part, lambda name, X: shared(X, mesh))
+    part.__class__ = _class_of(HOWS[how], type(part))
+    part.mesh, part.rows, part.in_zigzag = mesh, rows, in_zigzag
+    return part
+
+
+@functools.cache
+def _class_of(how, whole):
+    """The class of a layer of this class in a call over ranks."""
+    return type(whole.__name__, (how, whole), {})
+
+
+class OfRows:
+    """A layer for one call of the rows on this rank: comes before the class that it was.
+
+    A call is of the queries here and all keys, but for its offset, which is that of the first query of the whole.
+    """
+
+    def attend(self, queries, keys, values, call):
+        """Take the steps for all samples at once: all ranks meet as often."""
+        if call.return_weights:
+            raise ValueError(
+                "return_weights came to a layer that is split by its sequence, expected False: no rank has them"
+            )
+        if call.by_tokens():
+            call = self.masked(queries, call)
+        named = call.arrays().items()
+        alike = {name: shared(X, self.mesh) for name, X in named if name not in self.rows.own}
+        call = call._replace(**alike).planned(lesson=True, engine=Decisions())
+        return lesson.MultiHeadAttention.attend(self, queries, keys, values, call)
+
+    def masked(self, queries, call):
+        """The call with a mask of the queries here for what hides by positions, and by segments that are not known."""
+        if segments.is_known(call):
+            return call
+        whole_keys = queries.new_empty(1).expand(len(queries), sum(self.rows.keys), 1)  # (B, all keys, 1)
+        own = moved(call, self.rows.first_query)
+        done = by_mask(OPERATIONS, queries, whole_keys, own)
+        self.rows = self.rows._replace(own=self.rows.own | {"mask"})
+        mask = done.mask.expand(-1, -1, queries.shape[1], -1)  # (B or 1, H or 1, Q, K or 1)
+        return done._replace(mask=mask, offset=call.offset).planned(known=call.plan.known)
+
+    def blanked(self, queries, keys, values, call):
+        """The inputs with zeros for queries that see no key, and for keys and values that no query of any rank sees."""
+        rows, first_query = self.rows, self.rows.first_query
+        sizes = sum(rows.queries), sum(rows.keys)
+        if 0 not in sizes and whole_used(call, *sizes):
+            return queries, keys, values, call
+        whole_keys = keys.new_empty(1).expand(len(keys), sum(rows.keys), 1)  # (B, all keys, 1)
+        if any("Q" in axes_of(name, X) for name, X in call.arrays().items()):
+            sees, seen = _used(queries, whole_keys, moved(call, first_query))
+            seen = anywhere(seen, self.mesh)  # (B, all keys)
+        else:
+            whole = queries.new_empty(1).expand(len(queries), sum(rows.queries), 1)  # (B, all queries, 1)
+            sees, seen = _used(whole, whole_keys, call)
+            sees = sees[:, first_query : first_query + queries.shape[1]]  # (B, Q)
+        seen = seen[:, rows.first_key : rows.first_key + keys.shape[1]]  # (B, K)
+        return *blank(queries, keys, values, sees, seen), call
+
+    def turn(self, q, k, call):
+        """Heads as they are compared: normed and, by their places in the whole, rotated and tempered."""
+        config, of_keys = self.config, call.key_positions
+        if config.qk_norm and not config.qk_norm.after:
+            q, k = self.normed(q, k)  # (B*H, T, d)
+        of_queries = places(q, call.positions, call.offset + self.rows.first_query)  # (B or 1, Q)
+        if config.rotary:
+            first = self.rows.first_key
+            of_keys = None if of_keys is None else of_keys[..., first : first + k.shape[1]]  # (K,) or (B, K)
+            q = rotate(q, of_queries, config.rotary, config.num_heads)
+            k = rotate(k, places(k, of_keys, first), config.rotary, config.num_key_value_heads)
+        if config.qk_norm and config.qk_norm.after:
+            q, k = self.normed(q, k)  # (B*H, T, d)
+        if config.temperature:
+            q = temper(q, of_queries, config.temperature, config.num_heads)
+        return q, k
+
+    def pool(self, q, k, v, call):
+        """The pooled heads, (B*H, Q, dv), by the fast path of the pooling where it has one."""
+        fast = isinstance(self.attention, AttentionPooling) and 0 not in (*q.shape[:2], k.shape[1])
+        return super().pool(q, k, v, call.planned(lesson=not fast))
+
+
+class Ulysses(OfRows):
+    """All rows of some heads on each rank: pooled there, and brought back."""
+
+    def pool(self, q, k, v, call):
+        """The pooled heads, (B*H, Q, dv)."""
+        whole, rank = self.config, self.rows.rank
+        H, G, N = whole.num_heads, whole.num_key_value_heads, self.mesh.size()
+        times = 1 if N <= G else H // G  # or heads of keys are too few to go round
+        of_keys = [len(one) for one in torch.arange(G * times).tensor_split(N)]  # heads on each rank
+        self.of_queries = [H // (G * times) * one for one in of_keys]
+        q = self.exchanged(q, self.of_queries, 1, self.rows.queries)  # (B*H, all queries, d)
+        k = self.exchanged(k, of_keys, times, self.rows.keys)  # (B*G, all keys, d)
+        v = self.exchanged(v, of_keys, times, self.rows.keys)  # (B*G, all keys, dv)
+        here = {"num_heads": self.of_queries[rank], "num_key_value_heads": of_keys[rank]}
+        self.config = dataclasses.replace(whole, **here)
+        pooled, _ = super().pool(q, k, v, self.of_all_queries(turned(call)))  # (B*H, all queries, dv)
+        self.config = whole
+        pooled = pooled.unflatten(0, (-1, here["num_heads"]))  # (B, H, all queries, dv)
+        return to_rows(pooled, self.of_queries, self.rows.queries, self.mesh).flatten(0, 1), None
+
+    def exchanged(self, X, heads, times, rows):
+        """Heads of the rows here, (B*all heads, T, d), as all rows of the heads here, (B*H, all rows, d)."""
+        split = repeat_groups(X, times)  # (B*all heads, T, d)
+        return to_heads(split.unflatten(0, (-1, sum(heads))), heads, rows, self.mesh).flatten(0, 1)
+
+    def of_all_queries(self, call):
+        """The call of all queries and of the heads here."""
+        own, rows, first = self.rows.own, self.rows.queries, sum(self.of_queries[: self.rows.rank])
+        changed, plan = {}, _known_of_others(call, own)
+        for name, X in call.arrays().items():
+            axes = axes_of(name, X)
+            if name in own and axes == "BHQK" and X.shape[1] > 1:
+                changed[name] = to_heads(X, self.of_queries, rows, self.mesh)  # (B or 1, H, all queries, K)
+            elif name in own:
+                changed[name] = gathered(_as_sent(name, X), axes.index("Q"), rows, self.mesh)
+                if ROWS[name].holds == "integers":
+                    plan["known"][name] = arrays.known(changed[name])
+        return call.part(heads=slice(first, first + self.config.num_heads))._replace(**changed).planned(**plan)
+
+    def beside_sinks(self, call):
+        """The call with the sinks of the heads here."""
+        call, first = super().beside_sinks(call), sum(self.of_queries[: self.rows.rank])
+        if call.plan.sinks is None:
+            return call
+        return call.planned(sinks=call.plan.sinks[:, first : first + self.config.num_heads])  # (1, H, 1, 1)
+
+
+class Ring(OfRows):
+    """Keys and values of one rank after another, in zigzag or not."""
+
+    def masked(self, queries, call):
+        """The call without chunks, which are counted in the whole: as segments where it has none."""
+        if not call.plan.chunk or call.by_positions():
+            return call
+        if call.segments is not None:
+            return super().masked(queries, call)
+        own, first = queries.new_empty(1), self.rows.first_query
+        whole_keys = own.expand(len(queries), sum(self.rows.keys), 1)  # (B, all keys, 1)
+        self.rows = self.rows._replace(own=self.rows.own | {"segments"})
+        return moved(by_segments(OPERATIONS, queries, whole_keys, moved(call, first)), -first)
+
+    def pool(self, q, k, v, call):
+        """The pooled heads, (B*H, Q, dv)."""
+        call, rows, mesh = self.beside_sinks(call), self.rows, self.mesh
+        own = consecutive(rows.queries), consecutive(rows.keys)
+        run = functools.partial(ring, self.attention, self.config.num_heads, mesh)
+        if not (balances(call, rows.own) if self.in_zigzag is None else self.in_zigzag):
+            return run(own, q, k, v, call), None
+        new = zigzag(sum(rows.queries), mesh.size()), zigzag(sum(rows.keys), mesh.size())
+        ways = list(zip(own, new, strict=True))  # of queries, and of keys
+        q, k, v = rearranged((q, k, v), 1, (ways[0], ways[1], ways[1]), mesh)  # (B*H, rows, d), (B*G, rows, any)
+        pooled = run(new, q, k, v, self.of_rows(call, own[0], new[0]))  # (B*H, rows, dv)
+        return rearranged((pooled,), 1, ((new[0], own[0]),), mesh)[0], None
+
+    def of_rows(self, call, before, after):
+        """The call of the queries that are here after they were exchanged."""
+        changed = {}
+        for name, X in call.arrays().items():
+            if name in self.rows.own:
+                axis = axes_of(name, X).index("Q")
+                (changed[name],) = rearranged((_as_sent(name, X),), axis, ((before, after),), self.mesh)
+        return call._replace(**changed).planned(**_known_of_others(call, self.rows.own))
+
+
+class Gather(OfRows):
+    """All keys and values on each rank."""
+
+    def pool(self, q, k, v, call):
+        """The pooled heads, (B*H, Q, dv)."""
+        k, v = (gathered(X, 1, self.rows.keys, self.mesh) for X in (k, v))  # (B*G, all keys, d)
+        later = q.shape[1] and self.rows.first_query and reach(call)[0] is None  # where the kernel knows no order
+        if not (later and Fused.takes(self.attention, q, v, call)):
+            return super().pool(q, k, v, moved(call, self.rows.first_query))
+        places = consecutive(self.rows.queries)[self.rows.rank :], [(slice(0, k.shape[1]),)]
+        call = self.beside_sinks(turned(call))
+        return ring(self.attention, self.config.num_heads, None, places, q, k, v, call), None
+
+
+HOWS = {"ulysses": Ulysses, "ring": Ring, "gather": Gather}
+
+
+def _known_of_others(call, own):
+    """What is known of a call but for arrays of these names, whose rows move between ranks, as fields of its plan."""
+    known = {name: X for name, X in (call.plan.known or {}).items() if name not in own}
+    return {"known": known, "extremes": None if "valid_lens" in own else call.plan.extremes}
+
+
+def _as_sent(name, X):
+    """An array of a call in the dtype that it has on every rank: integers have one on each."""
+    return X.to(torch.int64) if ROWS[name].holds == "integers" else X
+
+
+def _used(queries, keys, call):
+    """The flags of `used` of all engines, (B, Q) and (B, K), also where one stands for all or there are no rows.
+
+    Where pairs hide, these are looked at in blocks: all would be too many.
+    """
+    Q, K = queries.shape[1], keys.shape[1]
+    if 0 in (Q, K) or call.by_tokens() or call.pairs():
+        sees, seen = (torch.zeros(X.shape[:2], dtype=torch.bool, device=X.device) for X in (queries, keys))
+        for rows, columns in blocks.pieces(call, Q, K, len(queries)) if Q and K else ():
+            cut = call.part(queries=rows, keys=columns)
+            visible = visible_keys(queries[:, rows], keys[:, columns], cut).any(1)  # (B or 1, rows or 1, columns or 1)
+            sees[:, rows] |= visible.any(2)
+            seen[:, columns] |= visible.any(1)
+        return sees, seen
+    found = zip(used(OPERATIONS, queries, keys, call), (queries, keys), strict=True)
+    return (flags.expand(X.shape[:2]) for flags, X in found)

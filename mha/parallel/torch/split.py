@@ -1,0 +1,251 @@
+"""A layer of PyTorch whose heads, sequence or both are split over ranks: its class, and how it comes about.
+
+Kernels are DTensors, which optimisers and `torch.distributed.checkpoint` know. In a call, the parts that are here make
+a layer of the class that it was, with fewer heads; what that one computes is not written again.
+"""
+
+import contextlib
+import functools
+
+import torch
+from torch import distributed, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import ParallelStyle, parallelize_module
+
+from mha.backends.torch import arrays
+from mha.backends.torch import layer as lesson
+from mha.core.call import check, takes_call
+from mha.core.options import checks
+from mha.parallel.parts import copied, heads_of_keys, over_all, part_of, split_axes
+from mha.parallel.rows import check_zigzag
+
+from . import norms, sequence, slots
+from .agreement import agreed, agreed_rows, digest_of_weights
+from .ranks import agree, joined, own_randomness, shared, summed
+from .twins import twin_of, with_parameters
+
+WHOLE = "make a layer with the weights that mha.parallel.gather collects"
+
+
+class Split:
+    """A layer over several ranks: comes before the class that it was.
+
+    heads, sequence: the meshes of one dimension over which they are split, or None; how: the sequence is; zigzag: as
+    `mha.parallel.parallelize` takes it; calls: how many calls this rank has begun.
+    """
+
+    heads = sequence = how = zigzag = None
+    calls = 0
+
+    @property
+    def kept(self):
+        """The configuration of the heads on this rank, whose keys and values a cache keeps."""
+        return self.config if self.heads is None else part_of(self.config, self.heads.size())
+
+    @property
+    def slot_parts(self):
+        """How many ranks have the slots of a cache."""
+        return 1 if self.sequence is None else self.sequence.size()
+
+    @takes_call
+    def forward(self, queries, keys, values, call):
+        """Call the layer as if it were whole; `mha.parallel.parallelize` says which rows a rank takes and gives."""
+        if self.sequence is not None:
+            attend = self.attend_rows if call.cache is None else self.attend_slots
+            return attend(queries, keys, values, call)  # (B, Q of this rank, D), or (B, Q, D) and the cache
+        if torch.compiler.is_compiling():  # where ranks exchange nothing
+            call = check(arrays, self, queries, keys, values, call)
+        else:
+            call = agreed(self, queries, keys, values, call)
+        return self.attend(queries, keys, values, call)  # (B, Q, D)
+
+    @torch.compiler.disable  # how many rows each rank has is known in a call alone
+    def attend_rows(self, queries, keys, values, call):
+        """The same as of the whole layer, for the rows on this rank."""
+        call, rows = agreed_rows(self, queries, keys, values, call)
+        return self.attend(queries, keys, values, call, rows)
+
+    @torch.compiler.disable
+    def attend_slots(self, queries, keys, values, call):
+        """The same as of the whole layer, for new tokens that all ranks have, with the slots on this rank."""
+        return self.attend(queries, keys, values, agreed(self, queries, keys, values, call))
+
+    def attend(self, queries, keys, values, call, rows=None):
+        """Take the steps of the whole layer, in a checked call that is, but for rows of a sequence, alike on all ranks.
+
+        rows: the `Rows` of a split sequence.
+        """
+        if call.plan.traced:
+            raise ValueError(f"trace came to a layer that is split over {self._ranks()}, expected a whole one; {WHOLE}")
+        part, mesh = self.part(rows), self.heads
+        if call.cache is not None and self.sequence is not None:
+            part = slots.over(part, self.sequence)
+        call = call._replace(training=self.training if call.training is None else call.training)
+        if mesh is None:
+            with self.randomness(call):
+                return part.attend(queries, keys, values, call)
+        once = {id(X): shared(X, mesh) for X in (queries, keys, values)}  # what comes three times is summed once
+        queries, keys, values = once[id(queries)], once[id(keys)], once[id(values)]
+        with self.randomness(call):
+            found = part.attend(queries, keys, values, self.of_heads(call))
+        output, *others = found if isinstance(found, tuple) else (found,)
+        output = summed(output, mesh)  # (B, Q, D)
+        if self.config.bias:
+            bias = self.W_o.bias.to_local()
+            output = output + (bias if rows is None else shared(bias, self.sequence))
+        if call.return_weights:
+            others[0] = joined(others[0], 1, mesh)  # (B, H, Q, K)
+        return (output, *others) if others else output
+
+    def part(self, rows):
+        """The layer that this rank has: fewer heads, in tensors of this rank, of the class that the whole was."""
+        if self.heads is None:
+            part = twin_of(self)
+        else:
+            count = self.heads.size()
+            known = axes_of(self, count), {*map(_stored, copied(self.config, count))}
+            part = with_parameters(self, functools.partial(self.own, *known))
+            part.config = part_of(self.config, count)
+            part.W_o.bias = None  # added once, to the sum
+        part.__class__ = type(self).whole
+        if rows is not None:
+            part = sequence.over(part, self.sequence, self.how, rows, self.zigzag)
+        return norms.over(part, self.heads, self.here()) if self.together() else part
+
+    def own(self, axes, copies, name, parameter):
+        """A parameter as this rank has it; what heads on several ranks use gets the gradients of all of them.
+
+        axes: of `axes_of`; copies: the names of those of which this rank takes the heads of keys that it uses.
+        """
+        own = parameter.to_local()
+        if name in axes:
+            return own
+        own = shared(own, self.heads)
+        if name not in copies:
+            return own
+        each = own.unflatten(0, (self.config.num_key_value_heads, -1))  # (G, d, any) or (G, d)
+        here = heads_of_keys(self.config, self.heads.size())[self.heads.get_local_rank()]
+        return torch.cat([each[head] for head in here])  # (heads of keys here * d, any)
+
+    def of_heads(self, call):
+        """The call of the heads on this rank alone, unless a norm is over those of all ranks."""
+        call = call.mapped(lambda X: shared(X, self.heads))
+        return call if self.together() else call.part(heads=self.here())
+
+    def here(self):
+        """The heads on this rank, as a slice."""
+        count, rank = self.config.num_heads // self.heads.size(), self.heads.get_local_rank()
+        return slice(rank * count, (rank + 1) * count)
+
+    def together(self):
+        """Whether the ranks that have the heads take the means of a norm together."""
+        return self.heads is not None and bool(over_all(self.config))
+
+    def randomness(self, call):
+        """Where weights are dropped: other ones on each rank."""
+        if not (call.training and self.config.dropout):
+            return contextlib.nullcontext()
+        return own_randomness(distributed.get_rank(), arrays.place(self))
+
+    def __deepcopy__(self, memo):
+        raise ValueError(
+            f"a copy, which vjp and gradients take too, came to a layer that is split over {self._ranks()}, expected a "
+            f"whole one; call backward on its output, or {WHOLE}"
+        )
+
+    def __reduce_ex__(self, protocol):
+        raise ValueError(
+            f"a pickle came to a layer that is split over {self._ranks()}, expected a whole one; call "
+            "mha.parallel.save, or torch.distributed.checkpoint with its state_dict()"
+        )
+
+    def _ranks(self):
+        meshes = [mesh for mesh in (self.heads, self.sequence) if mesh is not None]
+        return " x ".join(str(mesh.size()) for mesh in meshes) + " ranks"
+
+
+@functools.cache
+def _split_class(whole):
+    """The class of a layer of this class over several ranks."""
+    return type(whole.__name__, (Split, whole), {"whole": whole, "__doc__": Split.__doc__, "__module__": __name__})
+
+
+class HeadParallel(ParallelStyle):
+    """How `parallelize_module` splits the heads of a layer of ours over a mesh of one dimension."""
+
+    def _apply(self, module, device_mesh):
+        check_mesh(module, device_mesh)
+        if isinstance(module, Split):
+            raise ValueError("layer is split already, expected a whole one; split by heads first, then by sequence")
+        part_of(module.config, device_mesh.size())  # or it cannot be split so
+        agree(device_mesh, {"the digest of the weights": digest_of_weights(module)})
+        axes = axes_of(module, device_mesh.size())
+        for name, parameter in dict(module.named_parameters()).items():
+            placement = Shard(axes[name]) if name in axes else Replicate()
+            path, _, last = name.rpartition(".")
+            split = distribute_tensor(parameter.detach(), device_mesh, [placement])
+            module.get_submodule(path).register_parameter(last, nn.Parameter(split, parameter.requires_grad))
+        module.__class__ = _split_class(type(module))
+        module.heads = device_mesh
+        return module
+
+
+def axes_of(module, count):
+    """Along which axis a parameter, (out, in), is split over so many ranks, by name; each rank has the others whole."""
+    return {_stored(name): int(axis == 0) for name, axis in split_axes(module.config, count).items()}
+
+
+def _stored(name):
+    """The name that a layer of PyTorch has for a weight."""
+    return name.replace("kernel", "weight")
+
+
+def plan(module):
+    """See `mha.parallel.plan`."""
+    if not isinstance(module, nn.Module):
+        raise TypeError(f"layer is {checks.brief(module)}, expected a module of PyTorch")
+    paths = [path for path, one in module.named_modules() if isinstance(one, lesson.MultiHeadAttention)]
+    if not paths:
+        raise ValueError(
+            f"layer is a {type(module).__name__} without a layer of mha, expected one, or a model with one"
+        )
+    return {path: HeadParallel() for path in paths}
+
+
+def parallelize(layer, mesh, how=None, zigzag=None):
+    """See `mha.parallel.parallelize`."""
+    check_mesh(layer, mesh)
+    check_zigzag(zigzag, how)
+    if how is None:
+        return parallelize_module(layer, mesh, HeadParallel())
+    checks.choice("how", how, tuple(sequence.HOWS))
+    if isinstance(layer, Split) and layer.sequence is not None:
+        raise ValueError("layer is split by its sequence already, expected one that is whole, or split by heads")
+    heads = layer.config.num_heads if not isinstance(layer, Split) else layer.config.num_heads // layer.heads.size()
+    if how == "ulysses" and mesh.size() > heads:
+        raise ValueError(f'how is "ulysses" on {mesh.size()} ranks, expected at most {heads}, one a head; use "ring"')
+    agree(mesh, {"the digest of the weights": digest_of_weights(layer)})
+    if not isinstance(layer, Split):
+        layer.__class__ = _split_class(type(layer))
+    layer.sequence, layer.how, layer.zigzag = mesh, how, zigzag
+    return layer
+
+
+def check_layer(layer):
+    """Refuse what is no layer of ours."""
+    if not isinstance(layer, lesson.MultiHeadAttention):
+        raise TypeError(
+            f"layer is a {type(layer).__name__}, expected attention.layer; mha.parallel.plan finds those in a model"
+        )
+
+
+def check_mesh(layer, mesh):
+    """Refuse what is no layer of ours, and a mesh of several dimensions."""
+    check_layer(layer)
+    if not isinstance(mesh, DeviceMesh):
+        raise TypeError(f"mesh is {checks.brief(mesh)}, expected a torch.distributed.device_mesh.DeviceMesh")
+    if mesh.ndim != 1:
+        names = mesh.mesh_dim_names or ()
+        hint = f', such as mesh["{names[0]}"]' if names else ""
+        raise ValueError(f"mesh has {mesh.ndim} dimensions, expected one{hint}")

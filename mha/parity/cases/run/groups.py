@@ -1,0 +1,129 @@
+"""Run the suite on several devices: start the ranks on this machine, listen, and end all when one fails.
+
+Nothing here imports a framework. Some drive all devices from one process, others have one for each.
+"""
+
+import concurrent.futures
+import dataclasses
+import math
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Collection
+
+from mha.core import dispatch
+from mha.core.options.names import FloatName, SuiteName
+from mha.parity.cases.devices import BACKENDS, Group
+from mha.parity.cases.run.workers import Outcome, end, run_worker
+from mha.parity.cases.suite import Result
+
+# Whether each of several devices takes a process of its own; else the environment variable that gives several to one
+# process, and the option in it before their number.
+RANKS, DEVICES = dispatch.facts("RANKS", False), dispatch.facts("DEVICES", ())
+MOST = 64  # ranks on one machine
+GRACE = 2.0  # seconds
+# Ranks meet on this machine alone.
+LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo0" if sys.platform == "darwin" else "lo", "NCCL_SOCKET_IFNAME": "lo"}
+
+
+def group(argument: str, text: str) -> Group:
+    """Read a group from its text, torch:2; argument: the name for the error.
+
+    Raises ValueError for any other text.
+    """
+    name, _, number = text.partition(":")
+    if not number.isdecimal() or not 2 <= int(number) <= MOST:
+        raise ValueError(f"{argument} is {text}, expected BACKEND:COUNT with 2 to {MOST} devices, such as torch:2")
+    return Group(dispatch.named(argument, dispatch.ALIASES.get(name, name), BACKENDS), int(number))
+
+
+@dataclasses.dataclass(frozen=True)
+class GroupRunner:
+    """A suite to run on groups of devices.
+
+    suite, cases, dtypes: as for `devices.plan`; limit: a rank that reports nothing for so many seconds is ended;
+    progress(name, done, total): is called after each check of the first rank.
+    """
+
+    suite: SuiteName = "quick"
+    cases: Collection[str] | None = None
+    dtypes: Collection[FloatName] | None = None
+    limit: float = 120.0
+    progress: Callable[[str, int, int], None] = lambda name, done, total: None
+
+    def run(self, groups: Collection[Group]) -> list[Outcome]:
+        """Run the suite on one group after the other, as a group takes all processors; return their outcomes."""
+        return [self._run_group(one) for one in groups]
+
+    def _run_group(self, group: Group) -> Outcome:
+        ranks = group.count if RANKS[group.backend] else 1
+        # Otherwise each rank would have a thread for every processor, and all would wait for one another.
+        environment = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // ranks))} | os.environ | LOOPBACK
+        if DEVICES[group.backend]:
+            variable, option = DEVICES[group.backend]
+            environment[variable] = f"{environment.get(variable, '')} {option}{group.count}".strip()
+        running: list[subprocess.Popen] = []
+        outcomes: list[Outcome] = []
+        with tempfile.TemporaryDirectory() as folder, concurrent.futures.ThreadPoolExecutor(ranks) as pool:
+            meet = os.path.join(folder, "meet")
+            started = [
+                pool.submit(self._run_rank, group, rank, ranks, meet, running, environment) for rank in range(ranks)
+            ]
+            try:
+                waiting = set(started)
+                while waiting and not any(map(_ended_early, outcomes)):
+                    ended, waiting = concurrent.futures.wait(waiting, return_when=concurrent.futures.FIRST_COMPLETED)
+                    outcomes += [one.result() for one in ended]
+                # The first to end may only have waited for another, which is reported too.
+                outcomes += [one.result() for one in concurrent.futures.wait(waiting, GRACE).done]
+            finally:  # also after Ctrl-C
+                for process in list(running):
+                    end(process, running)
+        return _together(group, outcomes)
+
+    def _run_rank(
+        self,
+        group: Group,
+        rank: int,
+        ranks: int,
+        meet: str,
+        running: list[subprocess.Popen],
+        environment: dict[str, str],
+    ) -> Outcome:
+        outcome = Outcome(group.name)
+        arguments = {
+            "backend": group.backend, "suite": self.suite, "cases": self.cases, "dtypes": self.dtypes,
+            "ranks": {"rank": rank, "count": group.count, "meet": meet, "limit": self.limit},
+        }  # fmt: skip
+
+        def progress(done: int, total: int) -> None:
+            if rank == 0:
+                self.progress(group.name, done, total)
+
+        run_worker(outcome, sys.executable, arguments, running, environment, self.limit, progress)
+        if ranks > 1:
+            named = [dataclasses.replace(one, where=f"rank {rank}: {one.where}") for one in outcome.results]
+            outcome.results = named
+        return outcome
+
+
+def _ended_early(outcome: Outcome) -> bool:
+    """Whether a rank died, hung or did not start, which is a result without a bound."""
+    return any(one.error == math.inf and not one.dtype for one in outcome.results)
+
+
+def _together(group: Group, outcomes: list[Outcome]) -> Outcome:
+    """Join the outcomes of all ranks: of each check the result that comes nearest to its bound, or exceeds it most.
+
+    An error, as when a rank dies, is kept for each rank.
+    """
+    whole = Outcome(group.name)
+    worst: dict[tuple[str, ...], Result] = {}
+    for outcome in outcomes:
+        whole.about = whole.about or outcome.about
+        for one in outcome.results:
+            key = (one.check, one.case, one.dtype) if one.dtype else (one.check, one.where)
+            worst[key] = max(worst.get(key, one), one, key=lambda one: one.ratio)
+    whole.results = list(worst.values())
+    return whole

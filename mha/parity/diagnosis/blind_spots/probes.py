@@ -1,0 +1,295 @@
+"""Other inputs for a layer and a call: what some inputs do not show of a mistake, others do."""
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, Literal
+
+import numpy as np
+
+from mha.core import dispatch
+from mha.core.call import ALL, ROWS, axes_of
+from mha.core.options.config import Config, numpy_dtype
+from mha.core.options.names import FloatName
+from mha.layer import MultiHeadAttention, restore
+from mha.parity.diagnosis.blind_spots.drawing import arguments, drawn, widths
+from mha.parity.diagnosis.blind_spots.narrowing import in_samples
+from mha.parity.rule.problem import Problem, problem
+from mha.parity.rule.rules import UNIT, in_dtype
+
+Array = np.ndarray
+Inputs = Literal["queries", "keys", "values"]
+TURNED = 67  # so many tokens that a rotation matters, slow frequencies too
+FAR = 269  # tokens with positions that half precision rounds
+MANY = 523  # tokens of more than one block of keys, and beyond the end of a short table of angles
+TWICE = 1031  # keys of more than two blocks
+TABLE = 8200  # positions beyond the end of a long one
+SMALL = 5  # the largest bound of a window in a probe: what shows beyond it shows beyond a larger one, too
+MEMORY = 1e9  # bytes that the comparison of a long sequence may take, about
+
+
+def inputs(attention: MultiHeadAttention, one_input: bool = False) -> dict[Inputs, Any]:
+    """Make queries, keys and values that show each mistake that shows in a plain call of a layer.
+
+    They are longer than its window, than blocks of keys and than a table of 512 angles, as far as a gigabyte reaches.
+    Some rows are so small that an epsilon matters. Weights are the layer's: norms whose scales are all 1 and biases of
+    0 hide mistakes.
+
+    Args:
+        attention: the layer.
+        one_input: True = self-attention, the three are one array: call `port(X["queries"])`.
+
+    Returns:
+        {"queries": (B, Q, query_size), "keys": (B, K, key_size), "values": (B, K, value_size)} in arrays of the layer's
+        backend and its dtype, the same in every run; for `parity.compare(attention, output, **X)`.
+
+    Raises TypeError if attention is no layer, ValueError if one_input is True and the widths differ.
+    """
+    if not isinstance(attention, MultiHeadAttention):
+        raise TypeError(f"attention is a {type(attention).__name__}, expected an mha.MultiHeadAttention")
+    config = attention.config
+    if one_input and len({*widths(config)}) > 1:
+        raise ValueError(f"one_input is True, expected False: queries, keys and values have widths {widths(config)}")
+    T = max(long_enough(config, FAR), *(T for T in (7, FAR, MANY) if memory(config, T) <= MEMORY))
+    B = 2 if memory(config, 2**0.5 * T) <= MEMORY else 1
+    made = drawn(config, B, T, T if one_input else T + 4, one_input)[: 1 if one_input else 3]
+    module = dispatch.load(attention.backend)
+    with module.context(config.dtype):
+        arrays = [module.tensor(X.astype(numpy_dtype(config.dtype))) for X in made]
+    queries, keys, values = arrays * 3 if one_input else arrays
+    return {"queries": queries, "keys": keys, "values": values}
+
+
+def long_enough(config: Config, turned: int) -> int:
+    """The tokens that show the window of a layer, its chunks, and its rotation if so many show that; 0 without these.
+
+    What takes more memory than there may be does not count.
+    """
+    wanted = [bound + 3 for bound in bounds(config)] + [turned] * bool(config.rotary)
+    return max((T for T in wanted if memory(config, T) <= MEMORY), default=0)
+
+
+def bounds(config: Config) -> list[int]:
+    """How far a query sees at most: the sides of the window, and the chunk."""
+    return [bound for bound in (*(config.window or ()), config.chunk) if bound is not None]
+
+
+def memory(config: Config, T: float) -> float:
+    """Estimate the bytes of a comparison of T tokens: four steps of pairs, in float64 and in half its size."""
+    each = config.key_dim if config.pooling == "additive" else 1  # which has so many numbers for a pair
+    return 4 * (8 + 4) * config.num_heads * each * T**2
+
+
+@dataclasses.dataclass(frozen=True)
+class Probe:
+    """A change of a call.
+
+    words: for what the call has then; made: the function that makes it, which returns None if there is no such change;
+    about: only mistakes with this in their names are tried with it.
+    """
+
+    words: str
+    made: Callable[[Problem], Problem | None]
+    about: str = ""
+
+
+def asked_with(
+    asked: Problem,
+    changed: Mapping[str, Any] | None = None,
+    *,
+    layer: MultiHeadAttention | None = None,
+    inputs: Sequence[Array] = (),
+    empty_rows: bool = False,
+) -> Problem:
+    """The same call with other arguments by name, another layer, or other inputs; all rows count, or those that did.
+
+    empty_rows: True = rows of queries that see no key count, too.
+    """
+    call = {name: X for name, X in asked.call.arguments().items() if name in ROWS} | dict(changed or {})
+    queries, keys, values = inputs or (asked.queries, asked.keys, asked.values)
+    rows = None if asked.rows is None or asked.rows.shape != queries.shape[:2] else asked.rows
+    empty_rows = empty_rows or asked.empty_rows
+    layer = layer or asked.layer
+    made = problem(layer, queries, keys, values, call, None, rows, empty_rows, asked.angles)
+    return replace(made, layer=layer).with_layers_of(asked)
+
+
+def in_wider(dtype: FloatName, asked: Problem) -> Problem | None:
+    """The same call in a dtype that is more precise than its own."""
+    if UNIT[dtype] >= UNIT[asked.config.dtype]:
+        return None
+    floats = {name: X.astype(numpy_dtype(dtype)) for name, X in asked.call.differentiable().items()}
+    made = [X.astype(numpy_dtype(dtype)) for X in (asked.queries, asked.keys, asked.values)]
+    return asked_with(asked, floats, layer=in_dtype(asked.layer, dtype), inputs=made)
+
+
+def other_weights(ending: str, asked: Problem) -> Problem | None:
+    """The same call of a layer with other weights of this kind, at random."""
+    random, weights = np.random.default_rng(1), asked.layer.weights
+    chosen = {name: random.normal(1, 0.5, X.shape) for name, X in weights.items() if name.endswith(ending)}
+    if not chosen:
+        return None
+    changed = {name: X.astype(weights[name].dtype) for name, X in chosen.items()}
+    return asked_with(asked, layer=restore(asked.config, weights | changed, "numpy", asked.layer.seed))
+
+
+def other_numbers(size: float, different: bool, asked: Problem) -> Problem:
+    """The same call of other inputs; size: their standard deviation; different: queries, keys and values are."""
+    B, Q, K = asked.sizes.B, asked.sizes.Q, asked.sizes.K
+    made = drawn(asked.config, B, Q, K, asked.one_input and not different)
+    return asked_with(asked, inputs=[(size * X).astype(asked.queries.dtype) for X in made])
+
+
+def other_arguments(of_tokens: bool, asked: Problem) -> Problem | None:
+    """The same call with other arrays, if it has positions or segments among them, or if it has none."""
+    if of_tokens != any(X is not None for X in (asked.call.placed() | asked.call.packed()).values()):
+        return None
+    changed = arguments(asked, asked.sizes.Q, asked.sizes.K)
+    return asked_with(asked, changed) if changed else None
+
+
+def nothing_seen(asked: Problem) -> Problem | None:
+    """The same call with a query that sees no key, if one of its arrays can hide all."""
+    given = asked.call.arrays()
+    for name, X in given.items():
+        if ROWS[name].hidden is not None and X.size:
+            # The first query, or else all of the last sample.
+            changed = {name: hidden_at(name, X, {"Q": 0} if "Q" in axes_of(name, X) else {"B": -1})}
+            if (of_keys := f"key_{name}") in given:  # a key, too, that looks as that query
+                changed[of_keys] = hidden_at(of_keys, given[of_keys], {"K": 0})
+            return asked_with(asked, changed, empty_rows=True)
+    return None
+
+
+def hidden_at(name: str, X: Array, at: Mapping[str, int]) -> Array:
+    """Copy an argument of a call, with what hides at these places of its axes, by their letters."""
+    changed = np.array(X)
+    changed[tuple(at.get(letter, ALL) for letter in axes_of(name, X))] = ROWS[name].hidden
+    return changed
+
+
+def nan_in_padding(asked: Problem) -> Problem | None:
+    """The same call with NaN in the keys and values that no query sees, if there are any."""
+    unseen = ~np.asarray(asked.visible.any((1, 2)))[..., None]  # (B, K, 1)
+    if not unseen.any():
+        return None
+    keys, values = (np.where(unseen, np.nan, X).astype(X.dtype) for X in (asked.keys, asked.values))
+    return asked_with(asked, inputs=(asked.queries, keys, values))
+
+
+def further(apart: int, asked: Problem) -> Problem | None:
+    """The same call with queries that begin later, by so many more in each sample, if an offset says where."""
+    if not goes_by_offset(asked):
+        return None
+    return asked_with(asked, {"offset": asked.call.arguments()["offset"] + 3 + apart * (1 + np.arange(asked.sizes.B))})
+
+
+def further_on(T: int, asked: Problem) -> Problem | None:
+    """A call of T tokens that begin later, by so many more in each sample."""
+    return further(5, longer(T, 0, asked)) if goes_by_offset(asked) else None
+
+
+def beyond_blocks(later: bool, asked: Problem) -> Problem | None:
+    """A call of few queries and keys of more than two blocks; later: of queries where the third of these begins."""
+    made = longer(7, TWICE - 7, asked)
+    if not later:
+        return made
+    return asked_with(made, {"offset": TWICE - 11}) if goes_by_offset(asked) else None
+
+
+def beyond_table(asked: Problem) -> Problem | None:
+    """The same call with queries that begin as late as a long table of angles ends, or as their window reaches."""
+    if not asked.config.rotary or not goes_by_offset(asked):
+        return None
+    left = (asked.config.window or (None, None))[0]
+    return asked_with(asked, {"offset": TABLE if left is None else min(left, TABLE)})
+
+
+def later(option: str, first: int, asked: Problem) -> Problem | None:
+    """The same call with all tokens so many positions later, which stay as far from each other, if an option is on."""
+    if getattr(asked.config, option) is None or (option == "rotary" and goes_by_offset(asked)):  # see `beyond_table`
+        return None
+    offset = np.reshape(asked.call.arguments()["offset"], (-1, 1))
+    made = {"positions": offset + np.arange(asked.sizes.Q), "key_positions": np.arange(asked.sizes.K)[None]}
+    for name, X in made.items():
+        given = asked.call.placed()[name]
+        moved = X + first if given is None else np.where(given < 0, given, given + first)
+        made[name] = np.broadcast_to(moved, (asked.sizes.B, moved.shape[-1]))
+    return asked_with(asked, made | {"offset": 0})
+
+
+def goes_by_offset(asked: Problem) -> bool:
+    """Whether anything in a call goes by its offset."""
+    by_positions = asked.call.causal or bounds(asked.config) or asked.config.rotary or asked.config.temperature
+    return bool(by_positions) and asked.call.positions is None
+
+
+def longer(T: int, more: int, asked: Problem) -> Problem:
+    """A call of T queries and T + more keys."""
+    made = drawn(asked.config, asked.sizes.B, T, T + more, not more and asked.one_input)
+    return asked_with(asked, arguments(asked, T, T + more), inputs=[X.astype(asked.queries.dtype) for X in made])
+
+
+def past_window(T: int, asked: Problem) -> Problem:
+    """A call of T tokens, of a layer with a small window and chunk: what shows there shows beyond large ones, too."""
+    config = asked.config
+    left, right, chunk = (X and min(X, SMALL) for X in (*(config.window or (None, None)), config.chunk))
+    layer = restore(replace(config, window=(left, right), chunk=chunk), asked.layer.weights, "numpy", asked.layer.seed)
+    return longer(T, 0, asked_with(asked, layer=layer))
+
+
+def of_one_sample(change: Callable[[Problem], Problem | None], asked: Problem) -> Problem | None:
+    """A change that makes a call long, of one sample of it."""
+    return change(in_samples(1, asked).with_layers_of(asked))
+
+
+def all_together(asked: Problem) -> Problem:
+    """A call with many of these changes."""
+    changes: tuple[Callable[[Problem], Problem | None], ...] = (
+        longest, partial(other_weights, ".scale"), partial(other_weights, ".bias"), partial(further, 5),
+        partial(in_wider, "float64"),
+    )  # fmt: skip
+    for change in changes:
+        asked = change(asked) or asked
+    return asked
+
+
+def longest(asked: Problem) -> Problem:
+    """A call of many tokens, longer than the window and the chunk."""
+    T = FAR if memory(asked.config, FAR) <= MEMORY else TURNED
+    return past_window(T, asked) if bounds(asked.config) else longer(T, 3, asked)
+
+
+def probes(config: Config) -> Iterator[Probe]:
+    """Give the changes of a call from the plainest on, the last with all of them."""
+    far = max(bounds(config), default=0) + 2
+    for T in (11, TURNED, *[FAR] * (memory(config, FAR) <= MEMORY)) if bounds(config) else ():
+        yield Probe(f"at least {far} tokens", partial(of_one_sample, partial(past_window, T)), "window")
+    for dtype in ("float32", "float64"):
+        yield Probe(dtype, partial(in_wider, dtype))
+    yield Probe("other norms", partial(other_weights, "_norm.scale"))
+    yield Probe("other biases", partial(other_weights, ".bias"))
+    yield Probe("other lengths, masks, biases or gates", partial(other_arguments, False))
+    yield Probe("other positions, segments, lengths, masks, biases or gates", partial(other_arguments, True))
+    yield Probe("queries that see no key, with empty_rows=True", nothing_seen)
+    yield Probe("NaN in padding", nan_in_padding)
+    yield Probe("an offset", partial(further, 0))
+    yield Probe("an offset of each sample", partial(further, 5))
+    yield Probe("other numbers", partial(other_numbers, 1.0, False))
+    yield Probe("queries, keys and values that differ", partial(other_numbers, 1.0, True))
+    yield Probe("more keys than queries", partial(longer, 7, 4))
+    yield Probe(f"{TURNED} tokens", partial(longer, TURNED, 0))
+    if memory(config, FAR) <= MEMORY:
+        yield Probe(f"{FAR} tokens", partial(of_one_sample, partial(longer, FAR, 0)))
+    yield Probe(f"{TWICE} keys", partial(of_one_sample, partial(beyond_blocks, False)))
+    third = partial(of_one_sample, partial(beyond_blocks, True))
+    yield Probe(f"{TWICE} keys and an offset of {TWICE - 11}", third)
+    bound = min((X for X in (config.window or (None,))[:1] if X is not None), default=TABLE)
+    yield Probe(f"an offset of {min(bound, TABLE)}", beyond_table, "table")
+    for option, about in (("rotary", "table"), ("temperature", "temperature")):
+        yield Probe(f"positions from {TABLE} on", partial(later, option, TABLE), about)
+    yield Probe(f"{TURNED} tokens and an offset of each sample", partial(further_on, TURNED))
+    for size in (30.0, 1000.0):
+        yield Probe(f"numbers {size:g} times as large", partial(other_numbers, size, True))
+    yield Probe("all of this at once, in float64", partial(of_one_sample, all_together))

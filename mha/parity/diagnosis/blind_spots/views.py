@@ -1,0 +1,219 @@
+"""Known mistakes that a comparison could not see: they would have passed on its very inputs; and what shows them."""
+
+import functools
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from mha.parity.diagnosis.blind_spots.narrowing import FEATURES, in_samples, narrowed
+from mha.parity.diagnosis.blind_spots.probes import Probe, longer, probes
+from mha.parity.diagnosis.blind_spots.sight import NARROW, Sight, Unseen
+from mha.parity.diagnosis.mistakes.catalogue import FORMS
+from mha.parity.diagnosis.mistakes.equivalent_masks import only_hides
+from mha.parity.diagnosis.mistakes.mistake import Form
+from mha.parity.diagnosis.mistakes.with_mistakes import ALL, Bench
+from mha.parity.diagnosis.pipeline.parts import PART_OF
+from mha.parity.diagnosis.pipeline.plan import same
+from mha.parity.rule.layouts import GRADIENT
+from mha.parity.rule.problem import Expected, Problem
+
+USUAL = [form for form in FORMS if not form.mistake.rare]
+SECONDS = 5.0  # for all of it, about
+FIRST, SPREAD, LAST = 4, 4, 16  # queries that are looked at, of many
+PAIRS = 1e6  # from so many pairs on
+CLEAR = 20.0  # a mistake with such a ratio in coordinates of the tokens has one above 1 in those of the layer
+PROBED = 67  # tokens at most, of a call that is changed to show more
+OTHER_NUMBERS = Probe("other numbers", lambda asked: asked)  # as those of the shorter call are
+
+
+class View:
+    """The arrays of a call that are compared, and how far forms of mistakes move them: all of them, or some numbers.
+
+    samples, rows, features: as of a `Bench`. Of some numbers, errors are at most those of all.
+    """
+
+    def __init__(
+        self, asked: Problem, names: Iterable[str], samples: Any = ALL, rows: Any = ALL, features: Any = ALL
+    ) -> None:
+        self.asked, self.samples, self.rows, self.features = asked, samples, rows, features
+        self.names = [name for name in names if name in PART_OF]
+        # In some numbers rounding need not be imitated, which takes long in half precision.
+        whole = rows == features == ALL
+        wide = np.result_type(asked.queries, np.float32)
+        self.bench = Bench(asked, asked.config.dtype if whole else wide, samples, rows, features)
+
+    @property
+    def arguments(self) -> int:
+        """The number of arguments of the call."""
+        return len(self.asked.call.given()) + self.asked.call.causal
+
+    @functools.cached_property
+    def of_all_rows(self) -> "View":
+        """The same view with all queries."""
+        return View(self.asked, self.names, self.samples, ALL, self.features)
+
+    def possible(self, form: Form) -> bool:
+        """Whether there is such a mistake in this call."""
+        return self.bench.planned((form,)) is not None
+
+    def ratio(self, form: Form) -> float | None:
+        """The largest error of a form by its bound; None if it is impossible here, or needs queries left out."""
+        with np.errstate(all="ignore"):
+            plan = self.bench.planned((form,))
+            possible = plan is not None and plan.rows == self.rows
+            changes = possible and not self.without_change(form)
+            ratio = max(self.of(form, name) for name in self.names) if changes else 0.0
+        self.bench.forget()
+        return ratio if possible else None
+
+    def shows(self, form: Form) -> bool:
+        """Whether a form clearly differs here."""
+        ratio = self.ratio(form)
+        if ratio is None and self.rows != ALL and self.possible(form):
+            ratio = self.of_all_rows.ratio(form)
+        return (ratio or 0.0) > NARROW
+
+    def without_change(self, form: Form) -> bool:
+        """Whether a form leaves the very numbers from which all is computed, as scales of norms that are all 1 do.
+
+        So does a part of a mask that hides what something else hides, too.
+        """
+        plan, right = self.bench.planned((form,)), self.bench.plan
+        if plan is None or same(plan, right):
+            return plan is not None
+        anew = bool(plan.hiding.keys() - right.hiding.keys())
+        return anew and only_hides(plan, right) and np.array_equal(plan.visible(), right.visible())
+
+    def of(self, form: Form, name: str) -> float:
+        """The error of one array by its bound; 0 for an array that there is not with this mistake."""
+        if not form.mistake.touches(PART_OF[name]) or (wrong := self.bench.steps((form,), name)) is None:
+            return 0.0
+        X, limit, rows = self.asked.expected(name)
+        counts = np.broadcast_to(self.asked.matters(name), X.shape)
+        X, counts = (self.bench.cut(name, Y) for Y in (X, counts))
+        rows = self.bench.of_bounds(rows) if self.features == ALL else None  # a mean over all features has a bound
+        return Expected(X, limit, rows).ratio(np.where(counts, wrong, 0)) if wrong.shape == X.shape else np.inf
+
+
+def some(asked: Problem, names: Iterable[str]) -> View:
+    """The view of a few numbers of a call: of many queries some, and the first features of the output."""
+    Q = asked.sizes.Q
+    rows = {*range(FIRST), *np.linspace(0, Q - 1, SPREAD).astype(int).tolist(), *range(Q - LAST, Q)}
+    features = slice(FEATURES) if asked.config.num_hiddens > FEATURES else ALL
+    return View(asked, names, ALL, ALL if len(rows) >= Q else tuple(sorted(rows)), features)
+
+
+class Judged(NamedTuple):
+    """The largest ratio of a form, and the call with most arguments in which it is possible."""
+
+    ratio: float
+    view: View
+
+
+def sight(calls: Sequence[tuple[Callable[[], Problem], Sequence[str]]]) -> Sight:
+    """Find the known mistakes that leave the compared arrays the same, in each of these calls that has room for them.
+
+    calls: each as a function that makes the problem, and the names of the arrays.
+    """
+    end = time.monotonic() + SECONDS
+    judged: dict[Form, Judged] = {}
+    untried: set[Form] = set()
+    for made, names in calls:
+        asked = made()
+        if not asked.visible.size:
+            continue
+        view = View(asked, names)
+        left = [form for form in USUAL if form not in judged or judged[form].ratio <= NARROW]
+        ratios = measured(view, left, end - SECONDS / 3) if view.names else {}
+        untried |= {*left} - {*ratios} if view.names else set()
+        for form, ratio in ratios.items():
+            if ratio is not None:
+                known = judged.get(form, Judged(ratio, view))
+                fuller = max(view, known.view, key=lambda view: view.arguments)
+                judged[form] = Judged(max(ratio, known.ratio), fuller)
+    untried -= {form for form in judged if judged[form].ratio > 1}
+    unseen = {form: one for form, one in judged.items() if one.ratio <= 1 and form not in untried}
+    shown = shown_by(unseen, end)
+    # What changes nothing, here or with the inputs that were tried, is no mistake in such a layer.
+    nothing = {form for form, one in unseen.items() if not shown.get(form) and one.view.without_change(form)}
+    unseen = {form: one for form, one in unseen.items() if form not in nothing}
+    return Sight(
+        tuple(found(form, one, shown.get(form)) for form, one in unseen.items()),
+        tuple(found(form, one, None) for form, one in judged.items() if 1 < one.ratio <= NARROW),
+        len(judged.keys() - untried - nothing),
+        len(untried),
+        any(name.startswith(GRADIENT) for _, names in calls for name in names),
+    )
+
+
+def found(form: Form, judged: Judged, shown: str | None) -> Unseen:
+    """Describe a form for a report."""
+    return Unseen(form.mistake.name, form.how, judged.ratio, shown)
+
+
+def measured(view: View, forms: Sequence[Form], end: float) -> dict[Form, float | None]:
+    """Measure how far forms move the arrays, those that are reached before the end; None = not possible here.
+
+    Forms that a few numbers show clearly are not computed in all of them.
+    """
+    asked = view.asked
+    seen: dict[Form, float | None] = {}
+    fewer = narrowed(in_samples(2, asked))
+    if fewer.config != asked.config or asked.visible.size > PAIRS:
+        few, clear = some(fewer, view.names), CLEAR if fewer.config != asked.config else NARROW
+        for form in forms:
+            if time.monotonic() < end and (ratio := few.ratio(form)) is not None and ratio > clear:
+                seen[form] = ratio
+    for form in forms:
+        if form not in seen and time.monotonic() < end:
+            seen[form] = view.ratio(form)
+    return seen
+
+
+def shown_by(unseen: Mapping[Form, Judged], end: float) -> dict[Form, str]:
+    """Find what inputs would show each form, as far as the time reaches; "" = none that were tried."""
+    shown: dict[Form, str] = {}
+    for first in dict.fromkeys(one.view for one in unseen.values()):
+        forms = [form for form, one in unseen.items() if one.view is first]
+        asked = smaller(first.asked)
+        long = asked.sizes != first.asked.sizes
+        few = narrowed(asked)
+        there = View(few, first.names)
+        narrow = [form for form in forms if there.possible(form)]
+        # Mistakes that need square kernels have none in a layer of fewer features.
+        for of, some in ((few, narrow), (asked, [form for form in forms if form not in narrow])):
+            if not search(of, first.names, some, long, shown, end):
+                return shown
+        shown |= {form: "" for form in forms if form not in shown}
+    return shown
+
+
+def search(
+    asked: Problem, names: Sequence[str], forms: Sequence[Form], long: bool, shown: dict[Form, str], end: float
+) -> bool:
+    """Note in `shown` what shows forms of mistakes in changes of a call; return whether the time sufficed.
+
+    long: whether it has other numbers than the call that was compared.
+    """
+    for probe in (*[OTHER_NUMBERS] * long, *probes(asked.config)):
+        left = [form for form in forms if form not in shown and probe.about in form.mistake.name]
+        if left and time.monotonic() > end:
+            return False
+        if not left or (other := probe.made(asked)) is None:
+            continue
+        view = some(other, names)
+        for form in left:
+            if time.monotonic() > end:
+                return False
+            if view.shows(form):
+                shown[form] = probe.words
+    return True
+
+
+def smaller(asked: Problem) -> Problem:
+    """A call of two samples, and of a few tokens for a long one; one with fewer as it is."""
+    asked = in_samples(2, asked)
+    Q, K = asked.sizes.Q, asked.sizes.K
+    return asked if max(Q, K) <= PROBED else longer(37, int(np.clip(K - Q, -16, 16)), asked)

@@ -1,0 +1,289 @@
+"""Where another implementation first differs from a layer: its output, steps and gradients against float64 NumPy."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any, Unpack
+
+import numpy as np
+
+from mha import arrays
+from mha.core import dispatch
+from mha.core.call import Arguments, call_of, spelled
+from mha.core.options import checks
+from mha.core.tables import counted
+from mha.layer import MultiHeadAttention
+from mha.parity.diagnosis.blind_spots.views import sight
+from mha.parity.diagnosis.compare.diagnosis import explained
+from mha.parity.diagnosis.compare.explanations import Diagnosis
+from mha.parity.diagnosis.compare.places import hints, located, outside
+from mha.parity.diagnosis.compare.report import Place, Report, Row
+from mha.parity.diagnosis.wrong_setup.rewritten import rewritten
+from mha.parity.diagnosis.wrong_setup.shifted import unshifted
+from mha.parity.rule.decoding import decoding
+from mha.parity.rule.layouts import (
+    CACHED,
+    FROM_SOFTMAX,
+    GRADIENT,
+    INPUTS,
+    MEANS,
+    OF_INPUTS,
+    PLACED,
+    choices,
+    kind,
+    layout_name,
+    layouts,
+)
+from mha.parity.rule.problem import Expected, Problem, problem, with_rows
+from mha.parity.rule.rules import error, of_rows
+from mha.parity.rule.theirs import checked_others, named
+
+
+@spelled
+def compare(
+    attention: MultiHeadAttention,
+    theirs: Any,
+    queries: Any,
+    keys: Any,
+    values: Any,
+    valid_lens: Any = None,
+    *,
+    cache: Any = None,
+    cotangent: Any = None,
+    layout: str | None = None,
+    others: Mapping[str, MultiHeadAttention] | None = None,
+    rows: Any = None,
+    empty_rows: bool = False,
+    **call: Unpack[Arguments],
+) -> Report:
+    """Compare another implementation with a layer: are they the same, and if not, where do they first differ, and why?
+
+    Args:
+        attention: the layer, on any backend, whose weights the other implementation should have.
+        theirs: its output (B, Q, D), or the pair (output, weights), where weights may be None; or a mapping of any of:
+            the steps of `attention.trace` by their names; gradients as `attention.gradients` names them, or as
+            "gradient.queries", "gradient.W_q.kernel", kernels (in, out); that of one array which is queries, keys and
+            values is "gradient.inputs", the sum of the three.
+            Arrays of any framework, without dropout. Steps of heads may be (B*H, T, d), (B, H, T, d), (B, T, H, d) or
+            (B, T, H*d), scores and weights (B*H, Q, K) or (B, H, Q, K), or weights that are means over the heads,
+            (B, Q, K). With a cache, scores and weights have an axis of slots, as they are after the call, and there are
+            "cache.keys" (B, G, S, d), "cache.values" (B, G, S, dv) and "cache.positions" (B, S) as the call leaves
+            them.
+        queries, keys, values, valid_lens, call: the arguments of its call, as for the layer, in arrays of any one
+            framework.
+        cache: the layer's `mha.Cache` as it was before the call, of any backend; it stays as it is. A call with a cache
+            has no gradients.
+        cotangent: the gradient of the loss by the output, (B, Q, D), that its gradients are of; None = ones.
+        layout: "(B, H, T, d)" or "(B, T, H, d)", if the shapes fit both.
+        others: other layers by name, such as those of the same checkpoint, whose weights may have been taken.
+        rows: the queries that count, booleans (B, Q), such as those that are no padding; None = all. The loss is of
+            these alone: elsewhere the cotangent is 0.
+        empty_rows: whether rows of queries that see no key count, which are 0 here before the bias of W_o.
+
+    Returns:
+        A `Report`: true if each array is within what rounding explains; it prints as a table. Numbers that cannot reach
+        the rows that count do not count: keys that none of them sees, scores of hidden pairs.
+
+    Raises:
+        TypeError, ValueError: if an argument is not as above. Another shape of a step, NaN and infinity are no errors
+            but rows of the report that differ.
+    """
+    given = call_of("compare", valid_lens, call, cache=cache)._asdict()
+    asked = problem(attention, queries, keys, values, given, cotangent, rows, empty_rows)
+    return report_of(with_rows(decoding(asked)), theirs, layout, others)
+
+
+@spelled
+def diagnose(
+    attention: MultiHeadAttention,
+    theirs: Any,
+    queries: Any,
+    keys: Any,
+    values: Any,
+    valid_lens: Any = None,
+    *,
+    cache: Any = None,
+    cotangent: Any = None,
+    layout: str | None = None,
+    others: Mapping[str, MultiHeadAttention] | None = None,
+    rows: Any = None,
+    empty_rows: bool = False,
+    **call: Unpack[Arguments],
+) -> Diagnosis:
+    """Find the known mistakes that give another implementation's numbers; arguments as for `parity.compare`.
+
+    The output alone is enough for one or two mistakes; with steps, several are found one after the other. Gradients
+    tell the reason if they alone differ. Where another call explains the numbers, or a residual or a norm after
+    attention, the `Diagnosis` has that in place of a mistake. It prints as text, also if nothing gives the numbers.
+    """
+    more: Any = {"cotangent": cotangent, "layout": layout, "others": others, "rows": rows, "empty_rows": empty_rows}
+    return compare(attention, theirs, queries, keys, values, valid_lens, cache=cache, **more, **call).diagnosis
+
+
+@spelled
+def ratio(
+    attention: MultiHeadAttention,
+    output: Any,
+    queries: Any,
+    keys: Any,
+    values: Any,
+    valid_lens: Any = None,
+    *,
+    rows: Any = None,
+    empty_rows: bool = False,
+    **call: Unpack[Arguments],
+) -> float:
+    """Measure another implementation's output: its error, divided by what rounding explains. The same if at most 1.
+
+    Args:
+        attention: the layer, on any backend, whose weights the other implementation should have.
+        output: that of the other implementation, without dropout, (B, Q, D) in the layer's dtype.
+        queries, keys, values, valid_lens, call: the arguments of its call, as for the layer.
+        rows, empty_rows: which rows count, as for `parity.compare`.
+
+    Returns:
+        The largest difference from float64 NumPy, divided by how large it may be; infinite if the shapes differ, or if
+        one has NaN or infinity where the other has not.
+
+    Raises TypeError and ValueError as a call of the layer does, TypeError if output has another dtype, and ValueError
+    if NumPy itself overflows in that dtype, so that there is no bound.
+    """
+    if not isinstance(attention, MultiHeadAttention):
+        raise TypeError(f"attention is a {type(attention).__name__}, expected an mha.MultiHeadAttention")
+    dtype = attention.config.dtype
+    dispatch.module_of(output, "output")  # raises TypeError if it is no array
+    found = arrays.to_numpy(output)
+    if checks.dtype_name(found.dtype) != dtype:
+        raise TypeError(f"output has dtype {found.dtype}, expected {dtype} as the layer")
+    given = call_of("ratio", valid_lens, call)._asdict()
+    asked = with_rows(problem(attention, queries, keys, values, given, None, rows, empty_rows))  # raises what is wrong
+    counts = asked.matters("output")
+    oracle, base = (np.where(counts, X, 0) for X in asked.outputs())
+    expected = Expected.of(dtype, oracle, base)
+    if expected.limit == math.inf:
+        raise ValueError(f"the layer overflows {dtype} with these numbers: there is no bound; choose smaller ones")
+    if found.shape != oracle.shape:
+        return np.inf
+    return expected.ratio(np.where(counts, found, 0))
+
+
+def report_of(
+    asked: Problem,
+    theirs: Any,
+    layout: str | None = None,
+    others: Mapping[str, MultiHeadAttention] | None = None,
+    call_is_sure: bool = False,
+) -> Report:
+    """Compare arrays of another implementation with those of a problem; theirs, layout, others: as for `compare`.
+
+    call_is_sure: True = theirs was called as the problem says.
+    """
+    found = named(asked, theirs)
+    layout = layout_name(layout)
+    compared_rows, taken = [], {}
+    for name in found:
+        row, turned = compared(asked, name, found[name], layout)
+        compared_rows.append(row)
+        if turned is not None:
+            taken[name] = turned
+    passed, cached = {row.name: row.passed for row in compared_rows}, asked.sizes.slots is not None
+    turned_back, note = ({}, "") if cached else unshifted(asked, taken, passed)  # keys in the slots are not shifted
+    taken |= turned_back
+    for at, row in enumerate(compared_rows):
+        if row.name in turned_back and not row.passed:
+            far = error(np.where(asked.matters(row.name), taken[row.name], 0), asked.expected(row.name).X)
+            compared_rows[at] = replace(row, error=far, place=None, note=note)
+    ways = rewritten(asked, taken, {row.name: row.passed for row in compared_rows})
+    for at, row in enumerate(compared_rows):
+        if way := ways.taken_back.get(row.name):
+            compared_rows[at] = replace(row, error=way.ratio * row.bound, place=None, note=way.note)
+            taken[row.name] = asked.expected(row.name).X
+    rows, known = tuple(compared_rows), checked_others(others)
+    if all(row.passed for row in rows):
+        alone = asked.alone()  # a report that is kept keeps no steps
+        nothing, look = partial(explained, alone, {}, rows, known), partial(sight, [(lambda: alone, tuple(found))])
+        return Report(rows, asked.config.dtype, nothing, None if cached else look)
+    why = partial(explained, asked, taken, rows, known, call_is_sure or cached, ways)
+    return Report(rows, asked.config.dtype, why)
+
+
+def compared(asked: Problem, name: str, X: np.ndarray, layout: str | None) -> tuple[Row, np.ndarray | None]:
+    """Compare one of their arrays: return its row, and the array in the compared shape, or None if it does not fit."""
+    right = asked.expected(name)
+    expected, limit, _ = right
+    turn = turned(asked, name, X, expected.shape, layout)
+    if isinstance(turn, str):
+        return Row(name, np.inf, limit, None, turn), None
+    theirs, share = turn(X), 1
+    if theirs.ndim == 4 and theirs.shape != expected.shape:  # heads of keys that were repeated already
+        share = theirs.shape[1] // expected.shape[1]
+    counts = np.ones(expected.shape, bool) & (True if name.startswith(GRADIENT) else asked.matters(name))
+    expected, counts = (np.repeat(array, share, 1) if share > 1 else array for array in (expected, counts))
+    there = np.where(counts, theirs, 0).astype(np.float64)
+    usual = name == PLACED or checks.dtype_name(X.dtype) == asked.config.dtype
+    notes = [] if usual else [f"in {X.dtype}"]
+    if name == MEANS:
+        notes.append("means over the heads were given")
+    if limit == np.inf:
+        notes.append(f"NumPy itself overflows {asked.config.dtype} here: there is no bound")
+    if name in FROM_SOFTMAX and (empty := nan_rows(asked, theirs)):
+        notes.append(f"NaN in {counted(empty, 'row')} of queries that see no key: with empty_rows=True they count")
+    far, place = error(there, expected), None
+    rows = 0.0 if right.rows is None else right.ratio(there)
+    if limit < np.inf and max(far, rows * limit) > limit:
+        wrong = outside(there, expected, limit)
+        if right.rows is not None and far <= limit:
+            wrong = np.broadcast_to((of_rows(there, expected) > right.rows)[..., None], there.shape)
+            notes.append(f"each number is within what {asked.config.dtype} explains, the mean square of a row is not")
+        with np.errstate(invalid="ignore"):
+            distance = np.where(wrong, np.nan_to_num(np.abs(there - expected), nan=np.inf), -1.0)
+        at = np.unravel_index(distance.argmax(), distance.shape)
+        places = turn(np.arange(X.size).reshape(X.shape))
+        index = tuple(int(i) for i in np.unravel_index(places[at], X.shape))
+        where = located(asked, name, wrong, at)
+        place = Place(index, float(there[at]), float(expected[at]), int(wrong.sum()), wrong.size, *where)
+        notes += hints(there, expected, limit)
+        three = GRADIENT + INPUTS
+        if (
+            asked.one_input
+            and name in (GRADIENT + one for one in OF_INPUTS)
+            and asked.expected(three).ratio(there) <= 1
+        ):
+            notes.append(f"it is the gradient of queries, keys and values at once: give it as {three!r}")
+    return Row(name, far, limit, place, "; ".join(notes), rows), theirs[:, ::share] if share > 1 else theirs
+
+
+def nan_rows(asked: Problem, theirs: np.ndarray) -> int:
+    """Count the rows (of a sample, or of a head of it) that see no key and do not count, in which theirs has NaN."""
+    seeing = asked.visible.any((1, 3))
+    unseeing = ~(seeing | asked.counted_rows) & (True if asked.rows is None else asked.rows)  # (B, Q)
+    return int((np.isnan(theirs).any(-1) & (unseeing if theirs.ndim == 3 else unseeing[:, None])).sum())
+
+
+def turned(asked: Problem, name: str, X: np.ndarray, shape: tuple[int, ...], layout: str | None) -> Any:
+    """Return the function from their array to the compared shape; or a text, which says why its shape does not fit."""
+    came = f"it has shape {X.shape}"
+    heads = asked.config.num_heads
+    if name.startswith(GRADIENT):
+        if X.shape == shape:
+            return lambda X: X
+        axes = [length for length in X.shape if length != heads]
+        if X.size == np.prod(shape) and X.ndim == len(shape) + 1 and len(axes) == len(shape):
+            return lambda X: X.reshape(shape)  # (in, H, d) or (H, d, out), as Keras and Flax have kernels
+        hint = "; kernels are (in, out): pass its transpose" if X.shape == shape[::-1] else ""
+        return f"{came}, expected {shape}{hint}"
+    possible = [shape]
+    if kind(name) == "rows" and shape[1] != heads:
+        possible.append((shape[0], heads, *shape[2:]))
+    for each in possible:
+        fits = choices(name, X, each, layout or ("(B, H, T, d)" if name in CACHED else None))  # as a cache has them
+        if len(fits) == 1:
+            return layouts(name, each)[fits[0]][1]
+        if fits:
+            return f"{came}, which may be {' or '.join(fits)}; say which with layout="
+    written = [f"{one}{' = ' if one else ''}{own}" for one, (own, _) in layouts(name, shape).items()]
+    hint = ""
+    if name == "output" and X.shape == (shape[1], shape[0], shape[2]):
+        hint = "; it looks like (Q, B, D): swap the first two axes"
+    return f"{came}, expected {' or '.join(written)}{hint}"

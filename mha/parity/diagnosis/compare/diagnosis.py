@@ -1,0 +1,236 @@
+"""The diagnosis of another implementation: the known mistakes, alone or together, that give its numbers."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from itertools import product
+
+import numpy as np
+
+from mha.core.tables import few
+from mha.parity.diagnosis.compare.explanations import Diagnosis, Explanation
+from mha.parity.diagnosis.compare.report import Row, said
+from mha.parity.diagnosis.mistakes.catalogue import CACHED_CATALOGUE, CATALOGUE
+from mha.parity.diagnosis.mistakes.mistake import Mistake, forms_of
+from mha.parity.diagnosis.mistakes.of_precision import ROUNDINGS
+from mha.parity.diagnosis.mistakes.of_weights import of_another_layer
+from mha.parity.diagnosis.mistakes.with_mistakes import State
+from mha.parity.diagnosis.pipeline.parts import PART_OF
+from mha.parity.diagnosis.pipeline.pieces import Array
+from mha.parity.diagnosis.pipeline.plan import Plan, plan_of, same, same_call
+from mha.parity.diagnosis.search import numbers, precision
+from mha.parity.diagnosis.search.gradients import Form as GradientForm
+from mha.parity.diagnosis.search.gradients import Gradients
+from mha.parity.diagnosis.search.sample import Focus, counted
+from mha.parity.diagnosis.search.searches import Searches
+from mha.parity.diagnosis.search.time_budget import Effort
+from mha.parity.diagnosis.search.verdicts import Verdict, apart
+from mha.parity.diagnosis.wrong_setup import axes, calls
+from mha.parity.diagnosis.wrong_setup.around import more_than_attention
+from mha.parity.diagnosis.wrong_setup.rewritten import NONE, Rewritten, Way
+from mha.parity.rule.layouts import GRADIENT
+from mha.parity.rule.problem import Problem
+from mha.parity.rule.rules import largest
+
+# To be sure, the right answer is so many bounds away, or so little of the error is left.
+SURE, LITTLE = 4.0, 0.1
+
+
+def explained(
+    problem: Problem,
+    theirs: Mapping[str, Array],
+    rows: tuple[Row, ...],
+    others: Mapping[str, Mapping[str, Array]],
+    call_is_sure: bool = False,
+    ways: Rewritten = NONE,
+) -> Diagnosis:
+    """Explain arrays that were compared: theirs by name, in the compared shapes; rows: those of the report.
+
+    call_is_sure: True = theirs was called as the problem says, so that no other call can be the reason; ways: of
+    the steps that are written another way; of those that may be no more than that, nothing is sure.
+    """
+    first, effort = next((row for row in rows if not row.passed), None), Effort()
+    if first is None:
+        return Diagnosis((), "nothing to explain: all that was given is the same", 0)
+    steps = {name: X for name, X in theirs.items() if name in PART_OF and X.shape == problem.sizes.shape(name)}
+    wrong = [row for row in rows if not row.passed and row.name in steps]
+    if not wrong:
+        gradients = {name: X for name, X in theirs.items() if name.startswith(GRADIENT)}
+        if any(row.name in gradients and not row.passed for row in rows):
+            return of_gradients(problem, gradients, first, bool(steps), effort)
+        return Diagnosis((), f"why: unknown, nothing can be tried; first to differ: {said(first)}", 0)
+    if all(row.name in ways.strange for row in wrong):
+        name, later = wrong[0].name, ways.strange[wrong[0].name]
+        note = f"why: not known: {later}, which comes of {name}, is right; perhaps another array was given as {name}"
+        return Diagnosis((), note, 0)
+    fits = len(theirs) == len(rows)
+    if fits and (more := more_than_attention(problem, theirs)):
+        note = f"why: it is more than attention: {more}; give the output before that"
+        return Diagnosis((), note, 0, more=more)
+    tokens = calls.tokens_alone(problem, theirs) if fits and not call_is_sure else None
+    if not call_is_sure and fits and tokens is None and (other := calls.likely_calls(problem, theirs, SURE)):
+        return Diagnosis((), f"why: {calls.said(problem, other, theirs)}", 0, other.arguments)
+    known = CATALOGUE if problem.sizes.slots is None else CACHED_CATALOGUE
+    far, mistakes = max(row.ratio for row in wrong), (*known, *of_another_layer(others))
+    with np.errstate(all="ignore"):
+        explanations, tried, missed = attempts(problem, steps, mistakes, far, effort, tokens is not None)
+    explanations = of_one_formula(problem, sorted(explanations, key=rank), mistakes)
+    if wrong[0].name in ways.open:
+        perhaps = tuple(dataclasses.replace(one, sure=False) for one in explanations)
+        return Diagnosis(perhaps, undecided(ways.open), tried)
+    sure = [one for one in explanations if one.sure]
+    swapped = "output" in steps and far >= SURE and not sure and problem.sizes.slots is None
+    if swapped and (expected := axes.over_samples(problem, steps["output"])):
+        there, right = steps["output"], problem.expected("output")
+        left = apart(there, expected.X) / apart(there, right.X)
+        sure = [Explanation((axes.SWAPPED,), ("",), (axes.WHAT,), expected.ratio(there), left, True)]
+    reason = f"none of {tried} tries among known mistakes gives these numbers{'; ' * bool(missed)}{missed}"
+    note = "" if sure else f"why: unknown, {reason}; first to differ: {said(wrong[0])}"
+    if tokens is not None:
+        sure = [one for one in sure if len(one.mistakes) == 1]  # two at once are less likely
+        note = "only queries in padding differ, at places of keys that nobody sees: say with rows= which count"
+        return Diagnosis(tuple(sure), f"{'or' if sure else 'why:'} {note}", tried, {"rows": tokens})
+    if not call_is_sure and fits and (other := calls.unlikely_calls(problem, theirs, SURE, bool(sure))):
+        note = f"{'or' if sure else 'why:'} {calls.said(problem, other, theirs)}"
+        return Diagnosis(tuple(sure), note, tried, other.arguments)
+    return Diagnosis(tuple(sure or explanations), note, tried)
+
+
+def undecided(ways: Mapping[str, Way]) -> str:
+    """Say that steps may be right, and what would show it."""
+    each = "; ".join(f"{name} is ours {way.how}" for name, way in reversed([*ways.items()]))
+    return f"why: not known: {each}. It is no mistake if later steps take it back: give scores or the output, too"
+
+
+def rank(one: Explanation) -> tuple[int, float]:
+    """The key by which explanations are sorted: fewer mistakes come first, then smaller ratios, to a tenth."""
+    return len(one.mistakes), round(one.ratio, 1)
+
+
+def of_gradients(problem: Problem, theirs: Mapping[str, Array], first: Row, output: bool, effort: Effort) -> Diagnosis:
+    """Explain gradients of an implementation; output: whether something before them was given, which is right."""
+    with np.errstate(all="ignore"):
+        search = Gradients(problem, theirs, effort)
+        far = max(problem.expected(name).ratio(theirs[name]) for name in search.wrong)
+        explanations = merged([made(state, verdict, far) for state, verdict in search.run()])
+    explanations.sort(key=rank)
+    sure = [one for one in explanations if one.sure]
+    reason = f"none of {search.tried} tries among known mistakes in gradients gives these numbers"
+    loss = (
+        "" if problem.cotangent is not None else "they are compared with those of the output's sum, without cotangent="
+    )
+    more = filter(None, [search.missed, loss, "" if output else "give the output, too, which may differ"])
+    note = "" if sure else f"why: unknown, {'; '.join([reason, *more])}; first to differ: {said(first)}"
+    return Diagnosis(tuple(sure or explanations), note, search.tried)
+
+
+def attempts(
+    problem: Problem,
+    steps: Mapping[str, Array],
+    mistakes: Sequence[Mistake],
+    far: float,
+    effort: Effort,
+    in_padding: bool = False,
+) -> tuple[list[Explanation], int, str]:
+    """Find explanations of the arrays: first what is quickly tried, last what takes longest.
+
+    far: the ratio of the right answer. If theirs has no finite number, nothing is sure; in_padding: whether queries in
+    padding alone differ: that they see nothing explains it without a mistake. Returns also the number of tries, and
+    what was not tried, in words.
+    """
+    some = any(np.isfinite(X[np.broadcast_to(problem.matters(name), X.shape)]).any() for name, X in steps.items())
+    far = far if some else 0.0
+    explanations: list[Explanation] = []
+    searches = Searches(problem, steps, forms_of(mistakes), effort)
+    if far >= SURE and small_errors(problem, steps):
+        explanations = inexact(problem, steps, (), searches.first)
+        if any(one.sure for one in explanations):
+            return explanations, len(ROUNDINGS), ""
+    for pairs in (False, True):
+        found = searches.run(pairs)
+        both = [(state, made(state, verdict, far)) for state, verdict in found if verdict.ratio <= 1]
+        usual = [one for state, one in both if not any(form.alone for form in state)]
+        exact = usual if in_padding or any(one.sure for one in usual) else [one for _, one in both]
+        explanations = merged([*exact, *explanations])
+        nearest = min((one for one in found if one[1].left <= 0.1), key=lambda one: one[1].left, default=None)
+        if far >= SURE and nearest and not any(one.sure for one in explanations):
+            explanations += inexact(problem, steps, nearest[0], searches.first)
+        plain = problem.sizes.slots is None  # in slots, no values are known by their weights
+        if plain and far >= SURE and not pairs and not any(one.sure for one in explanations):
+            found_dropout = precision.dropout(problem, steps)
+            explanations += [of_errors((), found_dropout)] if found_dropout else []
+        if not pairs and not any(one.sure for one in explanations):
+            explanations += of_numbers(problem, steps, searches, far)
+        if any(one.sure for one in explanations):
+            break
+    return explanations, searches.tried, searches.missed
+
+
+def of_numbers(problem: Problem, steps: Mapping[str, Array], searches: Searches, far: float) -> list[Explanation]:
+    """Explain the arrays by a number that is fitted, if that is sure; far: as for `attempts`."""
+    for number in numbers.NUMBERS:
+        form = numbers.fitted(number, problem, steps, searches.first, searches.effort)
+        if form is not None and (one := made(*searches.judged((form,)), far)).sure:
+            return [one]
+    return []
+
+
+def small_errors(problem: Problem, steps: Mapping[str, Array]) -> bool:
+    """Whether rounding may explain the errors: none is more than a fifth of the largest number."""
+    there = {name: counted(problem, name, X) for name, X in steps.items()}
+    return all(apart(X, problem.expected(name).X) <= 0.2 * largest(X) for name, X in there.items())
+
+
+def inexact(problem: Problem, steps: Mapping[str, Array], state: State, focus: Focus) -> list[Explanation]:
+    """Find explanations by rounding, together with these mistakes; focus: a few queries that refute most."""
+    return merged([of_errors(state, one) for one in precision.roundings(problem, steps, state, focus)])
+
+
+def of_errors(state: State, found: precision.Imprecision) -> Explanation:
+    """Make an explanation of an imprecision, together with these mistakes."""
+    before = [(form.mistake.name, form.how, form.mistake.what) for form in state]
+    names, how, what = zip(*before, (found.name, found.how, found.what), strict=True)
+    return Explanation(names, how, what, found.ratio, found.left, found.sure)
+
+
+def merged(explanations: Sequence[Explanation]) -> list[Explanation]:
+    """Join explanations of the same mistakes into one, with all forms; the rest is that of the first, the best."""
+    together: dict[tuple[str, ...], list[Explanation]] = {}
+    for one in explanations:
+        together.setdefault((*one.mistakes, "sure" if one.sure else ""), []).append(one)
+    found = []
+    for alike in together.values():
+        forms = zip(*(one.how for one in alike), strict=True)
+        how = tuple(" or ".join(few(list(dict.fromkeys(each)))) for each in forms)
+        found.append(dataclasses.replace(alike[0], how=how))
+    return found
+
+
+def of_one_formula(
+    problem: Problem, explanations: Sequence[Explanation], mistakes: Sequence[Mistake]
+) -> list[Explanation]:
+    """Join mistakes that are one formula in every call of the layer, such as 1 / d and a scale that is applied twice.
+
+    Or both leave nothing that hides keys, as a mask that is ignored where nothing else hides any, and all that is seen.
+    The first name stays, and the others are said beside it.
+    """
+    right, by_name = plan_of(problem, "float64"), {mistake.name: mistake for mistake in mistakes}
+    found: list[tuple[Explanation, list[Plan]]] = []
+    for one in explanations:
+        alone = by_name.get(one.mistakes[0]) if one.sure and len(one.mistakes) == 1 else None
+        plans = [plan for change in alone.forms.values() if (plan := change(right))] if alone else []
+        plans = [plan for plan in plans if same_call(plan, right) or not plan.hiding]
+        at = next((at for at, (_, known) in enumerate(found) if any(same(*two) for two in product(plans, known))), None)
+        if at is None:
+            found.append((one, plans))
+            continue
+        first, known = found[at]
+        found[at] = dataclasses.replace(first, also=(*first.also, *one.mistakes)), known
+    return [one for one, _ in found]
+
+
+def made(state: State | tuple[GradientForm, ...], verdict: Verdict, far: float) -> Explanation:
+    """Make an explanation; far: the ratio of the right answer."""
+    fields = ((form.mistake.name, form.how, form.mistake.what) for form in state)
+    names, how, what = zip(*fields, strict=True)
+    sure = verdict.same and (far >= SURE or (far > 0 and verdict.left <= LITTLE))
+    return Explanation(names, how, what, verdict.ratio, verdict.left, sure)

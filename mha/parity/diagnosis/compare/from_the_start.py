@@ -1,0 +1,70 @@
+"""The diagnosis of a decoder by mistakes in every call, so that earlier ones left what they should not have."""
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from mha.core.cache import Cache
+from mha.parity.diagnosis.compare.diagnosis import SURE, merged
+from mha.parity.diagnosis.compare.explanations import Diagnosis, Explanation
+from mha.parity.diagnosis.mistakes.mistake import forms_of
+from mha.parity.diagnosis.mistakes.of_decoding import OF_DECODING
+from mha.parity.diagnosis.mistakes.with_mistakes import Bench, State
+from mha.parity.diagnosis.pipeline.pieces import Array
+from mha.parity.diagnosis.search.verdicts import LEFT, apart
+from mha.parity.rule.layouts import CACHED
+from mha.parity.rule.problem import Expected
+
+# A call of a decoder: from the cache before it to its problem, a `Decoding`.
+Step = Callable[[Cache], Any]
+
+
+@np.errstate(all="ignore")
+def from_the_start(steps: Sequence[Step], cache: Cache, theirs: Array) -> Diagnosis:
+    """Find the mistakes which, made in each of these calls, give the output of the last one, (B, Q, D).
+
+    cache: an empty one of NumPy, before the first call.
+    """
+    right = last_of(steps, cache, ())
+    expected, counts = right.expected("output"), right.matters("output")
+    there, forms = np.where(counts, theirs, 0).astype(np.float64), forms_of(OF_DECODING)
+    far, found = expected.ratio(there), []
+    for form in forms:
+        try:
+            asked = last_of(steps, cache, (form,))
+        except ValueError:  # no call takes what the mistake leaves
+            continue
+        dtype = asked.config.dtype
+        wide, narrow = (np.where(counts, output_of(asked, kind, (form,)), 0) for kind in ("float64", dtype))
+        ratio, left = Expected.of(dtype, wide, narrow).ratio(there), apart(there, wide) / apart(there, expected.X)
+        if ratio <= 1 and left <= LEFT:
+            mistake = form.mistake
+            found.append(Explanation((mistake.name,), (form.how,), (mistake.what,), ratio, left, far >= SURE))
+    return Diagnosis(tuple(merged(found)), "made in every call, from the prompt on" * bool(found), len(forms))
+
+
+def last_of(steps: Sequence[Step], cache: Cache, state: State) -> Any:
+    """The problem of the last call, with the cache that these mistakes leave in those before it."""
+    for step, _ in itertools.pairwise(steps):
+        asked = step(cache)
+        bench = Bench(asked, asked.config.dtype)
+        slots: Any = (bench.steps(possible(bench, state), name) for name in CACHED)
+        keys, values, positions = slots
+        real = (asked.call.positions >= 0).sum(1)  # (B,)
+        lengths, lost = cache.lengths + real.astype(np.int32), cache.lost
+        cache = Cache(cache.config, (keys, values, positions.astype(np.int32), lengths, lost))
+    return steps[-1](cache)
+
+
+def output_of(asked: Any, dtype: Any, state: State) -> Array:
+    """The output of a call with these mistakes, as far as they are possible in it."""
+    bench = Bench(asked, dtype)
+    found: Any = bench.steps(possible(bench, state), "output")
+    return np.asarray(found)
+
+
+def possible(bench: Bench, state: State) -> State:
+    """These mistakes, or none where they are impossible."""
+    return () if bench.planned(state) is None else state

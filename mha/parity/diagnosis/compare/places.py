@@ -1,0 +1,111 @@
+"""Where numbers differ: in words, and as a picture."""
+
+from typing import Any
+
+import numpy as np
+
+from mha.core.tables import number
+from mha.parity.diagnosis.compare.pictures import picture, words
+from mha.parity.rule.layouts import CACHED, GRADIENT, INPUTS, MEANS, OF_INPUTS, OF_KEYS, OF_VALUES, PLACED, POOLED, kind
+from mha.parity.rule.problem import Problem
+from mha.parity.rule.rules import error
+
+
+def outside(theirs: np.ndarray, expected: np.ndarray, limit: float) -> np.ndarray:
+    """Return which numbers exceed the bound; NaN equals NaN, and infinity itself."""
+    with np.errstate(invalid="ignore"):
+        near = np.abs(theirs - expected) <= limit
+    return ~(near | (theirs == expected) | (np.isnan(theirs) & np.isnan(expected)))
+
+
+def located(asked: Problem, name: str, wrong: np.ndarray, worst: Any) -> tuple[str, tuple[str, ...]]:
+    """Describe where numbers are wrong, in words and as a picture; worst: the index of the worst number."""
+    short = name.removeprefix(GRADIENT)
+    if short in ("output", *OF_INPUTS, INPUTS):
+        rows = {"keys": "keys", "values": "keys", INPUTS: "tokens"}.get(short, "queries")
+        padding = np.ones(wrong.shape, bool) & ~used(asked, short, wrong.shape)
+        labels = [f"sample {b}" for b in range(len(wrong))]
+        where = words(wrong, padding, ["samples", rows, "features"])
+        return where, picture(np.asarray(wrong.any(2)), np.asarray(padding.any(2)), labels, rows)
+    if name == MEANS:
+        return of_means(asked, wrong, int(worst[0]))
+    if name == PLACED:
+        labels, nothing = [f"sample {b}" for b in range(len(wrong))], np.zeros(wrong.shape, bool)
+        return words(wrong, nothing, ["samples", "slots"]), picture(wrong, nothing, labels, "slots")
+    if kind(name) == "whole":
+        return of_weight(asked, short, wrong)
+    padding = np.ones(wrong.shape, bool) & ~used(asked, name, wrong.shape)
+    if kind(name) == "pairs":
+        b, h = (int(i) for i in worst[:2])
+        labels = [f"sample {b}, head {h}, query {i}" for i in range(wrong.shape[2])]
+        where = words(wrong, padding, ["samples", "heads", "queries", across(asked)])
+        return where, picture(wrong[b, h], padding[b, h], labels, across(asked))
+    B, H, T, _ = wrong.shape
+    rows = "slots" if name in CACHED else "keys" if name in (*OF_KEYS, *OF_VALUES) else "queries"
+    labels = [f"sample {b}, head {h}" for b in range(B) for h in range(H)]
+    grid, gray = (X.any(3).reshape(B * H, T) for X in (wrong, padding))  # (B*H, T)
+    return words(wrong, padding, ["samples", "heads", rows, ""]), picture(grid, gray, labels, rows)
+
+
+def of_means(asked: Problem, wrong: np.ndarray, sample: int) -> tuple[str, tuple[str, ...]]:
+    """Describe where means of attention weights over the heads (B, Q, K) are wrong; sample: that of the picture."""
+    padding = ~np.asarray(asked.by_slots(asked.counted_pairs).any(1))  # (B, Q, K)
+    labels = [f"sample {sample}, query {i}" for i in range(wrong.shape[1])]
+    where = words(wrong, padding, ["samples", "queries", across(asked)])
+    return where, picture(wrong[sample], padding[sample], labels, across(asked))
+
+
+def across(asked: Problem) -> str:
+    """What the last axis of pairs is of."""
+    return "keys" if asked.sizes.slots is None else "slots"
+
+
+def of_weight(asked: Problem, name: str, wrong: np.ndarray) -> tuple[str, tuple[str, ...]]:
+    """Describe where numbers are wrong in the gradient of a weight, of a bias of the scores or of gates."""
+    config, nothing = asked.config, np.zeros(wrong.shape, bool)
+    role = name.partition(".")[0]
+    heads = config.num_heads if role in ("W_q", "W_o") else config.num_key_value_heads
+    if wrong.ndim == 2 and role in ("W_q", "W_k", "W_v", "W_o"):
+        wrong = wrong if role == "W_o" else wrong.T  # heads first
+        by_head = wrong.reshape(heads, -1, wrong.shape[1])  # (H, d, the other width)
+        across = "outputs" if role == "W_o" else "inputs"
+        where = words(by_head, np.zeros(by_head.shape, bool), ["heads", "", across])
+        grid = np.asarray(by_head.any(1))
+        return where, picture(grid, np.zeros(grid.shape, bool), [f"head {h}" for h in range(heads)], across)
+    grid = wrong.reshape(-1, wrong.shape[-1])  # (the others, the last)
+    labels = [f"row {i}" for i in range(len(grid))]
+    return words(wrong, nothing, [f"axis {i}:" for i in range(wrong.ndim)]), picture(
+        grid, np.zeros(grid.shape, bool), labels, "numbers"
+    )
+
+
+def used(asked: Problem, name: str, shape: tuple[int, ...]) -> np.ndarray:
+    """Return what is no padding: visible pairs that count, queries and keys of such pairs; it broadcasts."""
+    visible = asked.counted_pairs
+    if kind(name) == "pairs":
+        return asked.by_slots(visible)
+    if len(shape) == 3:
+        of_queries, of_keys = np.asarray(visible.any((1, 3))), np.asarray(visible.any((1, 2)))
+        if name == INPUTS:
+            return (of_queries | of_keys)[..., None]  # (B, T, 1)
+        return (of_keys if name in ("keys", "values") else of_queries)[..., None]  # (B, T, 1)
+    if name in POOLED:
+        return np.asarray(visible.any(3))[..., None]  # (B, H, Q, 1)
+    counts = asked.matters(name)
+    return counts if counts.shape[1] == shape[1] else np.repeat(counts, shape[1] // counts.shape[1], 1)
+
+
+def hints(theirs: np.ndarray, expected: np.ndarray, limit: float) -> list[str]:
+    """List what is easy to see about numbers that differ: NaN, a factor, a transpose."""
+    found = []
+    if missing := int((np.isnan(theirs) & ~np.isnan(expected)).sum()):
+        found.append(f"NaN in {missing} of {theirs.size} numbers")
+    if not (np.isfinite(theirs).all() and np.isfinite(expected).all()):
+        return found
+    size = float((expected * expected).sum())
+    factor = float((theirs * expected).sum()) / size if size else 0.0
+    if abs(factor) > 1e-3 and np.abs(theirs - factor * expected).max() <= limit * max(1.0, abs(factor)):
+        found.append(f"theirs is {number(factor)} times ours")
+    if theirs.ndim == 2 and theirs.shape == theirs.T.shape and error(theirs.T, expected) <= limit:
+        found.append("theirs is the transpose of ours")
+    return found

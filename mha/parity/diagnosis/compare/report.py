@@ -1,0 +1,145 @@
+"""The report of a comparison: a row for each array, the first that differs, and why; it prints as a table."""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.text import Text
+
+from mha.core.options.names import FloatName
+from mha.core.tables import counted, lines, number, plain_table, text
+from mha.parity.diagnosis.blind_spots.sight import Sight, Unseen
+from mha.parity.diagnosis.compare.explanations import Diagnosis
+from mha.parity.diagnosis.compare.pictures import LEGEND
+from mha.parity.rule.rules import fraction
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """Where an array differs.
+
+    index: of the worst number, in their own layout; theirs, expected: that number, and float64 NumPy's.
+    count: how many numbers exceed the bound; of: how many there are. where: which samples, heads and rows, in padding
+    or not, in words. picture: the same as lines of characters.
+    """
+
+    index: tuple[int, ...]
+    theirs: float
+    expected: float
+    count: int
+    of: int
+    where: str
+    picture: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One array: how far theirs is from float64 NumPy, and how far rounding may carry it.
+
+    name: a step of `trace`, "gradient." and the name of a gradient, or "mean weights". place: None if it is the same,
+    or if the shape differs. note: further words, in a line. rows: of an output in half precision, the largest root mean
+    square of a row's errors, by its own bound.
+    """
+
+    name: str
+    error: float
+    bound: float
+    place: Place | None = None
+    note: str = ""
+    rows: float = 0.0
+
+    @property
+    def ratio(self) -> float:
+        """Error by bound, of the largest number or row: the same if at most 1."""
+        return max(fraction(self.error, self.bound), self.rows)
+
+    @property
+    def passed(self) -> bool:
+        """Whether the error is within its bound."""
+        return self.ratio <= 1
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Report:
+    """A comparison: true if all arrays are the same, printed as a table, its rows as data.
+
+    rows: a `Row` for each array that was given, in the order of `trace`, gradients last. dtype: of the layer.
+    """
+
+    rows: tuple[Row, ...]
+    dtype: FloatName
+    explain: Callable[[], Diagnosis] = dataclasses.field(compare=False)
+    look: Callable[[], Sight] | None = dataclasses.field(default=None, compare=False)
+
+    def __bool__(self) -> bool:
+        return all(row.passed for row in self.rows)
+
+    @property
+    def first(self) -> Row | None:
+        """The first row, in the order of `trace`, that leaves its bound; None if all is the same."""
+        return next((row for row in self.rows if not row.passed), None)
+
+    @property
+    def ratio(self) -> float:
+        """The largest ratio: the same if at most 1."""
+        return max(row.ratio for row in self.rows)
+
+    @functools.cached_property
+    def diagnosis(self) -> Diagnosis:
+        """The known mistakes that give their numbers; computed when it is first used, or printed."""
+        return self.explain()
+
+    @functools.cached_property
+    def sight(self) -> Sight | None:
+        """What the comparison could see if it found no difference; None if it did, or if nothing was looked for."""
+        return self.look() if self and self.look else None
+
+    @property
+    def unseen(self) -> tuple[Unseen, ...]:
+        """The known mistakes that would have passed on these very inputs; () if something differs.
+
+        They are worked out when they are first asked for, or printed, in five seconds at most.
+        """
+        return self.sight.unseen if self.sight else ()
+
+    def __str__(self) -> str:
+        return text(self)
+
+    __repr__ = __str__
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        table = plain_table("array", "ratio", "result", "worst at", "theirs", "expected", "where", folded="where")
+        for row in self.rows:
+            verdict = "same" if row.passed else "DIFFERS"
+            if row.place is None:
+                table.add_row(row.name, number(row.ratio), verdict, "", "", "", row.note)
+            else:
+                place = row.place
+                values = number(place.theirs), number(place.expected)
+                where = "; ".join(filter(None, [place.where, row.note]))
+                table.add_row(row.name, number(row.ratio), verdict, str(place.index), *values, where)
+        yield table
+        first = self.first
+        if first is None:
+            yield from lines(f"the same: {counted(len(self.rows), 'array')} within what {self.dtype} explains", options)
+            if self.sight:
+                yield self.sight
+            return
+        yield Text("")
+        yield from lines(f"first to differ: {said(first)}", options)
+        if first.place is not None:
+            for line in (*first.place.picture, LEGEND):
+                yield Text(f"  {line}", no_wrap=True, overflow="ignore")
+        yield self.diagnosis
+
+
+def said(row: Row) -> str:
+    """Put a row that differs into a sentence."""
+    if row.place is None:
+        return f"{row.name}: {row.note}"
+    place = row.place
+    return (
+        f"{row.name}, {place.count} of {place.of} numbers; worst at {place.index}: theirs "
+        f"{number(place.theirs)}, expected {number(place.expected)}"
+    )

@@ -1,0 +1,134 @@
+"""Whether two layers compute the same though their weights differ, and how these are written then.
+
+The calls show it: outputs and gradients of the inputs, with inputs of several sizes, masks, biases of the scores and
+positions. Weights that go together may be written in another way together: a factor of the queries is one of the keys.
+"""
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from mha.core.cache import left_of
+from mha.core.options.config import Config, numpy_dtype
+from mha.core.options.names import FloatName
+from mha.layer import MultiHeadAttention
+from mha.parity.diagnosis.compare.report import Row
+from mha.parity.rule.layouts import GRADIENT, OF_INPUTS
+from mha.parity.rule.problem import Expected, Problem, problem
+from mha.parity.rule.relations import Relation
+from mha.parity.rule.rules import bound, error, in_dtype
+from mha.parity.rule.weight_rows import WeightRow
+
+QUERIES, KEYS = 5, 7
+MAGNITUDES = 0.02, 4.0  # of the inputs, beside 1: the epsilon of a norm shows in small ones, the cap in large ones
+TOGETHER = (
+    ("W_q.kernel", "W_q.bias", "W_k.kernel", "W_k.bias", "q_norm.scale", "k_norm.scale"),
+    ("W_v.kernel", "W_v.bias", "v_norm.scale", "W_o.kernel", "W_o.bias"),
+)
+
+
+def first_call(a: Config, b: Config, dtype: FloatName) -> tuple[list[np.ndarray], dict[str, Any]]:
+    """Draw inputs that fit both layers, and offsets at which every window, and every chunk, hides some keys."""
+    lefts = {left for config in (a, b) if (left := left_of(config)) is not None}
+    offsets = [0, *sorted(max(0, left - KEYS // 2) for left in lefts)]
+    return drawn(a, offsets, 1.0, dtype, 0)
+
+
+def further_calls(a: Config, b: Config, dtype: FloatName) -> Iterator[tuple[list[np.ndarray], dict[str, Any]]]:
+    """Draw smaller and larger inputs, each with a mask, a bias of the scores, and offsets at which options show."""
+    offsets = first_call(a, b, dtype)[1]["offset"]
+    floors = [max(0, config.temperature.floor - KEYS // 2) for config in (a, b) if config.temperature]
+    places = list(dict.fromkeys([1, *np.atleast_1d(offsets).tolist(), *floors]))
+    for seed, size in enumerate(MAGNITUDES, 1):
+        inputs, call = drawn(a, places, size, dtype, seed)
+        random, shape = np.random.default_rng(seed), (len(places), 1, QUERIES, KEYS)
+        mask, bias = random.random(shape) < 0.7, random.normal(size=shape)
+        yield inputs, call | {"mask": mask, "score_bias": bias.astype(inputs[0].dtype)}
+
+
+def drawn(
+    config: Config, offsets: list[int], size: float, dtype: FloatName, seed: int
+) -> tuple[list[np.ndarray], dict[str, Any]]:
+    """Draw inputs of a size, a sample for each of these offsets."""
+    random, kind = np.random.default_rng(seed), numpy_dtype(dtype)
+    rows = {"query_size": QUERIES, "key_size": KEYS, "value_size": KEYS}
+    shapes = [(len(offsets), T, getattr(config, name)) for name, T in rows.items()]
+    inputs = [(size * random.normal(size=shape)).astype(kind) for shape in shapes]
+    return inputs, {"offset": offsets if len(offsets) > 1 else offsets[0]}
+
+
+def compared_calls(
+    a: MultiHeadAttention, b: MultiHeadAttention, further: bool
+) -> tuple[tuple[Row, ...], tuple[Problem, dict[str, Any]] | None]:
+    """Compare two layers in calls that show whether they compute the same.
+
+    a, b: the layers on NumPy, in one dtype; further: whether to look beyond one output. Returns the worst row of each
+    array, the output last, and the call in which they differ, None if in none.
+    """
+    dtype = a.config.dtype
+    calls = [first_call(a.config, b.config, dtype), *(further_calls(a.config, b.config, dtype) if further else ())]
+    worst: dict[str, Row] = {}
+    for at, (inputs, call) in enumerate(calls):
+        gradients = 0 < at == len(calls) - 1  # of the largest inputs alone, as they take longest
+        ours, theirs = (expected(layer, inputs, call, gradients) for layer in (a, b))
+        rows = [compared_row(name, X, *theirs[name]) for name, (X, _) in ours.items()]
+        if not all(row.passed for row in rows):
+            queries, keys, values = inputs
+            return tuple(rows), (problem(a, queries, keys, values, {"causal": False} | call), call)
+        worst |= {row.name: max(row, worst.get(row.name, row), key=lambda row: row.ratio) for row in rows}
+    return tuple(sorted(worst.values(), key=lambda row: row.name == "output")), None
+
+
+def expected(
+    layer: MultiHeadAttention, inputs: Sequence[np.ndarray], call: dict[str, Any], gradients: bool
+) -> dict[str, tuple[Expected, np.ndarray]]:
+    """Compute the output, and the gradients by the inputs if they are asked for: what is expected, and in its dtype."""
+    dtype = layer.config.dtype
+    base = arrays(layer, inputs, call, gradients)
+    wide = [X.astype(np.float64) for X in inputs], {name: as_wide(X) for name, X in call.items()}
+    oracle = base if dtype == "float64" else arrays(in_dtype(layer, "float64"), *wide, gradients)
+    found = {}
+    for name, X in oracle.items():
+        own = name.startswith(GRADIENT)
+        right = Expected(X, bound(dtype, X, base[name], gradient=own)) if own else Expected.of(dtype, X, base[name])
+        found[name] = right, base[name]
+    return found
+
+
+def as_wide(X: Any) -> Any:
+    """Turn floats into float64; anything else stays as it is."""
+    return X.astype(np.float64) if getattr(X, "dtype", None) is not None and X.dtype != bool else X
+
+
+def arrays(
+    layer: MultiHeadAttention, inputs: Sequence[np.ndarray], call: dict[str, Any], gradients: bool
+) -> dict[str, np.ndarray]:
+    """The gradients by the inputs, if they are asked for, and the output."""
+    queries, keys, values = inputs
+    by_name = layer.gradients(queries, keys, values, **call) if gradients else {}
+    found = {GRADIENT + name: by_name[name] for name in OF_INPUTS if gradients}
+    return found | {"output": layer(queries, keys, values, **call)}
+
+
+def compared_row(name: str, ours: Expected, theirs: Expected, X: np.ndarray) -> Row:
+    """Compare an array of another layer, X, with what is expected; either layer may round more than the other."""
+    there = X.astype(np.float64)
+    limit, rows = max(ours.limit, theirs.limit), 0.0 if ours.rows is None else ours.ratio(there)
+    return Row(name, error(there, ours.X), limit, rows=rows)
+
+
+def written(rows: Sequence[WeightRow]) -> tuple[WeightRow, ...]:
+    """Say of weights that come from A's in no known way how they are written, in layers that compute the same."""
+    lone = {row.name for row in rows if row.relation is None and row.name != "W_k.bias"}
+    found = []
+    for row in rows:
+        relation = row.relation
+        if row.name == "W_k.bias" and not (relation and relation.kept):  # one number more for all scores of a query
+            relation = Relation(f"{relation.how if relation else 'another one'}, which the softmax takes back")
+        elif relation is None:
+            several = any(row.name in names and len(lone.intersection(names)) > 1 for names in TOGETHER)
+            relation = Relation(f"written another way{' together' * several}, which no output shows")
+        found.append(dataclasses.replace(row, relation=relation))
+    return tuple(found)

@@ -1,0 +1,30 @@
+"""The catalogue of all mistakes that have exact forms, in the order in which they are tried."""
+
+from mha.parity.diagnosis.mistakes.mistake import forms_of
+from mha.parity.diagnosis.mistakes.of_biases import OF_BIASES
+from mha.parity.diagnosis.mistakes.of_decoding import OF_DECODING
+from mha.parity.diagnosis.mistakes.of_heads import OF_GATES, OF_GROUPS, OF_HEADS
+from mha.parity.diagnosis.mistakes.of_hiding import OF_CHUNKS, OF_HIDING, OF_WINDOWS
+from mha.parity.diagnosis.mistakes.of_masks import OF_MASKS
+from mha.parity.diagnosis.mistakes.of_norms import OF_NORMS
+from mha.parity.diagnosis.mistakes.of_output_gate import OF_OUTPUT_GATE
+from mha.parity.diagnosis.mistakes.of_permutations import OF_PERMUTATIONS
+from mha.parity.diagnosis.mistakes.of_rotated_parts import OF_ROTATED_PARTS
+from mha.parity.diagnosis.mistakes.of_rotations import OF_ROTATIONS
+from mha.parity.diagnosis.mistakes.of_scores import OF_SCALE, OF_SCORES
+from mha.parity.diagnosis.mistakes.of_segments import OF_SEGMENTS
+from mha.parity.diagnosis.mistakes.of_sinks import OF_SINKS
+from mha.parity.diagnosis.mistakes.of_softmax import OF_NAN, OF_SOFTMAX
+from mha.parity.diagnosis.mistakes.of_temperature import OF_TEMPERATURE
+from mha.parity.diagnosis.mistakes.of_weights import OF_KERNELS, OF_ORDERS_AND_BIASES
+
+CATALOGUE = (
+    *OF_NAN, *OF_KERNELS, *OF_HEADS, *OF_ORDERS_AND_BIASES, *OF_SCALE, *OF_HIDING, *OF_MASKS, *OF_SOFTMAX, *OF_GROUPS,
+    *OF_ROTATIONS, *OF_ROTATED_PARTS, *OF_TEMPERATURE, *OF_PERMUTATIONS, *OF_NORMS, *OF_SCORES, *OF_SINKS, *OF_BIASES,
+    *OF_WINDOWS, *OF_CHUNKS, *OF_SEGMENTS, *OF_GATES, *OF_OUTPUT_GATE,
+)  # fmt: skip
+
+CACHED_CATALOGUE = (*OF_DECODING, *CATALOGUE)  # of calls with a cache
+
+
+FORMS = forms_of(CATALOGUE)

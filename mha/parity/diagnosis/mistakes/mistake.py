@@ -1,0 +1,87 @@
+"""A mistake has a name, its effect, and functions that put it into a plan; and what several of these do."""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping, Sequence
+
+from mha.parity.diagnosis.pipeline.parts import PARTS
+from mha.parity.diagnosis.pipeline.pieces import Array
+from mha.parity.diagnosis.pipeline.plan import Plan, replace
+
+Change = Callable[[Plan], Plan | None]
+
+
+@dataclasses.dataclass(frozen=True)
+class Mistake:
+    """One known mistake.
+
+    name: for a diagnosis; what: the effect, in words; parts: those of the pipeline that it changes; forms: one or
+    several functions, each by its words ("" if there is one): from a plan without the mistake to one with it, or None
+    where the mistake is impossible; rare: whether it is tried only where no other mistake alone gives the numbers, and
+    not together with others.
+    """
+
+    name: str
+    what: str
+    parts: tuple[str, ...]
+    forms: Mapping[str, Change]
+    rare: bool = False
+
+    def touches(self, part: str) -> bool:
+        """Whether the result of a part may differ."""
+        return part in self.touched
+
+    @functools.cached_property
+    def touched(self) -> frozenset[str]:
+        """The parts whose results may differ."""
+        found = set(self.parts)
+        for part, before in PARTS.items():  # each comes after those that it takes
+            if not found.isdisjoint(before):
+                found.add(part)
+        return frozenset(found)
+
+
+def one(change: Change) -> dict[str, Change]:
+    """Make the forms of a mistake that has one form."""
+    return {"": change}
+
+
+def with_weights(plan: Plan, changed: Mapping[str, Array | None]) -> Plan:
+    """Change some weights of a plan; None takes one away."""
+    weights = {**plan.weights, **changed}
+    return replace(plan, weights={name: X for name, X in weights.items() if X is not None})
+
+
+def scaled(factor: Callable[[Plan], float], plan: Plan) -> Plan | None:
+    """Multiply the scale by a factor."""
+    if plan.config.pooling != "dot":
+        return None
+    return replace(plan, scale=plan.scale * factor(plan))
+
+
+def hiding(name: str, condition: Callable[[Plan], Array] | None, plan: Plan) -> Plan | None:
+    """Replace one condition for a key to be seen; None = ignore it."""
+    if name not in plan.hiding:
+        return None
+    kept = {key: X for key, X in plan.hiding.items() if key != name}
+    return replace(plan, hiding=kept if condition is None else kept | {name: condition})
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Form:
+    """One form of a mistake, and the mistake's place in the catalogue; alone: not to be tried together with others."""
+
+    place: int
+    mistake: Mistake
+    how: str
+    change: Change
+    alone: bool = False
+
+
+def forms_of(mistakes: Sequence[Mistake]) -> tuple[Form, ...]:
+    """List every form of these mistakes."""
+    return tuple(
+        Form(place, mistake, how, change)
+        for place, mistake in enumerate(mistakes)
+        for how, change in mistake.forms.items()
+    )

@@ -1,0 +1,121 @@
+"""Known mistakes with the bias of scores: its scale, sign, order of heads, and ALiBi's slopes."""
+
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+
+from mha.parity.diagnosis.mistakes.mistake import Mistake, one
+from mha.parity.diagnosis.pipeline.pieces import Array
+from mha.parity.diagnosis.pipeline.plan import Plan, replace
+
+ALIKE = 0.02  # biases are a rule's slopes times distances, if they are as near to it as this share of the largest
+
+
+def biased_by(factor: Callable[[Plan], float], plan: Plan) -> Plan | None:
+    """Multiply the bias of scores by a factor."""
+    if plan.score_bias is None:
+        return None
+    hidden = plan.score_bias == -np.inf
+    # Minus infinity stays: it hides, and 0 times infinity would be NaN.
+    changed = np.where(hidden, plan.score_bias, np.where(hidden, 0, plan.score_bias) * factor(plan))
+    return replace(plan, score_bias=changed.astype(plan.score_bias.dtype))
+
+
+def mirrored(plan: Plan) -> Plan | None:
+    """Take the bias at minus the distance; beyond the distances that there are, that of the furthest."""
+    X, places = plan.score_bias, np.unique(plan.offsets)
+    if X is None or min(X.shape[2:]) == 1 or len(places) > 1:
+        return None
+    Q, K = X.shape[2:]
+    if not np.array_equal(X[:, :, 1:, 1:], X[:, :, :-1, :-1]):  # it goes not by the distance alone
+        return replace(plan, score_bias=X.swapaxes(2, 3)) if Q == K else None  # (B or 1, H or 1, Q, K)
+    by_distance = np.concatenate([X[:, :, :0:-1, 0], X[:, :, 0]], -1)  # (B or 1, H or 1, Q + K - 1), from -(Q - 1) on
+    ahead = np.arange(K) - np.arange(Q)[:, None] - places[0]  # (Q, K)
+    other = np.clip(-ahead + places[0] + Q - 1, 0, Q + K - 2)
+    return replace(plan, score_bias=by_distance[:, :, other])  # (B or 1, H or 1, Q, K)
+
+
+def repeated(plan: Plan) -> Plan | None:
+    """Repeat the bias of each head for the samples, and split what comes of it into samples and heads."""
+    X, B = plan.score_bias, len(plan.queries)
+    if X is None or X.shape[:2] != (1, plan.heads):
+        return None
+    return replace(plan, score_bias=np.repeat(X[0], B, 0).reshape(B, *X.shape[1:]))  # (B, H, Q or 1, K or 1)
+
+
+def slopes_of_paper(H: int, first: int = 1) -> Array:
+    """Return ALiBi's slopes: those of the next lower power of 2, then every other one of the next.
+
+    first: of the numbers that the heads have.
+    """
+    power = 2 ** int(np.log2(H))
+    return np.array([2 ** (-8 * (h + first) / power) for h in range(power)]
+                    + [2 ** (-4 * (2 * h + first) / power) for h in range(H - power)])  # fmt: skip
+
+
+def slopes_of_number(H: int, first: int = 1) -> Array:
+    """Return the slopes by the formula for powers of 2."""
+    return 2 ** (-8 * np.arange(first, H + first) / H)
+
+
+Rule = Callable[..., Array]
+RULES: dict[str, Rule] = {"as of a power of 2": slopes_of_number, "with every other slope last": slopes_of_paper}
+
+
+def resloped(slopes: Callable[[Rule, Plan], Array | None], plan: Plan) -> Plan | None:
+    """Take other slopes, if the bias goes by a rule of ALiBi's; slopes: from this rule to those, or None."""
+    X, H = plan.score_bias, plan.heads
+    if X is None or X.shape[1] != H or H == 1:
+        return None
+    seen, wide = np.isfinite(X), np.where(np.isfinite(X), X, 0).astype(np.float64)
+    for rule in RULES.values():
+        by_slope = wide / rule(H)[:, None, None]  # (B or 1, H, Q or 1, K)
+        far = np.abs(by_slope - by_slope[:, :1]).max(initial=0)
+        if far <= ALIKE * np.abs(by_slope).max(initial=0) and wide.any() and (other := slopes(rule, plan)) is not None:
+            return replace(plan, score_bias=np.where(seen, by_slope * other[:, None, None], X).astype(X.dtype))
+    return None
+
+
+def of_slopes(name: str, plan: Plan) -> Plan | None:
+    """Take ALiBi's slopes by another rule, if the bias goes by one, and their number is no power of 2."""
+    H, other = plan.heads, RULES[name]
+    return resloped(lambda rule, plan: None if rule is other or H & (H - 1) == 0 else other(H), plan)
+
+
+def of_half(rule: Rule, plan: Plan) -> Array | None:
+    """Return the slopes of half as many heads, twice; None if the heads cannot be halved."""
+    return None if plan.heads % 2 else np.tile(rule(plan.heads // 2), 2)
+
+
+def of_keys(rule: Rule, plan: Plan) -> Array | None:
+    """Return the slopes of the heads of keys, each for the heads of queries that share it; None if none is shared."""
+    return None if plan.groups == plan.heads else np.repeat(rule(plan.groups), plan.heads // plan.groups)
+
+
+OF_BIASES = (
+    Mistake("the bias is scaled too", "the bias of scores is multiplied by the scale", ("scores",),
+            {"by the scale": partial(biased_by, lambda plan: plan.scale),
+             "by 1 / sqrt(d)": partial(biased_by, lambda plan: plan.config.key_dim**-0.5)}),
+    Mistake("the bias is not scaled", "the bias lacks the scale that the model gives it", ("scores",),
+            {"by the scale": partial(biased_by, lambda plan: 1 / plan.scale),
+             "by 1 / sqrt(d)": partial(biased_by, lambda plan: plan.config.key_dim**0.5)}),
+    Mistake("the bias is ignored", "scores get no bias", ("scores",), one(partial(biased_by, lambda plan: 0.0))),
+    Mistake("the bias has the other sign", "the bias of scores is subtracted", ("scores",),
+            one(partial(biased_by, lambda plan: -1.0))),
+    Mistake("the distance of the bias has the other sign", "the bias of query i and key j is that of i - j, not j - i",
+            ("scores",), one(mirrored)),
+    Mistake("the bias is repeated over the batch, not tiled", "heads get the bias of other heads", ("scores",),
+            one(repeated)),
+    Mistake("another rule of ALiBi's slopes", "for a number of heads that is no power of 2", ("scores",),
+            {how: partial(of_slopes, how) for how in RULES}),
+    Mistake("ALiBi's slopes of other heads", "or of another number of heads, as where each of several devices makes "
+            "its own", ("scores",),
+            {how: partial(resloped, slopes) for how, slopes in {
+                "reversed": lambda rule, plan: rule(plan.heads)[::-1],
+                "one head further": lambda rule, plan: rule(plan.heads, 2),
+                "one head back": lambda rule, plan: rule(plan.heads, 0),
+                "of half as many heads, again": of_half,
+                "of twice as many heads": lambda rule, plan: rule(2 * plan.heads)[:plan.heads],
+                "of the heads of keys": of_keys}.items()}),
+)  # fmt: skip

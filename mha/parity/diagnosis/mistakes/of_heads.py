@@ -1,0 +1,170 @@
+"""Known mistakes with heads: how they are split, merged, grouped, counted and gated.
+
+Letters as in the lessons.
+"""
+
+from collections.abc import Callable, Iterable
+from functools import partial
+
+import numpy as np
+
+from mha.parity.diagnosis.mistakes.mistake import Mistake, one, with_weights
+from mha.parity.diagnosis.mistakes.of_weights import ALL, PART, PROJECTIONS, QKV
+from mha.parity.diagnosis.pipeline.pieces import Array
+from mha.parity.diagnosis.pipeline.plan import Plan, replace
+
+
+def interleaved(names: Iterable[str], inward: bool, plan: Plan) -> Plan | None:
+    """Read columns of kernels and biases (rows of W_o) as (d, H) instead of (H, d); inward: or the other way round."""
+    changed: dict[str, Array | None] = {}
+    for name in names:
+        heads = plan.groups if name in ("W_k", "W_v") else plan.heads
+        for kind in ("kernel", "bias"):
+            X = plan.weights.get(f"{name}.{kind}")
+            if X is None or (name == "W_o" and kind == "bias"):
+                continue
+            how = 0 if name == "W_o" else -1, heads, inward
+            changed[f"{name}.{kind}"] = plan.once(how, partial(mixed, *how), X)
+    return with_weights(plan, changed)
+
+
+def mixed(axis: int, heads: int, inward: bool, X: Array) -> Array:
+    """Read an axis as (d, H) instead of (H, d); inward: or the other way round."""
+    X = np.moveaxis(X, axis, 0)  # (H*d, ...)
+    grid = (heads, -1) if inward else (X.shape[0] // heads, heads)
+    return np.moveaxis(X.reshape(*grid, *X.shape[1:]).swapaxes(0, 1).reshape(X.shape), 0, axis)
+
+
+def split_interleaved(plan: Plan) -> Plan:
+    """Split columns as (d, H)."""
+
+    def split(X: Array, heads: int) -> Array:
+        B, T, width = X.shape
+        return X.reshape(B, T, width // heads, heads).transpose(0, 3, 1, 2)  # (B, H, T, d)
+
+    return replace(plan, split=split)
+
+
+def split_interleaved_and_merged(plan: Plan) -> Plan:
+    """Split columns as (d, H), and merge them so."""
+
+    def merge(X: Array) -> Array:
+        B, H, T, d = X.shape
+        return X.transpose(0, 2, 3, 1).reshape(B, T, d * H)  # (B, T, d*H)
+
+    return replace(split_interleaved(plan), merge=merge)
+
+
+def split_unpermuted(plan: Plan) -> Plan:
+    """Split without the permute."""
+    return replace(plan, split=lambda X, heads: X.reshape(len(X), heads, X.shape[1], -1))  # (B, H, T, d)
+
+
+def merge_unpermuted(plan: Plan) -> Plan:
+    """Merge without the permute."""
+    return replace(plan, merge=lambda X: X.reshape(len(X), X.shape[2], -1), rows=slice(None))  # (B, T, H*d)
+
+
+def other_heads(heads: int, plan: Plan) -> Plan | None:
+    """Take another number of heads, if the features can be split so and no argument has an axis of heads."""
+    config = plan.config
+    H, d, dv = config.num_heads, config.key_dim, config.value_dim
+    plain = plan.groups == H == plan.heads and not plan.norms and plan.frequencies is None
+    if not plain or heads == H or (H * d) % heads or (H * dv) % heads:
+        return None
+    if plan.gates is not None or "sinks" in plan.weights or config.output_gate == "head":  # of so many heads
+        return None
+    if any(X is not None and X.shape[1] != 1 for X in (plan.mask, plan.score_bias)) or config.pooling != "dot":
+        return None
+    scale = plan.scale if config.scale is not None else plan.scale * (heads / H) ** 0.5
+    return replace(plan, heads=heads, groups=heads, scale=scale)
+
+
+def tile(X: Array, times: int) -> Array:
+    """Tile the heads of keys or values, instead of repeating each: (B, G, K, d) -> (B, H, K, d)."""
+    return np.tile(X, (1, times, 1, 1))  # (B, H, K, d)
+
+
+def tiled_heads(keys: bool, values: bool, plan: Plan) -> Plan | None:
+    """Tile the heads of keys or values, or of both."""
+    if plan.groups in (1, plan.heads):
+        return None
+    shares = tile if keys else plan.share, tile if values else plan.share_values
+    return replace(plan, share=shares[0], share_values=shares[1])
+
+
+def regrouped(back: bool, plan: Plan) -> Array | None:
+    """Return the heads of queries, which lie as (g, r), in the order (r, g); back: or the other way round."""
+    if plan.groups in (1, plan.heads):
+        return None
+    return np.arange(plan.heads).reshape(-1 if back else plan.groups, plan.groups if back else -1).T.ravel()  # (H,)
+
+
+def split_regrouped(back: bool, plan: Plan) -> Plan | None:
+    """Split heads of queries as (r, g)."""
+    if (order := regrouped(back, plan)) is None:
+        return None
+
+    def reordered(X: Array) -> Array:
+        return X.reshape(*X.shape[:-1], plan.heads, -1)[..., order, :].reshape(X.shape)  # (..., H*d)
+
+    found = {name: X for name, X in plan.weights.items() if name in ("W_q.kernel", "W_q.bias")}
+    return with_weights(plan, {name: plan.once(("heads", *order), reordered, X) for name, X in found.items()})
+
+
+def merge_regrouped(back: bool, plan: Plan) -> Plan | None:
+    """Merge heads of queries as (r, g)."""
+    if (order := regrouped(back, plan)) is None:
+        return None
+    right = plan.merge
+    return replace(plan, merge=lambda X: right(X[:, order]))
+
+
+def regated(change: Callable[[Array], Array] | None, plan: Plan) -> Plan | None:
+    """Change the gates; None = make them all 1."""
+    if plan.gates is None:
+        return None
+    return replace(plan, gates=np.ones_like(plan.gates) if change is None else change(plan.gates))
+
+
+OF_HEADS = (
+    Mistake("the heads are interleaved", "columns are taken as (d, H) instead of (H, d)", ALL,
+            {"by the split": split_interleaved, "by the split and the merge": split_interleaved_and_merged,
+             "in W_q, W_k, W_v": partial(interleaved, QKV, True),
+             "in W_q, W_k, W_v, the other way": partial(interleaved, QKV, False),
+             "in all four": partial(interleaved, PROJECTIONS, True),
+             "in all four, the other way": partial(interleaved, PROJECTIONS, False)}),
+    *(Mistake(f"the heads of {name} are interleaved", f"{'rows' if name == 'W_o' else 'columns'} of {name} are taken "
+              "as (d, H) instead of (H, d)", (PART[name],),
+              {"": partial(interleaved, (name,), True), "the other way": partial(interleaved, (name,), False)})
+      for name in PROJECTIONS),
+    Mistake("the split lacks the permute", "(B, T, H*d) is reshaped to (B, H, T, d) as it lies", ("q", "k", "v"),
+            one(split_unpermuted)),
+    Mistake("the merge lacks the permute", "(B, H, T, d) is reshaped to (B, T, H*d) as it lies", ("output",),
+            one(merge_unpermuted)),
+    Mistake("another number of heads", "the features are split into more or fewer heads",
+            ("q", "k", "v", "scores", "weights"),
+            {f"{heads} heads": partial(other_heads, heads)
+             for heads in (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 64, 96, 128)}),
+)  # fmt: skip
+
+
+OF_GROUPS = (
+    Mistake("heads of keys are tiled, not repeated", "query head h reads head h % G instead of h // (H / G)",
+            ("scores", "pooled"),
+            {"": partial(tiled_heads, True, True), "alone": partial(tiled_heads, True, False)}),
+    Mistake("heads of values are tiled, not repeated", "query head h pools values of head h % G, with the right keys",
+            ("pooled",), one(partial(tiled_heads, False, True))),
+    Mistake("heads of queries are split as (r, g)", "head r * G + g is taken for head g * (H / G) + r", ("q",),
+            {"": partial(split_regrouped, True), "the other way": partial(split_regrouped, False)}),
+    Mistake("heads are merged as (r, g)", "head g * (H / G) + r comes where head r * G + g should", ("output",),
+            {"": partial(merge_regrouped, False), "the other way": partial(merge_regrouped, True)}),
+)  # fmt: skip
+
+
+OF_GATES = (
+    Mistake("gates of other heads", "the heads' factors come in another order", ("pooled",),
+            {"reversed": partial(regated, lambda X: X[:, ::-1]),
+             "one head further": partial(regated, lambda X: np.roll(X, 1, 1))}),
+    Mistake("gates are forgotten", "the heads have no factors", ("pooled",), one(partial(regated, None))),
+)  # fmt: skip

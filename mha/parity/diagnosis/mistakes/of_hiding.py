@@ -1,0 +1,193 @@
+"""Known mistakes in what hides keys: lengths, mask, causal order, window, chunks."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from mha.parity.diagnosis.mistakes.equivalent_masks import anywhere, in_part
+from mha.parity.diagnosis.mistakes.mistake import Mistake, hiding, one
+from mha.parity.diagnosis.mistakes.of_masks import (  # fmt: skip
+    MOVED,
+    SINGLE,
+    moved,
+    of_padding,
+    opposite,
+    remade,
+    transposed,
+    whole,
+    without_padding,
+)
+from mha.parity.diagnosis.pipeline.pieces import Array
+from mha.parity.diagnosis.pipeline.plan import OFFSETS, Plan, replace
+
+
+def of_lengths(change: Callable[[Plan], Array], plan: Plan) -> Plan | None:
+    """Take other lengths."""
+    return replace(plan, lengths=change(plan)) if "lengths" in plan.hiding else None
+
+
+def tiled(plan: Plan) -> Array:
+    """Return the lengths tiled, instead of repeated, for the heads: those of b * H + h."""
+    B = len(plan.queries)
+    return np.tile(plan.lengths[:, 0], (plan.heads, 1, 1)).reshape(B, plan.heads, -1, 1)  # (B, H, 1 or Q, 1)
+
+
+def of_queries(plan: Plan) -> Plan | None:
+    """Hide rows of queries, from the length on, instead of keys."""
+    if "lengths" not in plan.hiding or plan.lengths.shape[2] > 1:
+        return None
+    rows = np.arange(plan.queries.shape[1])[:, None]  # (Q, 1)
+    return hiding("lengths", lambda plan: rows < plan.lengths, plan)
+
+
+def ordered_from(offsets: Callable[[Plan], Array], plan: Plan) -> Plan | None:
+    """Take other positions of the first query for the causal order."""
+    return replace(plan, order_offsets=offsets(plan)) if "order" in plan.hiding else None
+
+
+def lower_right(plan: Plan) -> Array:
+    """Return the position of the first query, if the last one sees the last key."""
+    return 0 * plan.offsets + plan.num_keys - plan.queries.shape[1]
+
+
+def by_rows(name: str, plan: Plan) -> Plan | None:
+    """Let a condition go by the numbers of rows, where positions are given."""
+    if name not in plan.hiding or (plan.positions is None and plan.key_positions is None):
+        return None
+    right = plan.hiding[name]
+
+    def condition(plan: Plan) -> Array:
+        first: Any = np.full((1, 1), 0 if plan.kept_k is None else plan.kept_k.shape[2])  # slots come before all tokens
+        return right(replace(plan, **dict.fromkeys(OFFSETS[1:], first), key_positions=None))
+
+    return hiding(name, condition, plan)
+
+
+def inverted(name: str, plan: Plan) -> Plan | None:
+    """Invert one condition for a key to be seen."""
+    if name not in plan.hiding:
+        return None
+    right = plan.hiding[name]
+    return hiding(name, lambda plan: ~right(plan), plan)
+
+
+def windowed(change: Callable[[Any, Any], tuple[Any, Any]], plan: Plan) -> Plan | None:
+    """Take another window."""
+    return replace(plan, window=change(*plan.window)) if "window" in plan.hiding else None
+
+
+def looking_ahead(plan: Plan) -> Plan | None:
+    """Take a window as far ahead as back, in place of the causal order."""
+    made = hiding("order", None, plan)
+    return made and windowed(lambda left, right: (left, left), made)
+
+
+def resized(to_left: int, to_right: int, left: int | None, right: int | None) -> tuple[int | None, int | None]:
+    """Make the sides of a window longer by so many; None stays None, and both if one of two cannot be changed."""
+    changed = more(left, to_left), more(right, to_right)
+    both = to_left != 0 and to_right != 0
+    return (left, right) if both and (changed[0] == left or changed[1] == right) else changed
+
+
+def more(side: int | None, by: int) -> int | None:
+    """Make a side of a window longer by so many; None stays None."""
+    return None if side is None else max(0, side + by)
+
+
+def chunked(change: Callable[[Plan], dict[str, Any]], plan: Plan) -> Plan | None:
+    """Take other chunks."""
+    return replace(plan, **change(plan)) if "chunk" in plan.hiding else None
+
+
+def apart(plan: Plan) -> Array:
+    """Return whether keys are less than a chunk away from the query, on either side."""
+    return np.abs(plan.key_places - plan.query_places(plan.chunk_offsets)) < plan.chunk
+
+
+OF_HIDING = (
+    Mistake("the mask is inverted", "True is taken as hide", ("weights",),
+            {"": partial(inverted, "mask"), "that of the lengths": partial(inverted, "lengths"),
+             "that of the causal order": in_part(partial(inverted, "order")),
+             "that of the padding": partial(of_padding, opposite),
+             "all of it": partial(whole, opposite, but=SINGLE)}),
+    Mistake("the mask is ignored", "no mask is applied", ("weights",),
+            {"": partial(hiding, "mask", None), "that of the bias": partial(hiding, "bias", None),
+             "that of the padding": without_padding}),
+    Mistake("the mask is moved", "each key has the mask of its neighbour", ("weights",),
+            {f"of the one {side}{more}": partial(change, partial(moved, by))
+             for side, by in (("before", 1), ("after", -1))
+             for more, change in (("", remade), (", all of it", partial(whole, but=MOVED)))}),
+    Mistake("the lengths are ignored", "padding is attended to", ("weights",),
+            one(partial(hiding, "lengths", None))),
+    Mistake("lengths are one too long", "j <= length instead of j < length", ("weights",),
+            one(anywhere(partial(of_lengths, lambda plan: plan.lengths + 1)))),
+    Mistake("lengths are one too short", "j < length - 1 instead of j < length", ("weights",),
+            one(anywhere(partial(of_lengths, lambda plan: plan.lengths - 1)))),
+    Mistake("lengths are tiled, not repeated", "heads get the lengths of other samples", ("weights",),
+            one(partial(of_lengths, tiled))),
+    Mistake("the padding mask is on the axis of queries", "it hides rows of queries instead of keys", ("weights",),
+            {"that of the lengths": of_queries, "the mask is transposed": partial(remade, transposed),
+             "that of the padding": partial(of_padding, transposed),
+             "all of it is transposed": partial(whole, transposed, but=SINGLE)}),
+    Mistake("causal order is ignored", "queries see what follows them", ("weights",),
+            one(in_part(partial(hiding, "order", None)))),
+    Mistake("causal order is reversed", "j >= i instead of j <= i: `triu` for `tril`", ("weights",),
+            one(in_part(partial(hiding, "order",
+                                lambda plan: plan.key_places >= plan.query_places(plan.order_offsets))))),
+    Mistake("causal order is aligned to the lower right", "the last query sees the last key", ("weights",),
+            one(anywhere(partial(ordered_from, lower_right)))),
+    Mistake("causal order is off by one", "j <= i + 1, or j < i, instead of j <= i", ("weights",),
+            {"one too many": anywhere(partial(ordered_from, lambda plan: plan.order_offsets + 1)),
+             "one too few": anywhere(partial(ordered_from, lambda plan: plan.order_offsets - 1))}),
+    Mistake("causal order begins again at every offset", "the offset is left out of the causal order", ("weights",),
+            one(anywhere(partial(ordered_from, lambda plan: plan.order_offsets - plan.offsets)))),
+    Mistake("causal order goes by rows", "the positions that are given are left out of the causal order", ("weights",),
+            one(partial(by_rows, "order"))),
+    Mistake("padding at positions below 0 is seen", "keys there are not hidden", ("weights",),
+            one(partial(hiding, "key_positions", None))),
+    Mistake("everything is seen", "nothing hides keys", ("weights",),
+            one(lambda plan: replace(plan, hiding={}) if plan.hiding else None)),
+)  # fmt: skip
+
+
+OF_WINDOWS = (
+    Mistake("the window is symmetric", "queries look ahead as far as they look back", ("weights",),
+            {"": anywhere(partial(windowed, lambda left, right: (left, right if left is None else left))),
+             "and causal order is ignored": anywhere(looking_ahead)}),
+    Mistake("the window only looks back", "queries do not look ahead", ("weights",),
+            one(anywhere(partial(windowed, lambda left, right: (left, 0))))),
+    Mistake("the window is ignored on one side", "queries see all keys before them, or all after them", ("weights",),
+            {"to the left": anywhere(partial(windowed, lambda left, right: (left if right is None else None, right))),
+             "to the right": anywhere(partial(windowed, lambda left, right: (left, right if left is None else None)))}),
+    *(Mistake(f"the window is one {change} {where}", what, ("weights",),
+              one(anywhere(partial(windowed, partial(resized, by * to_left, by * to_right)))))
+      for where, to_left, to_right, sides in (("to the left", 1, 0, "before the query"),
+                                              ("to the right", 0, 1, "after the query"),
+                                              ("on both sides", 1, 1, "before and after the query"))
+      for change, by, what in (("wider", 1, f"one key more {sides}"), ("narrower", -1, f"one key fewer {sides}"))),
+    Mistake("the window is ignored", "queries see keys at any distance", ("weights",),
+            one(in_part(partial(hiding, "window", None)))),
+    Mistake("the window begins again at every offset", "the offset is left out of the window", ("weights",),
+            one(lambda plan: replace(plan, window_offsets=plan.window_offsets - plan.offsets)
+                if "window" in plan.hiding else None)),
+    Mistake("the window goes by rows", "the positions that are given are left out of the window", ("weights",),
+            one(partial(by_rows, "window"))),
+)  # fmt: skip
+
+
+OF_CHUNKS = (
+    Mistake("the chunks are ignored", "queries see keys of other chunks", ("weights",),
+            one(partial(hiding, "chunk", None))),
+    Mistake("the chunk is one longer", "one position more in each", ("weights",),
+            one(partial(chunked, lambda plan: {"chunk": plan.chunk + 1}))),
+    Mistake("the chunk is one shorter", "one position fewer in each", ("weights",),
+            one(partial(chunked, lambda plan: {"chunk": max(1, plan.chunk - 1)}))),
+    Mistake("the chunk is counted from the query", "keys less than a chunk away are seen, as in a window", ("weights",),
+            one(partial(hiding, "chunk", apart))),
+    Mistake("the chunks begin again at every offset", "the offset is left out of the chunks", ("weights",),
+            one(partial(chunked, lambda plan: {"chunk_offsets": plan.chunk_offsets - plan.offsets}))),
+    Mistake("the chunks go by rows", "the positions that are given are left out of the chunks", ("weights",),
+            one(partial(by_rows, "chunk"))),
+)  # fmt: skip

@@ -1,0 +1,202 @@
+"""Known mistakes with masks as arrays, whichever way a call says what hides keys, and with biases: their axes."""
+
+import functools
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import numpy as np
+
+from mha.parity.diagnosis.mistakes.equivalent_masks import as_mask, hides, seen_by, taken_apart
+from mha.parity.diagnosis.mistakes.mistake import Change, Mistake
+from mha.parity.diagnosis.pipeline.pieces import Array, added
+from mha.parity.diagnosis.pipeline.plan import Plan, replace
+
+OfArray = Callable[[Plan, Array], Array | None]
+GROUPS = frozenset({"order", "window", "chunk"}), frozenset({"segments"})  # conditions that a port has in one mask
+
+
+def remade(change: OfArray, plan: Plan | None) -> Plan | None:
+    """Change the mask, (B or 1, H or 1, Q or 1, K or 1)."""
+    if plan is None or "mask" not in plan.hiding or (changed := change(plan, plan.mask)) is None:
+        return None
+    return replace(plan, mask=changed)
+
+
+def whole(change: OfArray, plan: Plan, but: Sequence[frozenset[str]]) -> Plan | None:
+    """Change all that hides keys as one mask; but: conditions that have mistakes of their own where no other hides."""
+    names = hides(plan)
+    return None if not names or names in but else remade(change, as_mask(names, plan))
+
+
+def in_mask(plan: Plan) -> tuple[Plan, set[str]]:
+    """Find what hides padding where a mask hides more than that: the plan in which it stands alone, and conditions."""
+    parts = taken_apart(plan, 2)
+    return (plan, set()) if parts is None else (parts, {"lengths", "mask"} & parts.hiding.keys())
+
+
+def of_padding(change: OfArray, plan: Plan) -> Plan | None:
+    """Change what hides padding, where a mask, or positions and segments, hide more than that."""
+    parts, names = in_mask(plan)
+    if not names:
+        names = {"key_positions", "key_segments"} & hides(plan)
+        names = names if hides(plan) - names else set()
+    return remade(change, as_mask(names, parts)) if names else None
+
+
+def without_padding(plan: Plan) -> Plan | None:
+    """Hide no padding, where a mask hides more than that."""
+    parts, names = in_mask(plan)
+    return replace(parts, hiding={name: X for name, X in parts.hiding.items() if name not in names}) if names else None
+
+
+def unlike(plan: Plan) -> set[str]:
+    """Return the conditions that hide other keys in one sample than in another."""
+    found = {name: seen_by([name], plan) for name in plan.hiding}
+    return {name for name, seen in found.items() if not (seen == seen[:1]).all()}
+
+
+def of_all_samples(change: OfArray, but: str, plan: Plan) -> Plan | None:
+    """Change all that hides keys as one mask, if that of samples differs, and not by one condition alone."""
+    return remade(change, as_mask(hides(plan), plan)) if unlike(plan) - {but} else None
+
+
+def of_the_mask(change: OfArray, plan: Plan) -> Plan | None:
+    """Change the mask alone, where that of samples differs by other conditions, too."""
+    return remade(change, plan) if unlike(plan) - {"mask"} else None
+
+
+def by_sample(change: OfArray, but: str = "") -> dict[str, Change]:
+    """Make forms of a change of what samples have."""
+    return {"": partial(of_all_samples, change, but), "of the mask alone": partial(of_the_mask, change)}
+
+
+def heads_first(plan: Plan, X: Array) -> Array | None:
+    """Take the axis (B*H) of an array as (H*B): b * H + h has what h * B + b should, (B, H, Q or 1, K or 1)."""
+    B = len(plan.queries)
+    full = np.broadcast_to(X, (B, plan.heads, *X.shape[2:]))
+    return None if B == 1 else full.swapaxes(0, 1).reshape(full.shape)
+
+
+def groups_first(plan: Plan, X: Array) -> Array | None:
+    """Likewise, of the heads of keys: (B*G) as (G*B)."""
+    B, G = len(plan.queries), plan.groups
+    if B == 1 or G in (1, plan.heads) or X.shape[1] > 1:
+        return None
+    full = np.broadcast_to(X, (B, G, *X.shape[2:])).swapaxes(0, 1).reshape(B, G, *X.shape[2:])
+    return np.repeat(full, plan.heads // G, 1)  # (B, H, Q or 1, K or 1)
+
+
+def over_heads(groups: Callable[[Plan], int], inner: bool, plan: Plan, X: Array) -> Array | None:
+    """Take the axis of samples as that of groups of heads, or of the heads in each, if there are as many."""
+    B, H, number = len(plan.queries), plan.heads, groups(plan)
+    if X.shape[:2] != (B, 1) or number != B or B == 1:
+        return None
+    heads = X.swapaxes(0, 1)  # (1, B, Q or 1, K or 1)
+    return np.tile(heads, (1, H // B, 1, 1)) if inner else np.repeat(heads, H // B, 1)
+
+
+def over_queries(plan: Plan, X: Array) -> Array | None:
+    """Take the axis of samples as that of queries, if there are as many."""
+    B = len(plan.queries)
+    if X.shape[:3] != (B, 1, 1) or plan.queries.shape[1] != B or B == 1:
+        return None
+    return X.transpose(1, 2, 0, 3)  # (1, 1, Q, K)
+
+
+def over_samples(plan: Plan, X: Array) -> Array | None:
+    """Take the axis of heads as that of samples, if there are as many."""
+    B = len(plan.queries)
+    return X.swapaxes(0, 1) if X.shape[:2] == (1, B) and B > 1 else None  # (B, 1, Q or 1, K or 1)
+
+
+# Which axis one of B masks, or biases, is taken for.
+AXES: dict[str, OfArray] = {
+    "over heads": partial(over_heads, lambda plan: plan.heads, False),
+    "over groups of heads": partial(over_heads, lambda plan: plan.groups if plan.groups < plan.heads else 0, False),
+    "over the heads of a group": partial(
+        over_heads, lambda plan: plan.heads // plan.groups if plan.groups > 1 else 0, True
+    ),
+    "over queries": over_queries,
+}
+
+
+def of_first(plan: Plan, X: Array) -> Array | None:
+    """Take that of the first sample for all; None where a search begins with that one, as the sample that is worst."""
+    return None if isinstance(plan.samples, list) and plan.samples[0] == 0 else X[:1]
+
+
+def transposed(plan: Plan, X: Array) -> Array | None:
+    """Take the axis of keys as that of queries, if there are as many."""
+    if plan.queries.shape[1] != plan.num_keys or max(X.shape[2:]) == 1:
+        return None
+    return X.swapaxes(2, 3)  # (B or 1, H or 1, K, Q or 1)
+
+
+def moved(by: int, plan: Plan, X: Array) -> Array | None:
+    """Move a mask by so many keys; what goes out at one end comes in at the other."""
+    return None if X.shape[3] == 1 else np.roll(X, by, 3)
+
+
+def opposite(plan: Plan, X: Array) -> Array:
+    """Take True as hide."""
+    return ~X
+
+
+def joined_by_or(plan: Plan) -> Plan | None:
+    """Let a key be seen that one of several masks leaves visible."""
+    parts = taken_apart(plan) or plan
+    names = hides(parts)
+    masks = [seen_by(joint, parts) for group in GROUPS if (joint := [name for name in names if name in group])]
+    padding = [name for name in names if not any(name in group for group in GROUPS)]
+    masks += [seen_by(padding, parts)] if padding else []
+    if len(masks) < 2:
+        return None
+    seen = functools.reduce(np.logical_or, masks)  # (B or 1, H or 1, Q or 1, K or 1)
+    return replace(as_mask(names, parts), mask=seen)
+
+
+def of_bias(change: OfArray, plan: Plan) -> Plan | None:
+    """Change the bias of scores as an array; minus infinity goes with it."""
+    X = plan.score_bias
+    if X is None or (changed := change(plan, X)) is None:
+        return None
+    return replace(plan, score_bias=changed)
+
+
+def of_joint_bias(change: OfArray, plan: Plan) -> Plan | None:
+    """Change the bias of scores, and all that hides keys likewise, as where they are one array."""
+    made, names = of_bias(change, plan), hides(plan) - {"bias"}
+    if made is None or not unlike(plan) - {"bias"} or not added(plan).any():
+        return None
+    return remade(change, as_mask(names, made))
+
+
+def of_samples_alone(change: OfArray, plan: Plan, X: Array) -> Array | None:
+    """Make a change of a bias that differs by samples."""
+    return change(plan, X) if len(X) > 1 else None
+
+
+# Conditions that have a mistake of their own where nothing else hides: where they are inverted or turned, or moved.
+SINGLE = frozenset({"mask"}), frozenset({"lengths"}), frozenset({"order"})
+MOVED = frozenset({"mask"}), frozenset({"segments"}), frozenset({"segments", "key_segments"})
+
+OF_MASKS = (
+    Mistake("the mask is tiled, not repeated", "what is meant for row h * B + b of (B*H) is in row b * H + h",
+            ("weights",),
+            by_sample(heads_first, "lengths") | {"of heads of keys": partial(of_all_samples, groups_first, "")}),
+    Mistake("the mask is broadcast over another axis", "its axis of samples is taken as another one, of as many",
+            ("weights",), {how: partial(of_all_samples, change, "") for how, change in AXES.items()}
+            | {"heads over samples": partial(remade, over_samples)}),
+    Mistake("all samples have the mask of the first", "the mask lacks the axis of samples", ("weights",),
+            by_sample(of_first)),
+    Mistake("masks are joined by or, not and", "a key is seen if one of the masks leaves it visible", ("weights",),
+            {"": joined_by_or}),
+    Mistake("the bias is tiled, not repeated", "what is meant for row h * B + b of (B*H) is in row b * H + h",
+            ("scores", "weights"),
+            {"": partial(of_bias, partial(of_samples_alone, heads_first)),
+             "of heads of keys": partial(of_bias, partial(of_samples_alone, groups_first)),
+             "with the mask": partial(of_joint_bias, heads_first)}),
+    Mistake("the bias is broadcast over another axis", "its axis of samples is taken as another one, of as many",
+            ("scores", "weights"), {how: partial(of_bias, change) for how, change in AXES.items()}
+            | {"heads over samples": partial(of_bias, over_samples)}),
+)  # fmt: skip

@@ -1,0 +1,237 @@
+"""Known mistakes with the rotation of queries and keys: positions, frequencies and the magnitude."""
+
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+
+from mha.core.options.config import numpy_dtype
+from mha.parity.diagnosis.mistakes.mistake import Mistake, one
+from mha.parity.diagnosis.pipeline import pieces
+from mha.parity.diagnosis.pipeline.pieces import Array
+from mha.parity.diagnosis.pipeline.plan import Plan, replace
+
+BASES = (10000.0, 500000.0, 1e6, 100000.0, 1e7, 160000.0, 50000.0, 25000.0, 1000.0, 100.0)
+FACTORS = (8, 32, 4, 2, 16)  # of linear scaling
+TABLES = (512, 1024, 2048, 4096, 8192)  # positions
+
+
+def turned_by(places: Callable[[Plan, str, Array], Array], plan: Plan) -> Plan | None:
+    """Turn by other positions; places: a function of the plan, the role and those without this mistake."""
+    if plan.frequencies is None:
+        return None
+    before = plan.rotary_offsets
+    if before is None:
+        return replace(plan, rotary_offsets=places)
+    return replace(plan, rotary_offsets=lambda plan, role, X: places(plan, role, before(plan, role, X)))
+
+
+def of_one(role: str, by: int) -> Callable[[Plan, str, Array], Array]:
+    """Make a function that moves the positions of one role by so many."""
+    return lambda plan, given, places: places + by * (given == role)
+
+
+def begun_again(plan: Plan, role: str, places: Array) -> Array:
+    """Return the positions of queries without the offset."""
+    return places - plan.offsets if role == "q" else places
+
+
+def by_rows(plan: Plan) -> Plan | None:
+    """Turn by the numbers of rows, where positions are given."""
+    if plan.positions is None and plan.key_positions is None:
+        return None
+    return turned_by(lambda plan, role, places: np.arange(places.shape[1])[None], plan)
+
+
+def of_first(plan: Plan) -> Plan | None:
+    """Turn all samples by the positions of the first."""
+    return turned_by(lambda plan, role, places: places[:1], plan) if len(plan.queries) > 1 else None
+
+
+def within_table(size: int, plan: Plan, role: str, places: Array) -> Array:
+    """Return positions up to the last one of a table of so many."""
+    return np.minimum(places, size - 1)
+
+
+def paired(plan: Plan) -> Plan | None:
+    """Pair the components the other way."""
+    return None if plan.frequencies is None else replace(plan, interleaved=not plan.interleaved)
+
+
+def of_base(base: float | None, plan: Plan) -> Plan | None:
+    """Take the frequencies of another base; None = those of the same base, without the model's own scaling."""
+    if plan.frequencies is None:
+        return None
+    n = len(plan.frequencies)
+    frequencies = (base or plan.base) ** (-np.arange(n) / n)
+    kept = frequencies if base is None else np.where(plan.frequencies == 0, 0, frequencies)
+    return replace(plan, base=base or plan.base, frequencies=kept)
+
+
+def of_usual_base(base: float, plan: Plan) -> Plan | None:
+    """Take the frequencies of another base, unless they are those of the whole head: that is a mistake of its own."""
+    made = of_base(base, plan)
+    if made is None or np.isclose(base, plan.base ** (2 * len(plan.frequencies) / plan.config.key_dim), rtol=1e-9):
+        return None
+    return made
+
+
+def slower(factor: float, base: float | None, plan: Plan) -> Plan | None:
+    """Divide all frequencies of a base by a factor; None = the layer's base, the only one if they are plain."""
+    rotary = plan.config.rotary
+    plain = rotary is not None and rotary.frequencies is None
+    made = None if plain and base else of_base(base, plan)
+    return made and replace(made, frequencies=made.frequencies / factor)
+
+
+def mixed_up(plan: Plan) -> Plan | None:
+    """Slow down the fast pairs by what the slow ones should be slowed down by, and the other way round."""
+    plain = of_base(None, plan)
+    if plain is None:
+        return None
+    shares = plan.frequencies / plain.frequencies
+    if np.ptp(shares) < 1e-6:
+        return None
+    return replace(plan, frequencies=plain.frequencies * (shares.max() + shares.min() - shares))
+
+
+def shares_of(plan: Plan) -> Array | None:
+    """Return the model's own frequencies by those of its base alone; None if these are the same."""
+    plain = of_base(None, plan)
+    shares = None if plain is None else plan.frequencies / plain.frequencies
+    return None if shares is None or np.abs(shares - 1).max() < 1e-6 else shares
+
+
+def scaled_back(gradual: bool, plan: Plan) -> Plan | None:
+    """Multiply frequencies by what the model divides them by; gradual: by the factor, where it is between 1 and that.
+
+    Pairs that do not turn stay so.
+    """
+    if (shares := shares_of(plan)) is None or not (turning := shares > 0).any():
+        return None
+    inverse = np.divide(1, shares, out=np.zeros_like(shares), where=turning)
+    if gradual:
+        least = shares[turning].min()
+        inverse = np.where(turning, 1 + (1 - shares) / least, 0)  # 1 - s + s * f for 1 - s + s / f
+        if least == 1 or (np.ptp(shares[turning]) < 1e-6):
+            return None
+    return replace(plan, frequencies=plan.frequencies / np.where(turning, shares, 1) * inverse)
+
+
+def upside_down(plain: bool, plan: Plan) -> Plan | None:
+    """Take base ** (2i / dim) for base ** (-2i / dim); plain: with the model's own scaling as it is.
+
+    Such angles are large, and their rounding is that of float32 in an implementation in a lower precision.
+    """
+    if plan.frequencies is None or (plain and shares_of(plan) is None):
+        return None
+    by_base = of_base(None, plan)
+    turning = plan.frequencies != 0
+    inverse = np.divide(1, plan.frequencies, out=np.zeros_like(plan.frequencies), where=turning)
+    if plain and by_base is not None:
+        inverse = plan.frequencies / by_base.frequencies**2
+    angles = plan.angles if plan.queries.dtype == np.float64 else np.dtype("float32")
+    return replace(plan, frequencies=inverse, angles=angles)
+
+
+def magnified(roles: tuple[str, ...], plan: Plan) -> Plan | None:
+    """Multiply only these by the magnitude."""
+    return None if plan.magnitude == 1 else replace(plan, magnified=roles)
+
+
+def whole_heads(plan: Plan) -> Plan | None:
+    """Multiply the scores by the square of the magnitude."""
+    if plan.magnitude == 1 or 2 * len(plan.frequencies) == plan.config.key_dim:
+        return None
+    return replace(plan, magnified=(), scale=plan.scale * plan.magnitude**2)
+
+
+def again(plan: Plan, role: str, places: Array) -> Array:
+    """Return the positions of keys doubled, if they are before the first query: those that a cache holds."""
+    return np.where(places < plan.offsets[:, :1], 2 * places, places) if role == "k" else places
+
+
+def values_too(plan: Plan) -> Plan | None:
+    """Turn values by the positions of keys, if their heads are wide enough."""
+    if plan.frequencies is None or plan.config.value_dim < 2 * len(plan.frequencies):
+        return None
+    right = plan.share_values
+
+    def share_values(X: Array, times: int) -> Array:
+        return right(pieces.rotate(plan, "v", X, plan.key_places[0, 0]), times)
+
+    return replace(plan, share_values=share_values)
+
+
+def in_half(dtype: str, plan: Plan) -> Plan | None:
+    """Round the frequencies to half precision."""
+    if plan.frequencies is None:
+        return None
+    return replace(plan, frequencies=plan.frequencies.astype(numpy_dtype(dtype)).astype(np.float64))
+
+
+def coarse(plan: Plan) -> Plan | None:
+    """Round positions to bfloat16, which changes those beyond 256."""
+    if plan.frequencies is None:
+        return None
+    import ml_dtypes
+
+    return turned_by(lambda plan, role, places: places.astype(ml_dtypes.bfloat16).astype(np.float64), plan)
+
+
+# Of bases beyond these, see `search.numbers`.
+ANOTHER_BASE = Mistake(
+    "another base", "frequencies of another base of the rotation", ("q", "k"),
+    {f"{base:g}": partial(of_usual_base, base) for base in BASES}
+    | {"the same, without the model's own scaling": partial(of_base, None)})  # fmt: skip
+
+
+OF_ROTATIONS = (
+    Mistake("rotary components are paired the other way", "halves for neighbours, or neighbours for halves", ("q", "k"),
+            one(paired)),
+    Mistake("the rotation is off by one", "queries or keys turn as their neighbours should", ("q", "k"),
+            {"queries one further": partial(turned_by, of_one("q", 1)),
+             "queries one back, or keys one further": partial(turned_by, of_one("k", 1)),
+             "both, from position 1 on": partial(turned_by, lambda plan, role, places: places + 1)}),
+    Mistake("the rotation begins again at every offset", "positions of queries start at 0 after a cache", ("q", "k"),
+            {"of queries": partial(turned_by, begun_again)}),
+    Mistake("the rotation goes by rows", "the positions that are given are left out of the rotation", ("q", "k"),
+            one(by_rows)),
+    Mistake("all samples turn as the first", "positions of the first sample are taken for all", ("q", "k"),
+            one(of_first)),
+    Mistake("the rotation goes backwards", "sines have the other sign", ("q", "k"),
+            one(partial(turned_by, lambda plan, role, places: -places))),
+    Mistake("the rotation is forgotten", "queries or keys do not turn", ("q", "k"),
+            {"of both": partial(turned_by, lambda plan, role, places: 0 * places),
+             "of queries": partial(turned_by, lambda plan, role, places: places * (role != "q")),
+             "of keys": partial(turned_by, lambda plan, role, places: places * (role != "k"))}),
+    ANOTHER_BASE,
+    Mistake("frequencies are scaled linearly", "all are divided by one factor, where the model has its own, or none is",
+            ("q", "k"),
+            {f"by {factor}{f', base {base:g}' if base else ''}": partial(slower, factor, base)
+             for base in (None, 500000.0) for factor in FACTORS}),
+    Mistake("keys turn twice", "as a cache stores them, and again as they are read", ("q", "k"),
+            {"": partial(turned_by, lambda plan, role, places: places * (1 + (role == "k"))),
+             "those before the first query": partial(turned_by, again),
+             "queries, too": partial(turned_by, lambda plan, role, places: 2 * places)}),
+    Mistake("values turn, too", "the rotation is applied to values as to keys", ("pooled",), one(values_too)),
+    Mistake("slow and fast pairs are mixed up", "the fast ones are slowed down by what the slow ones should, as where "
+            "the ends of YaRN's ramp are swapped", ("q", "k"), one(mixed_up)),
+    Mistake("the magnitude of the rotation is forgotten", "cosines and sines are not multiplied by it", ("q", "k"),
+            {"": partial(magnified, ()), "of keys": partial(magnified, ("q",)),
+             "of queries": partial(magnified, ("k",))}),
+    Mistake("the magnitude multiplies whole heads", "or scores by its square, where only some components turn",
+            ("q", "k", "scores"), one(whole_heads)),
+    Mistake("the scaling of frequencies is inverted", "multiplied by the factor that should divide them, or positions "
+            "divided by what should multiply them", ("q", "k"),
+            {"": partial(scaled_back, False), "the factor, where it is gradual": partial(scaled_back, True)}),
+    Mistake("frequencies are not inverted", "base ** (2i / dim) for base ** (-2i / dim)", ("q", "k"),
+            {"": partial(upside_down, False), "but for the model's own scaling": partial(upside_down, True)},
+            rare=True),
+    Mistake("frequencies in half precision", "as where a whole model is cast, with its table of frequencies",
+            ("q", "k"), {dtype: partial(in_half, dtype) for dtype in ("bfloat16", "float16")}),
+    Mistake("positions in half precision", "positions beyond 256 are rounded to bfloat16 before they turn",
+            ("q", "k"), one(coarse)),
+    Mistake("the table of angles is too short", "positions beyond its end turn as the last one does", ("q", "k"),
+            {f"{size} positions": partial(turned_by, partial(within_table, size)) for size in TABLES}),
+)  # fmt: skip

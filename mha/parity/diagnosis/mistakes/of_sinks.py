@@ -1,0 +1,132 @@
+"""Known mistakes with sinks, of layers that have them."""
+
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+
+from mha.parity.diagnosis.mistakes.mistake import Mistake, one, with_weights
+from mha.parity.diagnosis.pipeline import pieces
+from mha.parity.diagnosis.pipeline.pieces import Array, widen
+from mha.parity.diagnosis.pipeline.plan import Plan, replace
+
+
+def resunk(change: Callable[[Plan, Array], Array | None], plan: Plan) -> Plan | None:
+    """Change the sinks (H,); None = take them away."""
+    sinks = plan.weights.get("sinks")
+    return None if sinks is None else with_weights(plan, {"sinks": change(plan, sinks)})
+
+
+def scaled(plan: Plan, sinks: Array) -> Array:
+    """Scale sinks as dot products."""
+    return sinks if plan.config.pooling != "dot" else (widen(sinks) * plan.scale).astype(sinks.dtype)
+
+
+def capped(plan: Plan, sinks: Array) -> Array:
+    """Cap sinks as scores."""
+    return sinks if plan.softcap is None else plan.cap(plan, widen(sinks)).astype(sinks.dtype)
+
+
+def of_group(by_place: bool, plan: Plan, sinks: Array) -> Array:
+    """Take the sinks of groups (G, H/G) as if they were (H/G, G); by_place: the other way."""
+    G = plan.groups
+    sizes = (G, len(sinks) // G) if by_place else (len(sinks) // G, G)
+    return sinks.reshape(sizes).T.ravel()
+
+
+def shared(by_place: bool, plan: Plan, sinks: Array) -> Array:
+    """Give the heads that share keys one sink, that of the head of keys' number; by_place: head h has that of h % G."""
+    G = plan.groups
+    return np.tile(sinks[:G], len(sinks) // G) if by_place else np.repeat(sinks[:G], len(sinks) // G)
+
+
+def several(times: float, plan: Plan) -> Plan | None:
+    """Count sinks so many times: exp(sink + log(times)) is times exp(sink)."""
+    return resunk(lambda plan, sinks: (widen(sinks) + np.log(times)).astype(sinks.dtype), plan)
+
+
+def by_visits(size: int, plan: Plan) -> Plan | None:
+    """Count a sink once for each block of so many keys in which its query sees any."""
+    sinks = plan.weights.get("sinks")
+    if sinks is None or size >= plan.num_keys:
+        return None
+
+    def softmax(plan: Plan, scores: Array, visible: Array) -> Array:
+        shares = pieces.shares(plan, scores, visible)
+        visits = np.logical_or.reduceat(visible, range(0, scores.shape[3], size), 3).sum(3, keepdims=True)
+        return (shares / (1 + (np.maximum(visits, 1) - 1) * shares[..., -1:]))[..., :-1].astype(scores.dtype)
+
+    return replace(plan, softmax=softmax)
+
+
+def unshifted(plan: Plan) -> Plan | None:
+    """Subtract the largest score from scores alone, not from sinks."""
+    sinks = plan.weights.get("sinks")
+    if sinks is None:
+        return None
+
+    def softmax(plan: Plan, scores: Array, visible: Array) -> Array:
+        low = np.where(visible, scores, -np.inf)
+        largest = np.maximum(low.max(plan.axis, keepdims=True), np.finfo(scores.dtype).min)
+        shares = np.exp(low - largest)
+        sums = shares.sum(plan.axis, keepdims=True) + np.exp(widen(sinks)[:, None, None])
+        return (shares / sums).astype(scores.dtype)
+
+    return replace(plan, softmax=softmax)
+
+
+def with_value(key: int, plan: Plan) -> Plan | None:
+    """Let the weight of a sink pool the value of a key."""
+    if "sinks" not in plan.weights:
+        return None
+
+    def softmax(plan: Plan, scores: Array, visible: Array) -> Array:
+        shares = pieces.shares(plan, scores, visible)
+        weights = shares[..., :-1].copy()
+        weights[..., key] += shares[..., -1]
+        return weights
+
+    return replace(plan, softmax=softmax)
+
+
+def shifted(plan: Plan) -> Plan | None:
+    """Put the weights of sinks before those of keys, and leave out the last."""
+    if "sinks" not in plan.weights:
+        return None
+
+    def softmax(plan: Plan, scores: Array, visible: Array) -> Array:
+        return np.roll(pieces.shares(plan, scores, visible), 1, -1)[..., :-1]
+
+    return replace(plan, softmax=softmax)
+
+
+SEVERAL = "a sink counts once for each block"
+BLOCKS = (*range(2, 17), 32, 64, 128, 256, 512)  # keys
+# Of any number of blocks, see `search.numbers`.
+SINKS_SEVERAL_TIMES = Mistake("sinks count several times", "as where each block of keys begins its sum with them",
+                              ("weights",), {})  # fmt: skip
+
+OF_SINKS = (
+    Mistake("sinks are forgotten", "the weights of a query add up to 1", ("weights",),
+            one(partial(resunk, lambda plan, sinks: None))),
+    Mistake("sinks are scaled", "they are multiplied by the scale of dot products", ("weights",),
+            one(partial(resunk, scaled))),
+    Mistake("sinks are capped", "the cap bends them, too", ("weights",), one(partial(resunk, capped))),
+    Mistake("sinks are left out of the maximum", "the largest score is subtracted from scores alone, and sinks have "
+            "another share", ("weights",), one(unshifted)),
+    Mistake("sinks pool a value", "they are as a key that has a value, the weight of which does not vanish",
+            ("weights",), {"that of the first key": partial(with_value, 0),
+                           "that of the last key": partial(with_value, -1),
+                           "with every weight one key further": shifted}),
+    Mistake("sinks of other heads", "they come in another order", ("weights",),
+            {"reversed": partial(resunk, lambda plan, sinks: sinks[::-1]),
+             "as (r, g)": partial(resunk, partial(of_group, True)),
+             "as (r, g), the other way": partial(resunk, partial(of_group, False)),
+             "one head further": partial(resunk, lambda plan, sinks: np.roll(sinks, 1)),
+             "one head back": partial(resunk, lambda plan, sinks: np.roll(sinks, -1)),
+             "of the first head, for all": partial(resunk, lambda plan, sinks: np.repeat(sinks[:1], len(sinks))),
+             "one for the heads that share keys": partial(resunk, partial(shared, False)),
+             "that of h % G": partial(resunk, partial(shared, True))}),
+    Mistake(SEVERAL, "of keys in which its query sees any, as its sum is begun with a sink", ("weights",),
+            {f"blocks of {size}": partial(by_visits, size) for size in BLOCKS}, rare=True),
+)  # fmt: skip

@@ -1,0 +1,237 @@
+"""Known mistakes in the softmax, and with NaN."""
+
+from functools import partial
+
+import numpy as np
+
+from mha.parity.diagnosis.mistakes.equivalent_masks import hides, in_part
+from mha.parity.diagnosis.mistakes.mistake import Mistake, one
+from mha.parity.diagnosis.mistakes.of_scores import cap_last
+from mha.parity.diagnosis.pipeline import pieces
+from mha.parity.diagnosis.pipeline.pieces import Array
+from mha.parity.diagnosis.pipeline.plan import Plan, replace
+
+BLOCKS = (16, 32, 64, 128, 256, 512)  # keys
+FILLS = (-1e9, -1e6, -1e5, -1e4, -1e3, -100.0, -50.0, -30.0, -20.0, -10.0)
+SMALL = (1e-9, 0.0)  # a minus in the wrong place, and products with a mask
+PADDING, PARTLY = frozenset({"lengths", "mask", "bias"}), "in lengths and mask alone"
+
+
+def along(axis: int, plan: Plan) -> Plan:
+    """Take the softmax over another axis."""
+    return replace(plan, axis=axis, rows=slice(None))
+
+
+def filled(fill: float, added: bool, plan: Plan) -> Plan | None:
+    """Set hidden scores to a number, or add it to them, and hide nothing else."""
+    if not plan.hiding:
+        return None
+
+    def softmax(plan: Plan, scores: Array, visible: Array) -> Array:
+        low = fill if np.isfinite(fill) else np.finfo(scores.dtype).min
+        hidden = scores + scores.dtype.type(low) if added else low
+        return pieces.normalized(plan, np.where(visible, scores, hidden).astype(scores.dtype))
+
+    return replace(plan, softmax=softmax)
+
+
+def chosen_of(names: frozenset[str] | None, plan: Plan) -> frozenset[str] | None:
+    """Choose some of the conditions that hide, None = all; return None if there are none, or if named ones are all."""
+    given = hides(plan)
+    chosen = given if names is None else names & given
+    return None if not chosen or (names is not None and chosen == given) else chosen
+
+
+def added_as_numbers(names: frozenset[str] | None, plan: Plan) -> Plan | None:
+    """Add 1 to the scores of keys that some conditions leave visible; the others hide as ever; None = all of them."""
+    if (chosen := chosen_of(names, plan)) is None:
+        return None
+    right = plan.softmax
+
+    def softmax(plan: Plan, scores: Array, visible: Array) -> Array:
+        return right(plan, scores + visible.astype(scores.dtype), plan.seen(plan.hiding.keys() - chosen))
+
+    return replace(plan, softmax=softmax)
+
+
+def capped_when_hidden(names: frozenset[str] | None, last: bool, plan: Plan) -> Plan | None:
+    """Give keys that some conditions hide the score minus the cap; the others hide as ever; None = all of them.
+
+    last: whether the cap comes after the bias, too.
+    """
+    if plan.softcap is None or (chosen := chosen_of(names, plan)) is None:
+        return None
+    made, right, least = cap_last(plan) if last else plan, plan.softmax, -plan.softcap
+    if made is None or (last and not pieces.added(plan).any()):
+        return None
+
+    def softmax(plan: Plan, scores: Array, visible: Array) -> Array:
+        low = least + (0 if last or plan.score_bias is None else pieces.added(plan))
+        scores = np.where(plan.seen(chosen), scores, low).astype(scores.dtype)
+        return right(plan, scores, plan.seen(plan.hiding.keys() - chosen))
+
+    return replace(made, softmax=softmax)
+
+
+def with_one_more(late: bool, plan: Plan) -> Plan:
+    """Add 1 to the sum of exponents; late: after the largest score was subtracted."""
+    right = plan.softmax
+
+    def softmax(plan: Plan, scores: Array, visible: Array) -> Array:
+        low = pieces.beside_sinks(plan, np.where(visible, scores, -np.inf))
+        largest = np.maximum(low.max(plan.axis, keepdims=True), np.finfo(scores.dtype).min)
+        sums = np.exp(low - largest).sum(plan.axis, keepdims=True)
+        more = 1 if late else np.exp(-largest)
+        shares = (sums / (sums + more))[..., : scores.shape[3]]  # over another axis, sinks have one of their own
+        return right(plan, scores, visible) * shares.astype(scores.dtype)
+
+    return replace(plan, softmax=softmax)
+
+
+def uniform_over(all_keys: bool, plan: Plan) -> Plan | None:
+    """Let a query that sees no key see all keys, with equal weights or by its scores."""
+    if not plan.hiding:
+        return None
+    right = plan.softmax
+
+    def softmax(plan: Plan, scores: Array, visible: Array) -> Array:
+        empty = ~visible.any(-1, keepdims=True)
+        shares = right(plan, scores, visible)
+        instead = 1 / scores.shape[-1] if all_keys else pieces.normalized(replace(plan, axis=3), scores)
+        return np.where(empty, instead, shares).astype(scores.dtype)
+
+    return replace(plan, softmax=softmax)
+
+
+def divided_by_nothing(plan: Plan) -> Plan | None:
+    """Give NaN, which is 0 / 0, to a query that sees no key."""
+    if not plan.hiding:
+        return None
+    right = plan.softmax
+
+    def softmax(plan: Plan, scores: Array, visible: Array) -> Array:
+        shares = right(plan, scores, visible)
+        return np.where(visible.any(-1, keepdims=True), shares, np.nan).astype(scores.dtype)
+
+    return replace(plan, softmax=softmax)
+
+
+def overflowing(hidden_too: bool, blank: bool, plan: Plan) -> Plan | None:
+    """Make dot products in float16, before their scale: infinity where they are above 65504, which makes NaN of a row.
+
+    hidden_too: also those of hidden keys, as a mask that is added leaves them; blank: NaN becomes 0.
+    """
+    if plan.config.pooling != "dot" or plan.config.dtype == "bfloat16" or (hidden_too and not plan.hiding):
+        return None
+    unscaled, softmax = plan.scores, plan.softmax
+
+    def scores(plan: Plan, q: Array, k: Array) -> Array:
+        right = unscaled(plan, q, k)
+        products = (right / plan.scale).astype(np.float16).astype(right.dtype)
+        return np.where(np.isinf(products).any(), products * plan.scale, right).astype(right.dtype)
+
+    def spread(plan: Plan, scores: Array, visible: Array) -> Array:
+        lost = (np.isposinf(scores) & (visible | hidden_too)).any(3, keepdims=True)
+        weights = np.where(lost, np.nan, softmax(plan, scores, visible))
+        return (np.nan_to_num(weights) if blank else weights).astype(scores.dtype)
+
+    return replace(plan, scores=scores, softmax=spread)
+
+
+def renormalised_late(plan: Plan) -> Plan | None:
+    """Blank hidden keys after the softmax over all keys, so that weights do not add up to 1."""
+    if not plan.hiding:
+        return None
+
+    def softmax(plan: Plan, scores: Array, visible: Array) -> Array:
+        return np.where(visible, pieces.normalized(plan, scores), 0).astype(scores.dtype)
+
+    return replace(plan, softmax=softmax)
+
+
+def lowest_for_each(together: frozenset[str], plan: Plan) -> Plan | None:
+    """Add the lowest number once for each condition that hides a key; together: conditions that are one mask."""
+    masks = [frozenset({name}) for name in plan.hiding if name not in together]
+    masks += [together] if together & plan.hiding.keys() else []
+    if len(masks) < 2 or not together <= plan.hiding.keys():
+        return None
+
+    def softmax(plan: Plan, scores: Array, visible: Array) -> Array:
+        for mask in masks:
+            seen = plan.seen(mask & plan.hiding.keys())
+            scores = np.where(seen, scores, scores + np.finfo(scores.dtype).min)
+        return pieces.normalized(plan, scores)
+
+    return replace(plan, softmax=softmax)
+
+
+def not_rescaled(size: int, sum_too: bool, plan: Plan) -> Plan:
+    """Sum blocks of keys one after the other, each by its largest score so far; sum_too: the sum of weights, too."""
+    right = plan.softmax
+
+    def softmax(plan: Plan, scores: Array, visible: Array) -> Array:
+        K = scores.shape[-1]
+        if size >= K:
+            return right(plan, scores, visible)
+        low = np.where(visible, scores, -np.inf).astype(scores.dtype)
+        largest = np.maximum.accumulate(np.maximum.reduceat(low, range(0, K, size), -1), -1)  # (B, H, Q, blocks)
+        largest = np.maximum(largest, np.finfo(scores.dtype).min)
+        shares = np.exp(low - np.repeat(largest, size, -1)[..., :K])
+        counted = pieces.beside_sinks(plan, shares if sum_too else np.exp(low - largest[..., -1:]), 0)
+        if "sinks" in plan.weights:  # which are added to the sum last
+            counted[..., -1:] = np.exp(pieces.widen(plan.weights["sinks"])[:, None, None] - largest[..., -1:])
+        sums = counted.sum(-1, keepdims=True)
+        return shares / np.where(sums == 0, 1, sums).astype(scores.dtype)
+
+    return replace(plan, softmax=softmax)
+
+
+def averaged(plan: Plan) -> Plan:
+    """Average the weights over the heads."""
+    return replace(plan, after=lambda X: np.broadcast_to(X.mean(1, keepdims=True), X.shape))
+
+
+OF_NAN = (
+    Mistake("rows without keys are NaN", "the softmax of a row of minus infinity divides 0 by 0", ("weights",),
+            one(divided_by_nothing)),
+    Mistake("dot products overflow float16", "they are made in float16 and scaled afterwards: what is above 65504 is "
+            "infinite, and its row NaN", ("scores", "weights"),
+            {f"{keys}{', and NaN becomes 0' * blank}": partial(overflowing, hidden, blank)
+             for keys, hidden in (("of keys that are seen", False), ("of hidden keys, too", True))
+             for blank in (False, True)}, rare=True),
+    Mistake("NaN in padding comes through", "hidden values are multiplied by 0, and 0 * NaN is NaN", ("pooled",),
+            one(lambda plan: replace(plan, blanked=False))),
+)  # fmt: skip
+
+
+OF_SOFTMAX = (
+    Mistake("the softmax is over another axis", "weights add up to 1 over queries or heads, not keys", ("weights",),
+            {"over queries": partial(along, 2), "over heads": partial(along, 1)}),
+    Mistake("hidden keys are blanked after the softmax", "weights do not add up to 1", ("weights",),
+            one(renormalised_late)),
+    Mistake("weights are averaged over the heads", "every head pools with the mean of all weights", ("weights",),
+            one(averaged)),
+    Mistake("rows without keys are uniform", "a query that sees no key sees all padding alike, as in the book",
+            ("weights",), {"": partial(uniform_over, True), "by its scores": partial(uniform_over, False)}),
+    Mistake("weak mask fill", "hidden scores get a number that is not low enough, or add it", ("weights",),
+            {f"{fill:g}{', added' * added}": partial(filled, fill, added) for fill in (-np.inf, *FILLS, *SMALL)
+             for added in (False, True) if not added or fill in FILLS}),
+    Mistake("booleans are added to the scores", "True adds 1 where a key is seen, and False hides nothing",
+            ("weights",), {"": partial(added_as_numbers, None), PARTLY: in_part(partial(added_as_numbers, PADDING))}),
+    Mistake("hidden scores are capped", "the mask comes before the cap, which makes minus the cap of minus infinity",
+            ("weights",), {"": partial(capped_when_hidden, None, False),
+                           PARTLY: in_part(partial(capped_when_hidden, PADDING, False))}),
+    Mistake("the cap comes after the bias and the mask", "as ONNX' `Attention` first had it: the bias is capped, and "
+            "hidden keys have the score minus the cap", ("scores", "weights"),
+            {"": partial(capped_when_hidden, None, True), PARTLY: in_part(partial(capped_when_hidden, PADDING, True))}),
+    Mistake("1 is added to the sum of the softmax", "weights add up to less than 1, as beside a sink that is not there",
+            ("weights",), {"": partial(with_one_more, False),
+                           "after the largest is subtracted": partial(with_one_more, True)}),
+    Mistake("the lowest number is added twice", "two masks add `finfo.min`: the sum is minus infinity", ("weights",),
+            {"for each mask": partial(lowest_for_each, frozenset()),
+             "causal order and window are one mask": partial(lowest_for_each, frozenset({"order", "window"}))}),
+    Mistake("the accumulator of blocks is not rescaled", "earlier blocks of keys keep the scale of their own maximum",
+            ("weights",),
+            {f"blocks of {size}{', nor the sum of weights' * sum_too}": partial(not_rescaled, size, sum_too)
+             for size in BLOCKS for sum_too in (False, True)}),
+)  # fmt: skip

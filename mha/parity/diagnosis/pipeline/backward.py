@@ -1,0 +1,276 @@
+"""The gradients of the pipeline, derived by hand, in pieces that a mistake can replace.
+
+`by_X` is the gradient of the loss by X. Letters as in the lessons.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from mha.parity.diagnosis.pipeline.parts import PARTS, ROLES, compute, projected_gates, tempered, turned
+from mha.parity.diagnosis.pipeline.pieces import (
+    Array,
+    Steps,
+    as_it_is,
+    beside_sinks,
+    merge,
+    parts_of_norm,
+    shares,
+    sigmoid,
+    split,
+    widen,
+)
+from mha.parity.diagnosis.pipeline.plan import Plan
+
+
+def through_softmax(back: "Backward", by_weights: Array) -> Array:
+    """The gradient by what the softmax takes: 0 for hidden keys; by_weights (B, H, Q, K), or K + 1 with sinks."""
+    shares = back.shares
+    by_weights = np.where(back.counted, by_weights, 0)  # 0 * NaN is NaN
+    return shares * (by_weights - (shares * by_weights).sum(-1, keepdims=True))
+
+
+def through_cap(back: "Backward", by_capped: Array) -> Array:
+    """The gradient by scores that are capped, (B, H, Q, K)."""
+    softcap = back.plan.softcap
+    if softcap is None:
+        return by_capped
+    return by_capped * (1 - (widen(back.steps["capped"]) / softcap) ** 2)
+
+
+def unshare(by_X: Array, groups: int) -> Array:
+    """Sum the gradients of the heads that share one: (B, H, K, d) -> (B, G, K, d)."""
+    B, H, K, d = by_X.shape
+    return by_X.reshape(B, groups, H // groups, K, d).sum(2)  # (B, G, K, d)
+
+
+def turn_back(back: "Backward", role: str, by_X: Array) -> Array:
+    """Turn gradients by heads that were turned, the other way."""
+    plan = dataclasses.replace(back.plan, rotary_offsets=lambda plan, role, places: -places)
+    return turned(plan, role, by_X)
+
+
+def through_norm(back: "Backward", role: str, by_X: Array) -> tuple[Array, Array]:
+    """The gradients by heads before a norm, (B, H, T, d), and by its scale (d,)."""
+    normalized, roots, scale = back.normalized(role)
+    own, by_normalized = back.plan.norms[role], by_X * scale
+    axes = (1, 3) if own.over == "all" else 3
+    by_heads = by_normalized - normalized * (by_normalized * normalized).mean(axes, keepdims=True)
+    if own.kind == "layer":
+        by_heads = by_heads - by_normalized.mean(axes, keepdims=True)
+    return by_heads / roots, by_scale(scale, by_X * normalized)
+
+
+def by_scale(scale: Array, by_scaled: Array) -> Array:
+    """The gradient by the scale of a norm, (d,) or (H*d,), from that by scaled heads (B, H, T, d)."""
+    return by_scaled.sum((0, 1, 2) if len(scale) == 1 else (0, 2)).reshape(-1)  # (d,) or (H*d,)
+
+
+def through_dense(back: "Backward", name: str, X: Array, by_result: Array) -> tuple[Array, Steps]:
+    """The gradients of a projection by its input (B, T, in), and by its weights; by_result (B, T, out)."""
+    kernel = widen(back.plan.weights[f"{name}.kernel"])
+    by_weights = {f"{name}.kernel": np.tensordot(X, by_result, ((0, 1), (0, 1)))}  # (in, out)
+    if f"{name}.bias" in back.plan.weights:
+        by_weights[f"{name}.bias"] = by_result.sum((0, 1))  # (out,)
+    return by_result @ kernel.T, by_weights
+
+
+@dataclasses.dataclass(frozen=True)
+class Backward:
+    """All that the gradients of a call are computed from; a mistake is a function from one to another.
+
+    plan: of the call, with all samples and queries; steps, results: of its parts; cotangent: the gradient by the output
+    (B, Q, D); on_the_way: by name, functions of gradients by the output ("output"), heads that are pooled ("pooled"),
+    attention weights ("weights"), scaled scores, for queries and for keys ("scaled_q", "scaled_k"),
+    heads ("q", "k", "v"), inputs and weights (their names); blanked: whether rows of queries and keys that see or are
+    seen by nothing count as 0; computed: what `once` has computed without mistakes. The others: the functions of these
+    names above.
+    """
+
+    plan: Plan
+    steps: Steps
+    results: Steps
+    cotangent: Array
+    on_the_way: Mapping[str, Callable[[Array], Array]] = dataclasses.field(default_factory=dict)
+    through_softmax: Callable[["Backward", Array], Array] = through_softmax
+    through_cap: Callable[["Backward", Array], Array] = through_cap
+    blanked: bool = True
+    unshare: Callable[[Array, int], Array] = unshare
+    turn_back: Callable[["Backward", str, Array], Array] = turn_back
+    through_norm: Callable[["Backward", str, Array], tuple[Array, Array]] = through_norm
+    computed: dict[tuple[Any, ...], Any] = dataclasses.field(default_factory=dict)
+
+    @property
+    def weights(self) -> Array:
+        """The attention weights, (B, H, Q, K)."""
+        return widen(self.results["weights"])
+
+    @property
+    def visible(self) -> Array:
+        """Which query sees which key, (B, H, Q, K)."""
+        return self.plan.visible()
+
+    @property
+    def shares(self) -> Array:
+        """What the softmax gives, (B, H, Q, K): the attention weights, and those of sinks as one more column."""
+        return shares(self.plan, self.results["scores"], self.visible)
+
+    @property
+    def counted(self) -> Array:
+        """What counts in the softmax, as `shares`."""
+        return beside_sinks(self.plan, self.visible, True)
+
+    def normalized(self, role: str) -> tuple[Array, Array, Array]:
+        """Heads (B, H, T, d) as a norm makes them before its scale, what it divides by, and the scale."""
+        turned = self.plan.norms[role].after and self.plan.frequencies is not None
+        return parts_of_norm(self.plan, role, self.steps[f"{'rotate' if turned else 'split'}_{role}"])
+
+    @property
+    def functions(self) -> tuple[Any, ...]:
+        """What a mistake may replace, but for what is on the way."""
+        return self.through_softmax, self.through_cap, self.blanked, self.unshare, self.turn_back, self.through_norm
+
+    def once(self, make: Callable[..., Any], *given: Any) -> Any:
+        """Return make(self, *given), names and arrays; what has no mistakes is computed once, for mistakes after it."""
+        key = make, self.functions, *(X if isinstance(X, str) else id(X) for X in given)
+        if key in self.computed:
+            return self.computed[key]
+        made = make(self, *given)
+        if not self.on_the_way and self.functions == WITHOUT_MISTAKES:
+            self.computed[key] = made
+        return made
+
+    def passed(self, name: str, by_X: Array) -> Array:
+        """Return a gradient as it goes on: changed, if a mistake is there."""
+        return self.on_the_way.get(name, as_it_is)(by_X)
+
+    def used(self, X: Array, seen: Any) -> Array:
+        """Blank the rows (..., T, features) that are not seen, (..., T)."""
+        return np.where(np.asarray(seen)[..., None], X, 0) if self.blanked else X
+
+    def gradients(self) -> Steps:
+        """Compute all gradients, by the names of `attention.gradients`."""
+        plan = self.plan
+        by_output = self.passed("output", self.once(Backward.by_output))
+        by_pooled, found = self.once(Backward.through_output, by_output)
+        by_pooled = self.passed("pooled", by_pooled)
+        by_weights = self.passed("weights", self.once(Backward.through_pooling, by_pooled))
+        by_biased, by_scores, by_sinks = self.once(Backward.through_weights, by_weights)
+        found, by_gates = found | by_sinks, found.get("queries", 0)
+        if plan.score_bias is not None:
+            axes = tuple(axis for axis, size in enumerate(plan.score_bias.shape) if size == 1)
+            found["score_bias"] = by_biased.sum(axes, keepdims=True)
+        by_heads, by_pooling = self.through_scores(by_scores)
+        by_heads["v"] = self.once(Backward.by_values, by_pooled)
+        found |= by_pooling
+        for role in ROLES:
+            found |= self.once(Backward.through_projection, role, self.passed(role, by_heads[role]))
+        found["queries"] = found["queries"] + by_gates
+        return {name: self.passed(name, X) for name, X in found.items()}
+
+    def by_output(self) -> Array:
+        """The gradient by the output, (B, Q, D)."""
+        return widen(self.cotangent)
+
+    def through_output(self, by_output: Array) -> tuple[Array, Steps]:
+        """The gradients by heads that are pooled (B, H, Q, dv), by W_o and gates, and of these by weights and queries.
+
+        Those by queries are not all.
+        """
+        by_merged, found = through_dense(self, "W_o", merge(widen(self.steps["merged"])), by_output)
+        by_pooled = split(by_merged, self.plan.heads)  # (B, H, Q, dv)
+        if self.plan.opened is not None:
+            X = self.used(widen(self.plan.queries), self.visible.any((1, 3)))
+            gates = sigmoid(projected_gates(dataclasses.replace(self.plan, queries=X)))  # (B, H, Q, dv or 1)
+            by_gates = by_pooled * widen(self.steps.get("head_gated", self.steps["pooled"])) * gates * (1 - gates)
+            by_gates = by_gates if gates.shape[3] > 1 else by_gates.sum(3, keepdims=True)  # (B, H, Q, dv or 1)
+            found["queries"], by_weights = through_dense(self, "W_g", X, merge(by_gates))
+            found, by_pooled = found | by_weights, by_pooled * gates
+        if self.plan.gates is not None:
+            found["head_gates"] = (by_pooled * widen(self.steps["pooled"])).sum((2, 3))  # (B, H)
+            by_pooled = by_pooled * widen(self.plan.gates)
+        return by_pooled, found
+
+    def shared(self, role: str) -> Array:
+        """The queries, or the keys or values of each head of queries, (B, H, T, any)."""
+        plan, seen = self.plan, self.visible
+        if role == "q":
+            return self.used(widen(self.results["q"]), seen.any(3))
+        return self.used(widen(plan.share(self.results[role], plan.heads // plan.groups)), seen.any(2))
+
+    def through_pooling(self, by_pooled: Array) -> Array:
+        """The gradient by attention weights, (B, H, Q, K)."""
+        return by_pooled @ self.once(Backward.shared, "v").swapaxes(2, 3)
+
+    def by_values(self, by_pooled: Array) -> Array:
+        """The gradient by heads of values, (B, G, K, dv)."""
+        return self.unshare(self.weights.swapaxes(2, 3) @ by_pooled, self.plan.groups)
+
+    def through_weights(self, by_weights: Array) -> tuple[Array, Array, Steps]:
+        """The gradients by scores that the softmax takes, by those before the cap, (B, H, Q, K), and by sinks."""
+        by_shares = self.through_softmax(self, beside_sinks(self.plan, by_weights, 0))
+        by_biased, rest = np.split(by_shares, [by_weights.shape[3]], 3)
+        return by_biased, self.through_cap(self, by_biased), {"sinks": rest.sum((0, 2, 3))} if rest.size else {}
+
+    def scaled(self, by_scores: Array) -> Array:
+        """The gradient by dot products, (B, H, Q, K)."""
+        return by_scores * self.plan.scale
+
+    def by_queries(self, scaled: Array) -> Array:
+        """The gradient by heads of queries, (B, H, Q, d)."""
+        return scaled @ self.once(Backward.shared, "k")
+
+    def by_keys(self, scaled: Array) -> Array:
+        """The gradient by heads of keys, (B, G, K, d)."""
+        return self.unshare(scaled.swapaxes(2, 3) @ self.once(Backward.shared, "q"), self.plan.groups)
+
+    def through_scores(self, by_scores: Array) -> tuple[Steps, Steps]:
+        """The gradients by heads of queries and keys, and by the weights of additive scores."""
+        if self.plan.config.pooling == "dot":
+            scaled = self.once(Backward.scaled, by_scores)
+            by_q = self.once(Backward.by_queries, self.passed("scaled_q", scaled))
+            return {"q": by_q, "k": self.once(Backward.by_keys, self.passed("scaled_k", scaled))}, {}
+        q, k = self.shared("q"), self.shared("k")
+        W_q, W_k, w_v = (widen(self.plan.weights[f"attention.{name}.kernel"]) for name in ("W_q", "W_k", "w_v"))
+        features = np.tanh((q @ W_q)[:, :, :, None] + (k @ W_k)[:, :, None])  # (B, H, Q, K, n)
+        by_sums = by_scores[..., None] * w_v[:, 0] * (1 - features**2)
+        by_queries, by_keys = by_sums.sum(3), by_sums.sum(2)  # (B, H, T, n)
+        by_weights = {
+            "attention.W_q.kernel": np.tensordot(q, by_queries, ((0, 1, 2), (0, 1, 2))),
+            "attention.W_k.kernel": np.tensordot(k, by_keys, ((0, 1, 2), (0, 1, 2))),
+            "attention.w_v.kernel": np.einsum("bhqkn,bhqk->n", features, by_scores)[:, None],  # (n, 1)
+        }
+        return {"q": by_queries @ W_q.T, "k": self.unshare(by_keys @ W_k.T, self.plan.groups)}, by_weights
+
+    def through_projection(self, role: str, by_heads: Array) -> Steps:
+        """The gradients by an input and by the weights of its projection; by_heads (B, H, T, d)."""
+        plan, name = self.plan, ROLES[role]
+        found: Steps = {}
+        if plan.temperature is not None and role in plan.tempered:
+            by_heads = tempered(plan, role, by_heads)
+        own = plan.norms.get(role)
+        if own and own.after:
+            by_heads, found[f"{role}_norm.scale"] = self.through_norm(self, role, by_heads)
+        if plan.frequencies is not None and role != "v":
+            by_heads = self.turn_back(self, role, by_heads)
+        if own and not own.after:
+            by_heads, found[f"{role}_norm.scale"] = self.through_norm(self, role, by_heads)
+        X = self.used(widen(getattr(plan, name)), self.visible.any((1, 3) if role == "q" else (1, 2)))
+        found[name], by_weights = through_dense(self, f"W_{role}", X, merge(by_heads))
+        return found | by_weights
+
+
+WITHOUT_MISTAKES = through_softmax, through_cap, True, unshare, turn_back, through_norm
+
+
+def backward(plan: Plan, cotangent: Array | None) -> Backward:
+    """Compute the steps of a plan, and return what its gradients are computed from; cotangent: None = ones."""
+    steps: Steps = {}
+    results: Steps = {}
+    for part in PARTS:
+        some, results[part] = compute(part, plan, results)
+        steps |= some
+    output = steps["output"]
+    return Backward(plan, steps, results, np.ones_like(output) if cotangent is None else cotangent.astype(output.dtype))

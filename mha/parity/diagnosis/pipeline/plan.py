@@ -1,0 +1,328 @@
+"""The plan of a call: all that it is computed from; a mistake is a function from one plan to another."""
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+
+from mha.core.call import Call
+from mha.core.options.config import Config, numpy_dtype
+from mha.core.options.norms import Norm
+from mha.parity.diagnosis.pipeline.pieces import (
+    CONDITIONS,
+    Array,
+    Steps,
+    as_it_is,
+    as_new,
+    bend,
+    cap,
+    merge,
+    regrouped,
+    root,
+    rotate,
+    scores,
+    share,
+    sigmoid,
+    softmax,
+    split,
+    through,
+    widen,
+)
+from mha.parity.rule.decoding import Decoding
+from mha.parity.rule.problem import Problem
+
+REMEMBERED = 2**28  # bytes, about
+OFFSETS = "offsets", "order_offsets", "window_offsets", "chunk_offsets"
+# Fields of a plan that say which query sees which key, and nothing else.
+OF_HIDING = (
+    "hiding", "lengths", "mask", "window", "chunk", "order_offsets", "window_offsets", "chunk_offsets", "segments",
+    "key_segments",
+)  # fmt: skip
+# Fields with numbers of a call, or that by chance are the same in one.
+OF_CALL = (*OF_HIDING, "queries", "keys", "values", "score_bias", "gates", "offsets", "positions", "key_positions")
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """All that a call is computed from; a mistake is a function from one plan to another.
+
+    queries, keys, values: (B, T, any); lengths (B, 1, 1 or Q, 1), mask and score_bias (four axes) and gates (B, H, 1,
+    1): or None; offsets: (B or 1, 1), positions of the first query, or (B or 1, Q), what is added to the number of
+    each, for the rotation; order_offsets, window_offsets and chunk_offsets: the same for the causal order, the window
+    and the chunks; positions and key_positions, segments and key_segments: those that are given, (B or 1, T), or None;
+    angles: the dtype of frequencies and angles; base: of the rotation; samples: those to compute; rows: the queries to
+    compute, from the scores on; a mistake that needs all of them sets it to all; features: of the output, those to
+    compute; hiding: the conditions for a key to be seen, by name; rotary_offsets: None, or a function from the plan,
+    the role and the right positions to those of the rotation; norms: by role, the norm of its heads, an `mha.Norm`;
+    magnitude: of the rotation, and magnified: the roles that it is applied to; temperature: of the layer, and
+    tempered_places: None, or a function from the plan and the right positions of queries to those that it goes by;
+    factors: applied to its factors; tempered: the roles that these are applied to;
+    opened: from projections of queries for the output gate, (B, H, T, dv or 1), to gates, None = there is none; closed:
+    from (B, T, any) to gates of the output, None = there is none.
+    split, merge, share, share_values, root, rotate, scores, cap, bend, softmax: the functions of these names among the
+    pieces; axis: of (B, H, Q, K), that of the softmax; table: applied to cosines and sines; cached: to keys and values
+    before they are shared; after: to the weights; blanked: whether values that no query sees become 0; into_product:
+    applied to both sides of a matrix product; rounded: applied to every result; kept_k, kept_v: of a call with a cache,
+    keys and values in its slots before it, (B, G, S, any), which come before those of its tokens, and columns: (B, S),
+    which of these T each slot holds after it; else None; read_k: None, or other keys in the slots for this call alone;
+    stored, read: functions of plan, role and heads, to what the slots hold of new keys or values, and what the call
+    sees of them; computed: what `once` has computed, for this plan and those that are made from it.
+    """
+
+    config: Config
+    weights: dict[str, Array]
+    queries: Array
+    keys: Array
+    values: Array
+    lengths: Any
+    mask: Any
+    score_bias: Any
+    gates: Any
+    offsets: Array
+    order_offsets: Array
+    window_offsets: Array
+    chunk_offsets: Array
+    positions: Any
+    key_positions: Any
+    segments: Any
+    key_segments: Any
+    window: Any
+    chunk: Any
+    scale: float
+    softcap: float | None
+    norms: dict[str, Norm]
+    frequencies: Any
+    angles: Any
+    base: float
+    interleaved: bool
+    magnitude: float
+    temperature: Any
+    heads: int
+    groups: int
+    samples: Any  # a slice, or a list of integers
+    rows: slice
+    features: Any  # a slice, or a list of integers
+    hiding: dict[str, Callable[..., Array]]
+    rotary_offsets: Any = None
+    tempered_places: Any = None
+    tempered: tuple[str, ...] = ("q",)
+    factors: Callable[[Array], Array] = as_it_is
+    magnified: tuple[str, ...] = ("q", "k")
+    root: Callable[[Array, float], Array] = root
+    rotate: Callable[..., Array] = rotate
+    table: Callable[[Array], Array] = as_it_is
+    opened: Callable[[Array], Array] | None = None
+    closed: Callable[[Array], Array] | None = None
+    split: Callable[[Array, int], Array] = split
+    merge: Callable[[Array], Array] = merge
+    share: Callable[[Array, int], Array] = share
+    share_values: Callable[[Array, int], Array] = share
+    cached: Callable[[Array], Array] = as_it_is
+    scores: Callable[..., Array] = scores
+    cap: Callable[..., Array] = cap
+    bend: Callable[..., Steps] = bend
+    softmax: Callable[..., Array] = softmax
+    axis: int = 3
+    after: Callable[[Array], Array] = as_it_is
+    blanked: bool = True
+    into_product: Callable[[Array], Array] = as_it_is
+    rounded: Callable[[Array], Array] = as_it_is
+    kept_k: Any = None
+    kept_v: Any = None
+    columns: Any = None
+    read_k: Any = None
+    stored: Callable[..., Array] = as_new
+    read: Callable[..., Array] = as_new
+    computed: dict[tuple[Any, ...], tuple[Any, ...]] = dataclasses.field(default_factory=dict)
+
+    @property
+    def num_keys(self) -> int:
+        """The number of keys to see: those in slots before the call, and its own."""
+        return int(self.keys.shape[1] + (0 if self.kept_k is None else self.kept_k.shape[2]))
+
+    @property
+    def key_places(self) -> Array:
+        """Positions of keys, (B or 1, 1, 1, K)."""
+        places = np.arange(self.num_keys)[None] if self.key_positions is None else self.key_positions
+        return places[:, None, None]
+
+    def query_places(self, offsets: Array) -> Array:
+        """Positions of the queries to compute, (B or 1, 1, rows, 1), by these offsets."""
+        return (offsets + np.arange(self.queries.shape[1]))[:, None, self.rows, None]
+
+    def of_samples(self, X: Array) -> Array:
+        """Take the samples to compute from an array (B or 1, ...)."""
+        return X[self.samples] if len(X) == len(self.queries) else X
+
+    def of_pairs(self, X: Array) -> Array:
+        """Take the samples and queries to compute from an array (B or 1, H or 1, Q or 1, K or 1)."""
+        X = self.of_samples(X)
+        return X[:, :, self.rows] if X.shape[2] == self.queries.shape[1] else X
+
+    def product(self, A: Array, B: Array) -> Array:
+        """Return A @ B in A's dtype, multiplied in float32 at least."""
+        A, B, dtype = widen(A), widen(B), A.dtype
+        return self.rounded(np.matmul(self.into_product(A), self.into_product(B)).astype(dtype, copy=False))
+
+    def output(self, merged: Array) -> Array:
+        """Return merged heads (B, Q, H*dv) @ kernel + bias, in the features to compute."""
+        kernel = self.once("features", self._of_features, self.weights["W_o.kernel"])
+        return self.biased("W_o", self.product(merged, kernel), self.features)
+
+    def _of_features(self, X: Array) -> Array:
+        return X[..., self.features]
+
+    def biased(self, name: str, X: Array, features: Any = slice(None)) -> Array:
+        """Return X + bias; features: of the bias."""
+        bias = self.weights.get(f"{name}.bias")
+        return X if bias is None else self.rounded(X + bias[features])
+
+    def projected(self, name: str, X: Array) -> Array:
+        """Return the projection of inputs (B, T, any) in the samples to compute; a product is computed once."""
+        how = self.into_product, self.rounded
+        return self.biased(name, self.once(how, self._product, X, self.weights[f"{name}.kernel"]))
+
+    def _product(self, X: Array, kernel: Array) -> Array:
+        return self.product(self.of_samples(X), kernel)
+
+    def once(self, how: Any, make: Callable[..., Any], *arrays: Array) -> Any:
+        """Return make(*arrays), which is computed once for these very arrays; how: what tells it from others."""
+        key = how, *map(id, arrays)
+        if (known := self.computed.get(key)) is None:
+            known = *arrays, make(*arrays)  # the arrays, so that their ids stay theirs
+            if sum(getattr(found[-1], "nbytes", 0) for found in self.computed.values()) < REMEMBERED:
+                self.computed[key] = known
+        return known[-1]
+
+    def visible(self) -> Array:
+        """Return which query sees which key, (B, H, Q, K), in the samples and queries to compute."""
+        return self.seen(self.hiding)
+
+    def seen(self, names: Iterable[str]) -> Array:
+        """Return what these conditions leave visible, likewise."""
+        B, _, Q, _ = self.of_pairs(np.empty((len(self.queries), 1, self.queries.shape[1], 1))).shape
+        seen = np.ones((1, 1, 1, 1), bool)
+        for name in names:
+            seen = seen & self.of_pairs(self.hiding[name](self))
+        return np.broadcast_to(seen, (B, self.heads, Q, self.num_keys))
+
+    def seen_keys(self, role: str, X: Array) -> Array:
+        """Keys or values that the call sees, (B, G, T, any); X: those of its tokens, (B, G, K, any)."""
+        plan = self if self.read_k is None else dataclasses.replace(self, kept_k=self.read_k)
+        return self.cached(plan.behind_slots(role, self.read(self, role, X)))
+
+    def behind_slots(self, role: str, X: Array) -> Array:
+        """Put keys or values of the call, (B, G, K, any), behind those in the slots: (B, G, T, any)."""
+        kept = self.kept_k if role == "k" else self.kept_v
+        return X if kept is None else np.concatenate([regrouped(self.of_samples(kept), X.shape[1]), X], 2)
+
+    def by_slots(self, X: Array, axis: int = 3) -> Array:
+        """Take what the slots hold after the call from T slots and tokens; X: of the samples to compute."""
+        if self.columns is None:
+            return X
+        columns = self.of_samples(self.columns)
+        columns = columns.reshape(len(columns), *[1] * (axis - 1), -1, *[1] * (X.ndim - 1 - axis))
+        sizes = [*X.shape[:axis], columns.shape[axis], *X.shape[axis + 1 :]]
+        return np.take_along_axis(X, np.broadcast_to(columns, sizes), axis)
+
+
+def replace(plan: Plan, **changes: Any) -> Plan:
+    """Return the plan with other fields, as `dataclasses.replace` does, which takes long for so many fields."""
+    made = object.__new__(Plan)
+    vars(made).update(vars(plan), **changes)
+    return made
+
+
+def plan_of(
+    problem: Problem, dtype: Any, samples: Any = slice(None), rows: slice = slice(None), features: Any = slice(None)
+) -> Plan:
+    """Make the plan of a call, without mistakes, in a dtype; samples, rows, features: those to compute."""
+    config, kind, bias, gates = problem.config, numpy_dtype(dtype), problem.call.score_bias, problem.call.head_gates
+    rounds = problem.angles and kind != np.float64  # angles, cosines and sines, as all ports do
+    if gates is not None:
+        gates = np.broadcast_to(gates, (len(problem.queries), config.num_heads))[:, :, None, None].astype(kind)
+    norms = {"q": config.qk_norm, "k": config.qk_norm, "v": config.value_norm}
+    return Plan(
+        config=config,
+        weights={name: X.astype(kind, copy=False) for name, X in problem.layer.weights.items()},
+        queries=problem.queries.astype(kind), keys=problem.keys.astype(kind), values=problem.values.astype(kind),
+        score_bias=None if bias is None else four_axes(bias).astype(kind), gates=gates,
+        scale=config.key_dim**-0.5 if config.scale is None else config.scale,
+        softcap=config.softcap, norms={role: own for role, own in norms.items() if own},
+        frequencies=None if config.rotary is None else np.array(config.rotary.angles()),
+        angles=np.dtype("float32" if rounds else "float64"),
+        table=through(kind) if rounds else as_it_is,
+        base=1.0 if config.rotary is None else config.rotary.base,
+        interleaved=config.rotary is not None and config.rotary.interleaved,
+        temperature=config.temperature, opened=sigmoid if config.output_gate else None,
+        magnitude=1.0 if config.rotary is None else config.rotary.magnitude,
+        heads=config.num_heads, groups=config.num_key_value_heads, samples=samples, rows=rows,
+        features=features, **kept(problem, kind),
+        **of_hiding(problem.call),
+    )  # fmt: skip
+
+
+def kept(problem: Problem, kind: Any) -> dict[str, Any]:
+    """Make the fields of a plan that a cache has."""
+    if not isinstance(problem, Decoding):
+        return {}
+    slots = problem.slots
+    return {"kept_k": slots.keys.astype(kind), "kept_v": slots.values.astype(kind), "columns": slots.columns}
+
+
+def of_hiding(call: Call) -> dict[str, Any]:
+    """Make the fields of a plan that say which query sees which key, from the arguments of a checked call."""
+    lengths = None if call.valid_lens is None else call.valid_lens.reshape(len(call.valid_lens), 1, -1, 1)
+    mask, bias = (None if X is None else four_axes(X) for X in (call.mask, call.score_bias))
+    if mask is None and bias is not None and hides_alone(bias[..., :1, :]) and hides_alone(bias):
+        mask, bias = bias == 0, None
+    by_token = call.placed() | call.packed()
+    placed = {name: None if X is None else X.reshape(-1, X.shape[-1]) for name, X in by_token.items()}
+    given = {
+        "lengths": lengths, "mask": mask, "bias": bias, "order": call.causal or None, "window": call.plan.window,
+        "chunk": call.plan.chunk,
+    } | placed  # fmt: skip
+    hiding = {name: CONDITIONS[name] for name, X in given.items() if X is not None}
+    offset, positions = np.asarray(call.offset).reshape(-1, 1), placed["positions"]
+    offset = offset if positions is None else positions - np.arange(positions.shape[1])  # (B or 1, 1 or Q)
+    found = {"lengths": lengths, "mask": mask, "window": call.plan.window, "chunk": call.plan.chunk, "hiding": hiding}
+    return found | dict.fromkeys(OFFSETS, offset) | placed
+
+
+def hides_alone(bias: Array) -> bool:
+    """Whether a bias is a mask: all numbers are 0 or minus infinity."""
+    return bool(((bias == 0) | (bias == -np.inf)).all())
+
+
+def same_call(one: Plan, other: Plan) -> bool:
+    """Whether two plans see the same in one call, so that only their formulas may differ."""
+    return all(getattr(one, field) is getattr(other, field) for field in OF_CALL)
+
+
+def same(one: Plan, other: Plan) -> bool:
+    """Whether two plans are the same, field by field: then the change between them is no mistake here."""
+    return all(
+        one.computed is other.computed
+        if field.name == "computed"
+        else _equal(getattr(one, field.name), getattr(other, field.name))
+        for field in dataclasses.fields(Plan)
+    )
+
+
+def _equal(X: Any, Y: Any) -> bool:
+    """Whether two fields are the same: arrays by their numbers, mappings of arrays too, the rest by itself."""
+    if isinstance(X, dict) and isinstance(Y, dict):
+        return X.keys() == Y.keys() and all(_equal(X[name], Y[name]) for name in X)
+    if isinstance(X, Array) and isinstance(Y, Array):
+        return X is Y or np.array_equal(X, Y, equal_nan=True)
+    if isinstance(X, float) and isinstance(Y, float):
+        return math.isclose(X, Y, rel_tol=1e-14)  # one formula may round in another order
+    return X is Y or (not isinstance(X, Array) and not isinstance(Y, Array) and bool(X == Y))
+
+
+def four_axes(pairs: Array) -> Array:
+    """Give (Q, K), (B, Q, K) or (B, H, Q, K) all four axes; any size may be 1."""
+    pairs = pairs[None] if pairs.ndim == 2 else pairs
+    return pairs[:, None] if pairs.ndim == 3 else pairs  # (B, 1 or H, Q, K)

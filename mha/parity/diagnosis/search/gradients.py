@@ -1,0 +1,154 @@
+"""The search for known mistakes in gradients, where the output is right or not given."""
+
+import itertools
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from mha.parity.diagnosis.mistakes.of_gradients import GRADIENT_MISTAKES, Change, GradientMistake, with_dropout
+from mha.parity.diagnosis.pipeline.backward import Backward, backward
+from mha.parity.diagnosis.pipeline.pieces import Array, Steps
+from mha.parity.diagnosis.pipeline.plan import plan_of
+from mha.parity.diagnosis.search.time_budget import Effort, untried
+from mha.parity.diagnosis.search.verdicts import REFUTED, Verdict, apart, floor
+from mha.parity.rule.layouts import GRADIENT, INPUTS, OF_INPUTS
+from mha.parity.rule.problem import Problem, scale_of
+from mha.parity.rule.rules import bound, error, fraction
+
+
+class Form(NamedTuple):
+    """One form of a mistake in gradients."""
+
+    mistake: GradientMistake
+    how: str
+    change: Change
+
+
+class Effect(NamedTuple):
+    """What one mistake does to a gradient: whether it changes it, and whether it is near to theirs then."""
+
+    changes: bool
+    near: bool
+
+
+class Gradients:
+    """The search for mistakes that give their gradients.
+
+    theirs: their gradients by name, as they are compared; tried: how many mistakes and pairs were tried.
+    """
+
+    def __init__(self, problem: Problem, theirs: Mapping[str, Array], effort: Effort) -> None:
+        self.problem, self.theirs, self.effort = problem, theirs, effort
+        dtype = problem.config.dtype
+        self.oracle, self.base = (backward(plan_of(problem, kind), problem.cotangent) for kind in ("float64", dtype))
+        self.right = {name: problem.expected(name) for name in theirs}
+        far = {name: error(X, self.right[name].X) for name, X in theirs.items()}
+        self.far = {name: distance if distance < np.inf else 0.0 for name, distance in far.items()}  # NaN has no size
+        self.wrong = [name for name, X in theirs.items() if self.right[name].ratio(X) > 1]
+        self.plain = self.computed(self.base, ())
+        self.alone: dict[Change, dict[str, Effect]] = {}
+        self.tried, self.untried = 0, {1: 0, 2: 0}
+
+    def run(self) -> list[tuple[tuple[Form, ...], Verdict]]:
+        """Search for one mistake, then for two: return those that give their gradients, with their verdicts."""
+        forms = [
+            Form(one, how, change)
+            for one in (*GRADIENT_MISTAKES, *self.of_dropout())
+            for how, change in one.forms.items()
+            if self.possible(change)
+        ]
+        pairs = (pair for pair in itertools.combinations(forms, 2) if pair[0].mistake is not pair[1].mistake)
+        return self.among([(form,) for form in forms]) or self.among(list(pairs))
+
+    def possible(self, change: Change) -> bool:
+        """Whether a change can be made here."""
+        return change(self.oracle) is not None
+
+    def of_dropout(self) -> Iterator[GradientMistake]:
+        """Give the mistake of dropout's factor, of the p that a gradient has if this is all that is wrong."""
+        for name in self.wrong:
+            X, there = self.right[name].X, self.theirs[name].astype(np.float64)
+            factor = float((X * there).sum() / (X * X).sum()) if X.any() else 1.0
+            if 1.01 < factor < 100:
+                yield with_dropout(1 - 1 / factor)
+                return
+
+    def among(self, states: list[tuple[Form, ...]]) -> list[tuple[tuple[Form, ...], Verdict]]:
+        """Judge these sets of mistakes, as far as the time reaches, and return those that give their gradients."""
+        found = []
+        left = len(states)
+        for state in self.effort.within(states):
+            left -= 1
+            self.tried += 1
+            if (verdict := self.judged(state)).same:
+                found.append((state, verdict))
+        if states:
+            self.untried[len(states[0])] = left
+        return found
+
+    def computed(self, back: Backward, state: tuple[Form, ...]) -> Steps | None:
+        """Compute their gradients with these mistakes, in the shapes in which they are compared; None = impossible."""
+        changed: Backward | None = back
+        for form in state:
+            changed = None if changed is None else form.change(changed)
+        return None if changed is None else shaped(changed.gradients(), {n: X.shape for n, X in self.theirs.items()})
+
+    def judged(self, state: tuple[Form, ...]) -> Verdict:
+        """Judge how far their gradients are from those with these mistakes."""
+        none = Verdict(np.inf, np.inf, np.inf, 0)
+        if self.refuted(state) or (narrow := self.computed(self.base, state)) is None:
+            return none
+        effects = {name: self.effect(name, narrow[name]) for name in self.theirs}
+        if len(state) == 1:
+            self.alone[state[0].change] = effects
+        if not all(effect.near for effect in effects.values()):  # in the layer's dtype
+            return none
+        if (wide := self.computed(self.oracle, state)) is None:
+            return none
+        dtype = self.problem.config.dtype
+        everything = self.problem.oracle_gradients | {name.removeprefix(GRADIENT): X for name, X in wide.items()}
+        ratio = left = noise = 0.0
+        for name, X in self.theirs.items():
+            short, there = name.removeprefix(GRADIENT), X.astype(np.float64)
+            limit = bound(dtype, wide[name], narrow[name], gradient=True, scale=scale_of(short, everything))
+            ratio = max(ratio, fraction(error(X, wide[name]), limit))
+            if name in self.wrong and (rest := apart(there, wide[name])):
+                left = max(left, rest / apart(there, self.right[name].X))
+            if "16" in dtype:
+                noise = max(noise, fraction(apart(there, wide[name]), floor(dtype, wide[name], narrow[name])))
+        return Verdict(ratio, left, noise, 0)
+
+    def effect(self, name: str, X: Array) -> Effect:
+        """Say what mistakes do to a gradient, which is X with them."""
+        if self.plain is not None and np.array_equal(X, self.plain[name]):
+            return Effect(False, name not in self.wrong)
+        near = REFUTED * max(self.right[name].limit, 0.01 * self.far[name])
+        return Effect(True, error(self.theirs[name], X) <= near)
+
+    def refuted(self, state: tuple[Form, ...]) -> bool:
+        """Whether two mistakes cannot be it, by what each does alone: a gradient that one of them changes is far."""
+        if len(state) < 2:
+            return False
+        for name in self.theirs:
+            changing = [one for form in state if (one := self.alone[form.change][name]).changes]
+            if len(changing) < 2 and not (changing[0].near if changing else name not in self.wrong):
+                return True
+        return False
+
+    @property
+    def missed(self) -> str:
+        """What was not tried, since there was no time, in words; "" if everything was."""
+        return untried(self.untried[1], self.untried[2])
+
+
+def shaped(found: Steps, shapes: Mapping[str, tuple[int, ...]]) -> Steps:
+    """Return gradients by their names in a report, in these shapes."""
+    if GRADIENT + INPUTS in shapes:
+        found = found | {INPUTS: np.sum([found[name] for name in OF_INPUTS], 0)}
+    result = {}
+    for name, shape in shapes.items():
+        X = found[name.removeprefix(GRADIENT)]
+        # Gates of all samples, and a bias with fewer axes.
+        result[name] = X.reshape(shape) if X.size == np.prod(shape) else X.sum(0).reshape(shape)
+    return result

@@ -1,0 +1,166 @@
+"""Numbers of a layer that the catalogue does not list, such as the base of its rotation: fitted to their arrays."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from functools import partial
+
+import numpy as np
+
+from mha.core.options.names import FloatName
+from mha.parity.diagnosis.mistakes.mistake import Change, Form, Mistake
+from mha.parity.diagnosis.mistakes.of_norms import ANOTHER_EPSILON, changed
+from mha.parity.diagnosis.mistakes.of_rotations import ANOTHER_BASE, of_base
+from mha.parity.diagnosis.mistakes.of_scores import ANOTHER_SCALE, SCORES_MULTIPLIED, multiplied, of_scale, scale_of
+from mha.parity.diagnosis.mistakes.of_sinks import SINKS_SEVERAL_TIMES, several
+from mha.parity.diagnosis.mistakes.with_mistakes import Bench
+from mha.parity.diagnosis.pipeline.pieces import Array
+from mha.parity.diagnosis.search.sample import Focus, counted
+from mha.parity.diagnosis.search.time_budget import Effort
+from mha.parity.rule.problem import Problem
+
+BEST, FINER = 3, 5  # so many of the first steps are looked at more closely, each time by a quarter of the step
+BETTER = 0.5  # of the error of the right number: the one that is fitted leaves less
+ALIKE = 1.25  # a number of fewer digits may leave so much of the error of the best
+DIGITS = 12
+
+
+@dataclasses.dataclass(frozen=True)
+class Number:
+    """A number that is fitted, above 0.
+
+    mistake: its name, effect and parts; change: from a number to a function that puts it into a plan; right: that of a
+    problem, None = it has none; first, last: the least and the most to try; step: of its logarithm; said: whether the
+    right one is said beside it.
+    """
+
+    mistake: Mistake
+    change: Callable[[float], Change]
+    right: Callable[[Problem], float | None]
+    first: float
+    last: float
+    step: float
+    said: bool = False
+
+    def grid(self) -> list[float]:
+        """List the logarithms to try."""
+        return np.arange(np.log(self.first), np.log(self.last) + self.step, self.step).tolist()
+
+    def form(self, number: float, right: float, dtype: FloatName) -> Form:
+        """Make the form of the mistake with a number, which half precision does not show exactly."""
+        how = f"{'about ' * ('16' in dtype)}{number:,.{DIGITS}g}{f' where {right:.3g} is right' * self.said}"
+        change, (name, what, parts) = self.change(number), (self.mistake.name, self.mistake.what, self.mistake.parts)
+        return Form(-1, Mistake(name, what, parts, {how: change}), how, change)
+
+
+def base_of(problem: Problem) -> float | None:
+    """Return the base of the rotation."""
+    return None if problem.config.rotary is None else problem.config.rotary.base
+
+
+def epsilon_of(problem: Problem) -> float | None:
+    """Return the epsilon of the norms of queries and keys."""
+    return None if problem.config.qk_norm is None else problem.config.qk_norm.eps
+
+
+def times_of(problem: Problem) -> float | None:
+    """Return 1, where a factor of all scores is another mistake than another scale."""
+    config, bias = problem.config, problem.call.score_bias
+    return None if config.softcap is None and bias is None and not config.sinks else 1.0
+
+
+def once(problem: Problem) -> float | None:
+    """Return 1, how often a sink counts, where there are sinks."""
+    return 1.0 if problem.config.sinks else None
+
+
+NUMBERS = (
+    Number(ANOTHER_SCALE, partial(partial, of_scale), scale_of, 1e-4, 100.0, 0.25, said=True),
+    Number(SCORES_MULTIPLIED, partial(partial, multiplied), times_of, 1e-4, 100.0, 0.25),
+    Number(ANOTHER_EPSILON, lambda eps: partial(changed, eps=eps), epsilon_of, 1e-12, 10.0, 0.5),
+    Number(SINKS_SEVERAL_TIMES, partial(partial, several), once, 0.1, 1e4, 0.25),
+    Number(ANOTHER_BASE, partial(partial, of_base), base_of, 10.0, 1e9, 0.1),
+)
+
+
+def fitted(number: Number, problem: Problem, theirs: Mapping[str, Array], focus: Focus, effort: Effort) -> Form | None:
+    """Fit a number to the last of their arrays that differs, in a few queries; None if none comes near.
+
+    The first must go by the number, too: what is before the rotation does not go by its base.
+    """
+    wrong = [name for name, X in theirs.items() if problem.expected(name).ratio(counted(problem, name, X)) > 1]
+    right = number.right(problem)
+    if right is None or not wrong:
+        return None
+    rough = Fit(number, right, problem, wrong[-1], theirs[wrong[-1]], focus, "float32")
+    if not np.isfinite(rough.there).all() or not rough.goes_by_number(wrong[0]):
+        return None
+    grid = number.grid()
+    left = sorted((rough.left(at), at) for at in effort.within(grid))
+    if len(left) < len(grid):
+        return None
+    fine = Fit(number, right, problem, wrong[-1], theirs[wrong[-1]], focus, "float64")
+    best, at = min(fine.refined(rough.nearer(at)) for _, at in left[:BEST])
+    if not best < BETTER * fine.right:
+        return None
+    return number.form(fine.shortest(best, at), right, problem.config.dtype)
+
+
+class Fit:
+    """One of their arrays, and what is left of its errors with another number; `at` is the logarithm of that."""
+
+    def __init__(
+        self, number: Number, right: float, problem: Problem, name: str, X: Array, focus: Focus, dtype: FloatName
+    ) -> None:
+        self.number, self.own = number, right
+        self.bench, self.name, self.dtype = Bench(problem, dtype, *focus), name, dtype
+        self.counts = self.bench.cut(name, problem.matters(name))
+        self.there = self.counted(self.bench.cut(name, X))
+        self.right = size(self.there - self.counted(self.bench.steps((), name)))
+
+    def counted(self, X: Array | None) -> Array:
+        """Return numbers in float64, 0 where they do not matter."""
+        return np.where(self.counts, 0 if X is None else X, 0).astype(np.float64)
+
+    def errors(self, at: float) -> Array:
+        """Return what is left of each number."""
+        found = self.bench.steps((self.number.form(np.exp(at), self.own, self.dtype),), self.name)
+        self.bench.forget()
+        return self.there - self.counted(found)
+
+    def left(self, at: float) -> float:
+        """Return the root mean square of what is left."""
+        return size(self.errors(at))
+
+    def goes_by_number(self, name: str) -> bool:
+        """Whether a step would be another one with another number."""
+        form = self.number.form(2 * self.own, self.own, self.dtype)
+        right, other = (self.bench.steps(state, name) for state in ((), (form,)))
+        return right is not None and other is not None and not np.array_equal(right, other)
+
+    def nearer(self, at: float) -> float:
+        """Return the number near this one that leaves least, step by smaller step."""
+        best = self.left(at), at
+        for step in self.number.step / 4.0 ** np.arange(1, FINER + 1):
+            best = min(best, *((self.left(near), near) for near in best[1] + step * np.array([-2, -1, 1, 2])))
+        return float(best[1])
+
+    def refined(self, at: float) -> tuple[float, float]:
+        """Return what is left, and where, after steps by the slope of the errors, as Gauss and Newton take them."""
+        best = self.left(at), at
+        while True:
+            errors = self.errors(best[1])
+            slopes = (self.errors(best[1] + 1e-7) - errors) / 1e-7
+            near = best[1] - float((slopes * errors).sum() / (slopes * slopes).sum())
+            if not abs(near - best[1]) < self.number.step or not self.left(near) < 0.99 * best[0]:
+                return best
+            best = self.left(near), near
+
+    def shortest(self, left: float, at: float) -> float:
+        """Return the number of fewest digits that is as good."""
+        numbers = (float(f"{np.exp(at):.{digits}g}") for digits in range(1, DIGITS + 1))
+        return next((one for one in numbers if self.left(np.log(one)) <= ALIKE * left), float(np.exp(at)))
+
+
+def size(X: Array) -> float:
+    """Return the root mean square."""
+    return float(np.sqrt((X * X).mean()))

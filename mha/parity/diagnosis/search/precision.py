@@ -1,0 +1,205 @@
+"""Mistakes that no exact formula gives: arithmetic in a lower precision, and dropout left on.
+
+Their errors show them. Rounding is imitated: the error of the imitation has to be most of theirs, number by number.
+With dropout, attention weights are either 0 or too large by one factor.
+"""
+
+import dataclasses
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+
+from mha.core.cache import attended
+from mha.parity.diagnosis.mistakes.mistake import Form, forms_of
+from mha.parity.diagnosis.mistakes.of_precision import ROUNDINGS
+from mha.parity.diagnosis.mistakes.with_mistakes import ALL, Bench, State
+from mha.parity.diagnosis.pipeline.pieces import Array, widen
+from mha.parity.diagnosis.search.sample import Focus, counted
+from mha.parity.rule.problem import Problem
+from mha.parity.rule.rules import error, fraction
+
+LEFT = 0.6  # the share of the error that an imitation of rounding may leave
+ROUGHLY = 0.8  # likewise, in a few queries
+ENOUGH = 24  # so few numbers with errors would prove nothing
+ROWS = 200  # rows of heads in which dropout is looked for
+DROPOUT = "some attention weights are 0, the rest is too large by 1 / (1 - p)"
+ENUMERATED = 12  # up to so many keys of a query, each set of dropped keys is tried
+
+
+@dataclasses.dataclass(frozen=True)
+class Imprecision:
+    """A mistake that was found by its errors.
+
+    ratio: the largest error, by the bound; left: the share of the error that it leaves.
+    """
+
+    name: str
+    how: str
+    what: str
+    ratio: float
+    left: float
+    sure: bool
+
+
+def roundings(problem: Problem, theirs: Mapping[str, Array], state: State, focus: Focus) -> list[Imprecision]:
+    """Find the roundings whose errors, together with these mistakes, are most of theirs.
+
+    theirs: arrays by name; focus: a few queries; only what is near in them is computed in all.
+    """
+    forms: Sequence[Form] = forms_of(ROUNDINGS)
+    if focus.rows != ALL:
+        forms = [form for form, left, *_ in imitations(problem, theirs, state, focus, forms) if left <= ROUGHLY]
+    found = [
+        Imprecision(form.mistake.name, form.how, form.mistake.what, ratio, left, True)
+        for form, left, ratio, size in imitations(problem, theirs, state, Focus(), forms)
+        if left <= LEFT and size >= ENOUGH
+    ]
+    best = min((one.left for one in found), default=0.0)
+    # Only the best imitations count: others imitate a part of the same rounding.
+    return sorted((one for one in found if one.left <= max(1.25 * best, 0.05)), key=lambda one: one.left)
+
+
+def imitations(
+    problem: Problem, theirs: Mapping[str, Array], state: State, focus: Focus, forms: Sequence[Form]
+) -> Iterator[tuple[Form, float, float, int]]:
+    """Imitate each form of rounding in some samples and queries.
+
+    Gives the form, the share of the errors that it leaves in the worst array that differs, the largest error by the
+    bound, and the number of errors.
+    """
+    if not forms:
+        return
+    oracle, base = (Bench(problem, dtype, *focus) for dtype in ("float64", problem.config.dtype))
+    if (exact := oracle.all_of(state, theirs)) is None:
+        return
+    there = {name: oracle.cut(name, X).astype(np.float64) for name, X in theirs.items()}
+    counts = {name: np.broadcast_to(oracle.cut(name, problem.matters(name)), X.shape) for name, X in there.items()}
+    far = {name: np.where(counts[name], differences(X, exact[name]), 0) for name, X in there.items()}
+    ratio = max(fraction(float(np.abs(X).max()), problem.expected(name).limit) for name, X in far.items())
+    wrong = [name for name, X in theirs.items() if problem.expected(name).ratio(counted(problem, name, X)) > 1]
+    for form in forms:
+        if (imitated := base.all_of((*state, form), theirs)) is not None:
+            same = {name: np.where(counts[name], differences(X, exact[name]), 0) for name, X in imitated.items()}
+            left = max(remaining(far[name], same[name]) for name in wrong)
+            yield form, left, ratio, sum(int((far[name] != 0).sum()) for name in wrong)
+        base.forget()
+
+
+def differences(X: Array, exact: Array) -> Array:
+    """Return how far numbers are from exact ones, 0 where both are NaN."""
+    return np.where(np.isnan(X) & np.isnan(exact), 0, X - exact)
+
+
+def remaining(far: Array, same: Array) -> float:
+    """Return the share of the errors that an imitation leaves: 0 if there are none, infinite if any is not finite."""
+    if not (np.isfinite(far).all() and np.isfinite(same).all()):
+        return np.inf
+    return fraction(float(np.sqrt(((far - same) ** 2).mean())), float(np.sqrt((far**2).mean())))
+
+
+# Dropout
+
+
+def dropout(problem: Problem, theirs: Mapping[str, Array]) -> Imprecision | None:
+    """Find out whether attention weights were dropped: then the others are too large by one factor."""
+    found = dropped(problem, theirs)
+    far = [
+        fraction(error(counted(problem, name, X), problem.expected(name).X), problem.expected(name).limit)
+        for name, X in theirs.items()
+    ]
+    return found and dataclasses.replace(found, ratio=max(far))
+
+
+def dropped(problem: Problem, theirs: Mapping[str, Array]) -> Imprecision | None:
+    """Find dropout, by weights or by pooled heads."""
+    right, there = problem.oracle["weights"], theirs.get("weights")
+    if there is not None and error(there.astype(np.float64), right) > problem.expected("weights").limit:
+        clear = problem.counted_pairs & (right > 1e-3)
+        return by_shares(problem, there.astype(np.float64)[clear] / right[clear])
+    if (pooled := pooled_of(problem, theirs)) is None:
+        return None
+    groups = problem.config.num_heads // problem.config.num_key_value_heads
+    values = np.repeat(attended(problem.oracle, "v"), groups, 1)
+    counts = np.where(np.isfinite(pooled).all(3), (problem.counted_pairs & (right > 1e-3)).sum(3), 0)  # (B, H, Q)
+    places = np.argsort(counts, axis=None, kind="stable")[(counts == 0).sum() :]
+    rows = [np.unravel_index(place, counts.shape) for place in places[:ROWS]]
+    parts = []
+    for row in rows:
+        seen = problem.counted_pairs[row] & (right[row] > 1e-3)
+        parts.append(values[row[:2]][seen] * right[row][seen][:, None])  # (keys, dv)
+    shares = [shares_of(part, pooled[row]) for part, row in zip(parts, rows, strict=True)]
+    found = by_shares(problem, np.array(list(itertools.chain.from_iterable(shares))))
+    return found or by_spread(parts, [pooled[row] for row in rows])
+
+
+def by_shares(problem: Problem, shares: Array) -> Imprecision | None:
+    """Find dropout by weights, divided by the right ones: they are 0 or one factor, as often as this factor says."""
+    shares = shares[np.isfinite(shares)]
+    kept, dropped = shares[np.abs(shares) > 0.5], shares[np.abs(shares) <= 0.05]
+    if len(kept) < 6 or len(dropped) < 3 or len(shares) < ENOUGH:
+        return None
+    factor, rough = float(np.median(kept)), 0.1 if "16" in problem.config.dtype else 0.02
+    regular = float((np.abs(kept / factor - 1) <= rough).sum() + len(dropped)) / len(shares)
+    p = 1 - 1 / factor
+    if factor < 1.01 or regular < 0.97 or abs(len(dropped) / len(shares) - p) > 6 * np.sqrt(p * (1 - p) / len(shares)):
+        return None
+    return Imprecision("dropout left on", f"p about {p:.2g}", DROPOUT, np.inf, 1 - regular, True)
+
+
+def by_spread(parts: list[Array], pooled: list[Array]) -> Imprecision | None:
+    """Find dropout by pooled heads (dv): dropped parts (keys, dv) would spread their errors so. This is never sure."""
+    spreads = []
+    for part, row in zip(parts, pooled, strict=True):
+        if len(part) > part.shape[1] >= 4:
+            far = row - part.sum(0)
+            spreads.append(far @ np.linalg.lstsq(part.T @ part, far, rcond=None)[0] / len(far))
+    if len(spreads) < ENOUGH:
+        return None
+    mean, width = float(np.mean(spreads)), pooled[0].size
+    if not 0.005 < mean < 2 or np.std(spreads) > 2 * mean * np.sqrt(2 / width):
+        return None
+    return Imprecision("dropout left on", f"p about {mean / (1 + mean):.2g}", DROPOUT, np.inf, 1.0, False)
+
+
+def shares_of(parts: Array, pooled: Array) -> list[float]:
+    """Solve for the shares with which parts (keys, dv) add up to pooled (dv); none if there is no sure solution."""
+    if len(parts) <= parts.shape[1]:
+        return np.linalg.lstsq(parts.T, pooled, rcond=None)[0].tolist() if np.linalg.cond(parts) < 1e3 else []
+    return enumerated(parts, pooled) if len(parts) <= ENUMERATED and parts.shape[1] >= 3 else []
+
+
+def enumerated(parts: Array, pooled: Array) -> list[float]:
+    """Find the shares, 0 or one factor, with which parts (keys, dv) add up to pooled (dv); NaN if there are none."""
+    n = len(parts)
+    chosen = (np.arange(1, 2**n)[:, None] >> np.arange(n) & 1).astype(np.float64)  # (2^n - 1, keys)
+    sums = chosen @ parts  # (2^n - 1, dv)
+    factors = (sums @ pooled) / np.maximum((sums * sums).sum(1), 1e-300)
+    far = np.abs(sums * factors[:, None] - pooled).max(1)
+    far[factors < 0.9] = np.inf
+    best = int(far.argmin())
+    return (chosen[best] * factors[best]).tolist() if far[best] <= 1e-3 * np.abs(pooled).max() else [np.nan]
+
+
+def pooled_of(problem: Problem, theirs: Mapping[str, Array]) -> Array | None:
+    """Return their pooled heads (B, H, Q, dv) in float64, given or solved from the output; None if that is not sure."""
+    if "pooled" in theirs:
+        return theirs["pooled"].astype(np.float64)
+    weights, config = problem.layer.weights, problem.config
+    merged = theirs.get("merged")
+    if merged is None:
+        kernel, output = weights["W_o.kernel"].astype(np.float64), theirs.get("output")
+        if output is None or kernel.shape[0] > kernel.shape[1]:
+            return None
+        products = kernel @ kernel.T  # (H*dv, H*dv)
+        if not np.linalg.cond(products, 1) < 1e9:
+            return None
+        bias = weights.get("W_o.bias", np.zeros(1)).astype(np.float64)
+        flat = np.linalg.solve(products, kernel @ (output - bias).reshape(-1, kernel.shape[1]).T).T  # (B*Q, H*dv)
+        merged = flat.reshape(*output.shape[:2], config.num_heads, -1).transpose(0, 2, 1, 3)  # (B, H, Q, dv)
+    merged = merged.astype(np.float64)
+    if problem.call.head_gates is None:
+        return merged
+    gates = np.broadcast_to(widen(problem.call.head_gates), (len(merged), config.num_heads))[:, :, None, None]
+    with np.errstate(all="ignore"):
+        return merged / gates

@@ -1,0 +1,112 @@
+"""How well a set of mistakes explains the numbers of another implementation, in all samples."""
+
+import functools
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from mha.core.options.names import FloatName
+from mha.parity.diagnosis.mistakes.with_mistakes import ALL, Bench, State
+from mha.parity.diagnosis.pipeline.pieces import Array
+from mha.parity.diagnosis.search.sample import Focus, errors, of_queries
+from mha.parity.rule.problem import Expected, Problem
+from mha.parity.rule.rules import UNIT, error, fraction
+
+LEFT = 0.25  # the share of the error that an explanation may leave
+NOISE = 2.0  # times NumPy's own rounding that it may leave in half precision
+REFUTED = 8.0  # times the bound, in a few queries: then the others need not be computed
+
+
+class Verdict(NamedTuple):
+    """How well these mistakes explain their arrays, in all samples.
+
+    ratio: the worst, by the rule; left: the largest share of the error that they leave; noise: the same, divided by
+    NumPy's own rounding; sample, row: the worst sample, and its worst query if it is known.
+    """
+
+    ratio: float
+    left: float
+    noise: float
+    sample: int
+    row: int | None = None
+
+    @property
+    def same(self) -> bool:
+        """Whether these mistakes give their numbers: within the bound, and little but noise is left of the error."""
+        return self.ratio <= 1 and self.left <= LEFT and self.noise <= NOISE
+
+
+class Judge:
+    """Judges sets of mistakes by their arrays; what a few queries refute is not computed in all.
+
+    focus: these.
+    """
+
+    def __init__(self, problem: Problem, theirs: Mapping[str, Array], focus: Focus) -> None:
+        self.problem, self.theirs, self.focus = problem, theirs, focus
+
+    @functools.cached_property
+    def few(self) -> tuple[Bench, Bench]:
+        """The pipeline of a few queries, in float64 and in the layer's dtype."""
+        return self.benches(self.focus)
+
+    @functools.cached_property
+    def all(self) -> tuple[Bench, Bench]:
+        """The pipeline of all queries, likewise."""
+        return self.benches(Focus())
+
+    def benches(self, focus: Focus) -> tuple[Bench, Bench]:
+        """Make the pipelines of some queries."""
+        oracle, base = (Bench(self.problem, dtype, *focus) for dtype in ("float64", self.problem.config.dtype))
+        return oracle, base
+
+    def judged(self, state: State) -> Verdict:
+        """Judge a set of mistakes."""
+        if self.focus.rows != ALL and (verdict := self.by(self.few, state)).ratio > REFUTED:
+            return verdict._replace(sample=self.focus.samples[verdict.sample])
+        return self.by(self.all, state)
+
+    def by(self, benches: tuple[Bench, Bench], state: State) -> Verdict:
+        """Compute these mistakes, and judge how far their arrays are from that."""
+        verdict = confirmed(self.problem, self.theirs, *benches, state)
+        for bench in benches:
+            bench.forget()
+        return verdict
+
+
+def confirmed(problem: Problem, theirs: Mapping[str, Array], oracle: Bench, base: Bench, state: State) -> Verdict:
+    """Judge how far their arrays are from those with these mistakes, in the samples and queries of two pipelines."""
+    dtype, rows = problem.config.dtype, oracle.rows
+    worst, left, noise, sample, row = 0.0, 0.0, 0.0, 0, None
+    for name, X in theirs.items():
+        counts = oracle.counts(state, name, oracle.cut(name, problem.matters(name)))
+        wide, narrow, there = oracle.steps(state, name), base.steps(state, name), oracle.cut(name, X)
+        if wide is None or narrow is None or wide.shape != there.shape:
+            return Verdict(np.inf, np.inf, np.inf, 0)
+        wide, narrow, there = (np.where(counts, Y, 0).astype(np.float64) for Y in (wide, narrow, there))
+        ratio = Expected.of(dtype, wide, narrow, name == "output").ratio(there)
+        if ratio > worst:
+            worst, sample = ratio, int(errors(there, wide).argmax())
+            far = of_queries(name, there, wide) if rows == ALL else None
+            row = None if far is None else int(far[sample].argmax())
+        right = problem.expected(name)
+        right = right._replace(X=np.where(counts, oracle.cut(name, right.X), 0), rows=oracle.of_bounds(right.rows))
+        if right.ratio(there) > 1:
+            left = max(left, apart(there, wide) / apart(there, right.X)) if np.isfinite(apart(there, wide)) else np.inf
+        if "16" in dtype:  # its bounds are so wide that a similar mistake is within them
+            noise = max(noise, fraction(apart(there, wide), floor(dtype, wide, narrow)))
+    return Verdict(worst, left, noise, sample, row)
+
+
+def floor(dtype: FloatName, wide: Array, narrow: Array) -> float:
+    """Return NumPy's own rounding in half precision, as a root mean square, with that of the numbers themselves."""
+    return apart(narrow, wide) + 2 * UNIT[dtype] * apart(wide, 0 * wide)
+
+
+def apart(X: Array, Y: Array) -> float:
+    """Return the root mean square of the differences, infinite if only one of the two is NaN or infinite somewhere."""
+    if error(X, Y) == np.inf:
+        return np.inf
+    far = np.where((X == Y) | (np.isnan(X) & np.isnan(Y)), 0, X - Y)
+    return float(np.sqrt((far * far).mean()))

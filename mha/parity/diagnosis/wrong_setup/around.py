@@ -1,0 +1,99 @@
+"""More than attention in the output that was given: the queries are added to it, or a norm comes after it."""
+
+import itertools
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from mha.core.options.config import numpy_dtype
+from mha.core.options.names import FloatName
+from mha.parity.diagnosis.pipeline.parts import PART_OF
+from mha.parity.diagnosis.pipeline.pieces import Array
+from mha.parity.rule.problem import Expected, Problem
+
+ROWS = 5  # so few queries would fit any norm, whose scale and shift are not known
+FITTED = 64  # queries by which scale and shift are found
+EPSILONS = (1e-12, 1e-6, 1e-5, 1e-3)
+
+
+class Norm(NamedTuple):
+    """A norm of rows, without scale and shift; centred: whether the mean is taken out."""
+
+    name: str
+    centred: bool
+    eps: float
+
+    def __call__(self, X: Array) -> Array:
+        """Return the normed rows (rows, features), in float64."""
+        X = X.astype(np.promote_types(X.dtype, np.float32))
+        X = X - X.mean(-1, keepdims=True) if self.centred else X
+        return (X / np.sqrt((X * X).mean(-1, keepdims=True) + self.eps)).astype(np.float64)
+
+
+NORMS = [Norm(*kind, eps) for kind in (("a layer norm", True), ("an RMS norm", False)) for eps in EPSILONS]
+
+
+class Place(NamedTuple):
+    """A place of a norm: words for it; before, added: what is normed and what is added after it, (rows, features).
+
+    Each is given in float64 and in the layer's dtype.
+    """
+
+    words: str
+    before: tuple[Array, Array]
+    added: tuple[Array, Array]
+
+    def after(self, norm: Norm, fit: tuple[Array, Array], dtype: FloatName, rows: slice) -> tuple[Array, Array]:
+        """Return some rows after a norm with this scale and shift: in float64, and as computed in dtype."""
+        right, rough = (norm(X[rows]) * fit[0] + fit[1] for X in self.before)
+        rough = rough.astype(numpy_dtype(dtype)) + self.added[1][rows]
+        return right + self.added[0][rows], rough.astype(np.float64)
+
+
+@np.errstate(all="ignore")
+def more_than_attention(asked: Problem, theirs: Mapping[str, Array]) -> str:
+    """Say what comes after attention in their output, if that explains it, and all steps before it are the same; or "".
+
+    theirs: in the compared shapes.
+    """
+    steps = {name: np.where(asked.matters(name), X, 0) for name, X in theirs.items() if name in PART_OF}
+    different = [name for name, X in steps.items() if asked.expected(name).ratio(X) > 1]
+    if different != ["output"]:
+        return ""
+    rows, dtype = asked.counted_rows, asked.config.dtype
+    output, plain = (X["output"][rows] for X in (asked.oracle, asked.base))  # (rows, features)
+    queries, there = asked.queries[rows], theirs["output"][rows].astype(np.float64)
+    if not np.isfinite(there).all():  # NaN has every norm
+        return ""
+    nothing = (np.zeros_like(output), np.zeros_like(plain))
+    places = [Place("of the output", (output, plain), nothing)]
+    if queries.shape == output.shape:
+        wide = queries.astype(np.float64)
+        total = output + wide, plain + queries
+        if same(dtype, there, *total):
+            return "the queries are added to the output (a residual)"
+        places.append(Place("of the sum of output and queries (a residual)", total, nothing))
+        words = "of the output, to which the queries are added (a residual)"
+        places.append(Place(words, (output, plain), (wide, queries)))
+    if len(there) < ROWS:
+        return ""
+    for place, norm in itertools.product(places, NORMS):
+        few = slice(FITTED)
+        fit = fitted(norm(place.before[0][few]), (there - place.added[0])[few], norm.centred)
+        if all(same(dtype, there[rows], *place.after(norm, fit, dtype, rows)) for rows in (few, slice(None))):
+            return f"{norm.name} {place.words}"
+    return ""
+
+
+def same(dtype: FloatName, there: Array, oracle: Array, base: Array) -> bool:
+    """Whether rows are the same as an oracle by the rule; base: the plain computation in the layer's dtype."""
+    return Expected.of(dtype, oracle, base).ratio(there) <= 1
+
+
+def fitted(X: Array, Y: Array, shifted: bool) -> tuple[Array, Array]:
+    """Find the scale and the shift of each feature with which X comes nearest to Y; shifted: False = no shift."""
+    mean_x, mean_y = (Z.mean(0) if shifted else np.zeros(Z.shape[1]) for Z in (X, Y))
+    X = X - mean_x
+    scale = (X * (Y - mean_y)).sum(0) / np.maximum((X * X).sum(0), 1e-300)
+    return scale, mean_y - scale * mean_x

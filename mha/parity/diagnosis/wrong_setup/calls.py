@@ -1,0 +1,259 @@
+"""Other calls than the one that was described: with which arguments would theirs be the same?
+
+A few queries tell which calls are near; what is near is computed in all of them.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from mha.core.call import PACKED, PLACES, ROWS
+from mha.core.options.config import numpy_dtype
+from mha.core.tables import few
+from mha.parity.diagnosis.mistakes.catalogue import FORMS
+from mha.parity.diagnosis.mistakes.equivalent_masks import only_hides
+from mha.parity.diagnosis.mistakes.mistake import Change, Mistake, forms_of
+from mha.parity.diagnosis.mistakes.of_softmax import divided_by_nothing, filled
+from mha.parity.diagnosis.pipeline.parts import PART_OF
+from mha.parity.diagnosis.pipeline.pieces import Array
+from mha.parity.diagnosis.pipeline.plan import Plan, of_hiding, plan_of, same
+from mha.parity.diagnosis.search.sample import Focus, counted
+from mha.parity.diagnosis.search.verdicts import NOISE, Judge, apart, floor
+from mha.parity.diagnosis.wrong_setup.near import EARLY, Near
+from mha.parity.rule.layouts import GRADIENT
+from mha.parity.rule.problem import Problem, problem
+from mha.parity.rule.rules import fraction
+
+# What ports compute for a query that sees no key.
+EMPTY: dict[str, Change] = {
+    "0": lambda plan: plan, "NaN": divided_by_nothing, "mean": partial(filled, -np.inf, False)
+}  # fmt: skip
+
+
+class Other(NamedTuple):
+    """Another call; arguments: where they differ, by name; words: the same, as one writes them."""
+
+    arguments: dict[str, Any]
+    words: str
+
+
+@np.errstate(all="ignore")
+def likely_calls(asked: Problem, theirs: Mapping[str, Array], clear: float) -> Other | None:
+    """Find a call that explains theirs, of those in which an argument was left out or the mask means something else.
+
+    theirs: in the compared shapes; clear: how many bounds away the described call has to be.
+    """
+    if not possible(asked, theirs, clear):
+        return None
+    near = Near(asked, theirs)
+    for other in masks_and_order(asked):
+        if near.to(asked.call._replace(**other.arguments)) and explains(asked, other, theirs, clear):
+            return other
+    near = Near(asked, theirs, 1)
+    for base in bases(asked):
+        for added in (with_offsets(near, base, asked.sizes.K - asked.sizes.Q), with_lengths(near, base)):
+            if added is not None and explains(asked, added, theirs, clear):
+                return added
+    return None
+
+
+@np.errstate(all="ignore")
+def unlikely_calls(asked: Problem, theirs: Mapping[str, Array], clear: float, known: bool) -> Other | None:
+    """Find a call that explains theirs in which an argument that was given is left out, or is another offset.
+
+    known: whether a mistake explains theirs, too; then no offsets are tried that no cache has.
+    """
+    if not possible(asked, theirs, clear):
+        return None
+    given = [*asked.call.given(), *["causal"] * asked.call.causal]
+    pairs = [PACKED, PLACES] if asked.call.segments is not None else []  # of which one alone is refused
+    for name in given:
+        left_out = next((pair for pair in pairs if name in pair), (name,))
+        words = ", ".join(f"{one}={ROWS[one].default}" for one in left_out)
+        other = Other({one: ROWS[one].default for one in left_out}, words)
+        if explains(asked, other, theirs, clear):
+            return other
+    if known and "offset" not in given:
+        return None
+    moved = with_offsets(Near(asked, theirs, 1), Other({}, ""), None)
+    return moved if moved is not None and explains(asked, moved, theirs, clear) else None
+
+
+@np.errstate(all="ignore")
+def tokens_alone(asked: Problem, theirs: Mapping[str, Array]) -> Array | None:
+    """Return which queries are no padding, (B, Q), if theirs differ in padding alone; None if not.
+
+    In self-attention a query is padding where no query sees the key at its place.
+    """
+    tokens = np.asarray(asked.visible.any((1, 2)))  # (B, K)
+    said = asked.rows is not None or asked.empty_rows
+    if said or not asked.one_input or tokens.all() or not (tokens & asked.counted_rows).any():
+        return None
+    described = replace(asked, rows=tokens)
+    for name in (name for name in theirs if name in PART_OF):
+        right = asked.expected(name)
+        if right.ratio(np.where(described.matters(name), counted(asked, name, theirs[name]), right.X)) > 1:
+            return None
+    return tokens
+
+
+def possible(asked: Problem, theirs: Mapping[str, Array], clear: float) -> bool:
+    """Whether another call can explain theirs: what differs, clearly, comes after the rotation."""
+    steps = {name: X for name, X in theirs.items() if name in PART_OF}
+    ratios = {name: asked.expected(name).ratio(counted(asked, name, X)) for name, X in steps.items()}
+    early = (name for name in steps if PART_OF[name] in EARLY and not name.startswith("rotate"))
+    return max(ratios.values(), default=0.0) >= clear and all(ratios[name] <= 1 for name in early)
+
+
+def masks_and_order(asked: Problem) -> Iterator[Other]:
+    """List calls with the mask inverted or turned, and with causal order where it was left out."""
+    for order in orders(asked):
+        for mask in [Other({}, ""), *masks(asked)]:
+            if mask.words or order.words:
+                yield together(mask, order)
+
+
+def orders(asked: Problem) -> Iterator[Other]:
+    """List the call as it is, and with causal order; a window says by itself how far queries look ahead."""
+    yield Other({}, "")
+    if not asked.call.causal and (asked.config.window is None or asked.config.window[1] is None):
+        yield Other({"causal": True}, "causal=True")
+
+
+def masks(asked: Problem) -> Iterator[Other]:
+    """List what else the mask may be: its inverse, one of keys instead of pairs, its transpose."""
+    mask, sizes = asked.call.mask, asked.sizes
+    if mask is None:
+        return
+    readings = {"mask": mask}
+    if mask.shape == (sizes.B, sizes.K):
+        readings["mask[:, None]"] = mask[:, None]
+    if mask.shape[-2:] == (sizes.K, sizes.Q):
+        readings["mask.T" if mask.ndim == 2 else "mask.swapaxes(-1, -2)"] = mask.swapaxes(-1, -2)
+    for words, X in readings.items():
+        for inverted in (False, True):
+            if inverted or words != "mask":
+                yield Other({"mask": ~X if inverted else X}, f"mask={'~' * inverted}{words}")
+
+
+def bases(asked: Problem) -> Iterator[Other]:
+    """List the calls to which lengths or an offset may be added."""
+    yield from orders(asked)
+    if asked.call.mask is not None:
+        yield Other({"mask": None}, "mask=None")
+
+
+def together(*others: Other) -> Other:
+    """Join the arguments of several calls."""
+    arguments: dict[str, Any] = {}
+    for other in others:
+        arguments |= other.arguments
+    return Other(arguments, ", ".join(other.words for other in others if other.words))
+
+
+def with_offsets(near: Near, base: Other, most: int | None) -> Other | None:
+    """Add the offset of each sample to a call, of those from 1 to `most` where none was given; None = any.
+
+    That by which the last query sees the last key comes first.
+    """
+    asked = near.asked
+    call, sizes = asked.call._replace(**base.arguments), asked.sizes
+    moves = call.causal or call.plan.window or call.plan.chunk or asked.config.rotary
+    if not moves or call.positions is not None or (most is not None and (most < 1 or np.any(call.offset))):
+        return None
+    last = sizes.K - sizes.Q
+    values = range(1, most + 1) if most is not None else range(-sizes.Q, 2 * sizes.K + 1)
+    found = near.best(call, "offset", [last, *sorted((v for v in values if v != last), key=abs)])
+    if found is None:
+        return None
+    one = len(set(found.tolist())) == 1
+    return together(
+        base, Other({"offset": int(found[0]) if one else found}, f"offset={found[0] if one else listed(found)}")
+    )
+
+
+def with_lengths(near: Near, base: Other) -> Other | None:
+    """Add the length of each sample to a call where none were given, the longest first; not all are whole."""
+    call, K = near.asked.call._replace(**base.arguments), near.asked.sizes.K
+    if call.valid_lens is not None:
+        return None
+    found = near.best(call, "valid_lens", list(range(K, 0, -1)))
+    if found is None or (found == K).all():
+        return None
+    return together(base, Other({"valid_lens": found}, f"valid_lens={listed(found)}"))
+
+
+def listed(values: Array) -> str:
+    """Write the first of the values of samples as a list."""
+    return f"[{', '.join(few([*map(str, values.tolist())]))}]"
+
+
+def explains(asked: Problem, other: Other, theirs: Mapping[str, Array], clear: float) -> bool:
+    """Whether theirs are another call's, each step by the rule, where one is clearly not that of the described call."""
+    described, shown, dtype = call_with(asked, other.arguments), False, asked.config.dtype
+    for name in (name for name in theirs if name in PART_OF):
+        if name not in described.oracle:  # as there is no step of a bias without one
+            return False
+        there, right, expected = counted(described, name, theirs[name]), asked.expected(name), described.expected(name)
+        if expected.ratio(there) > 1:
+            return False
+        if "16" in dtype:  # its bounds are so wide that a similar call is within them
+            plain = counted(described, name, described.base[name])
+            if fraction(apart(there, expected.X), floor(dtype, expected.X, plain)) > NOISE:
+                return False
+        both = described.matters(name) & asked.matters(name) & np.isfinite(there)  # NaN shows nothing
+        shown |= right.ratio(np.where(both, there, right.X)) >= clear
+    return shown and without_keys(asked, described, theirs)
+
+
+def without_keys(asked: Problem, described: Problem, theirs: Mapping[str, Array]) -> bool:
+    """Whether theirs are what ports give for queries that see keys as described, and none in another call.
+
+    They are 0, NaN, or the mean of all values.
+    """
+    rows = asked.counted_rows & ~described.counted_rows
+    if not rows.any():
+        return True
+    steps = {name: X for name, X in theirs.items() if name in PART_OF}
+    judge = Judge(replace(described, rows=rows, empty_rows=True), steps, Focus())
+    unseen = Mistake("what is seen where nothing is", "", ("weights",), EMPTY)
+    return any(judge.judged((form,)).ratio <= 1 for form in forms_of([unseen]))
+
+
+def call_with(asked: Problem, arguments: Mapping[str, Any]) -> Problem:
+    """The same problem with other arguments of the call."""
+    given = {name: X for name, X in asked.call.arguments().items() if name in ROWS} | dict(arguments)
+    inputs = asked.queries, asked.keys, asked.values
+    return problem(asked.layer, *inputs, given, asked.cotangent, asked.rows, asked.empty_rows, asked.angles)
+
+
+def said(asked: Problem, other: Other, theirs: Mapping[str, Array]) -> str:
+    """Say that theirs are another call's; with known mistakes that look the same, and gradients that differ even so."""
+    words = f"the same, if it was called with {other.words}"
+    if alike := twins(asked, other):
+        words += f"; or, in the port: {'; or '.join(alike)}"
+    described = call_with(asked, other.arguments)
+    gradients = {name: X.astype(np.float64) for name, X in theirs.items() if name.startswith(GRADIENT)}
+    if different := [name for name, X in gradients.items() if described.expected(name).ratio(X) > 1]:
+        words += f"; but these differ even so: {', '.join(different)}"
+    return words
+
+
+def twins(asked: Problem, other: Other) -> list[str]:
+    """Name the known mistakes by which the described call would see what another call sees, those of one plan once."""
+    plan = plan_of(asked, numpy_dtype(asked.config.dtype))
+    wanted = replace(plan, **of_hiding(call_with(asked, other.arguments).call))
+    if plan.frequencies is not None and not np.array_equal(plan.offsets, wanted.offsets):
+        return []
+    visible, found = wanted.visible(), dict[str, Plan]()
+    for form in FORMS:
+        made = form.change(plan) if form.mistake.parts == ("weights",) else None
+        changed = made is not None and only_hides(made, plan) and not same(made, plan)
+        if made is None or not changed or any(same(made, one) for one in found.values()):
+            continue
+        if np.array_equal(made.visible(), visible):
+            found[f"{form.mistake.name}{f' ({form.how})' * bool(form.how)}"] = made
+    return [*found]

@@ -1,0 +1,211 @@
+"""Steps that are written another way, and that later steps take back: other numbers, but the same computation.
+
+Such as queries and keys whose components are in another order, a scale that is in the queries, and not in the scores,
+or scores from which the largest of each row is taken.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from mha.core.tables import number
+from mha.parity.diagnosis.pipeline.parts import PART_OF, PARTS, compute
+from mha.parity.diagnosis.pipeline.plan import plan_of
+from mha.parity.diagnosis.search.sample import counted
+from mha.parity.rule.layouts import OF_KEYS, OF_QUERIES, PAIRS, STEPS, kind
+from mha.parity.rule.problem import Problem
+from mha.parity.rule.relations import paired
+from mha.parity.rule.rules import error, fraction, largest
+
+Array = np.ndarray
+MORE = 2  # so many more rows than what is fitted by them
+FACTOR, SHIFTED = "times ", "with a number added to each row"
+HEADS, COMPONENTS = "with its heads in another order", "with the components of a head in another order"
+PAIRS_OF = "neighbours for halves", "halves for neighbours"
+ORDERS = HEADS, COMPONENTS, *(f"with {words}" for words in PAIRS_OF)
+FEW = 64  # rows by which an order is found
+CLEAR = 4.0  # so many bounds away a later step would be
+
+
+class Way(NamedTuple):
+    """A way in which a step is written: words for it, and how far it is from theirs, by the bound of the step."""
+
+    how: str
+    ratio: float
+
+    @property
+    def note(self) -> str:
+        """The words beside a step that later ones take back."""
+        return f"ours {self.how}, which later steps take back"
+
+
+class Rewritten(NamedTuple):
+    """Steps that are written another way.
+
+    taken_back: by name, those for which later steps, or the products of queries and keys, show that nothing comes of
+    it; open: those for which nothing shows it, as nothing after them was given; strange: those of which nothing comes
+    either, and which are in no known way, each with the step that shows it.
+    """
+
+    taken_back: dict[str, Way]
+    open: dict[str, Way]
+    strange: dict[str, str]
+
+
+NONE = Rewritten({}, {}, {})
+
+
+@np.errstate(all="ignore")
+def rewritten(asked: Problem, taken: Mapping[str, Array], passed: Mapping[str, bool]) -> Rewritten:
+    """Find the steps that differ, and are written another way.
+
+    taken: arrays by name, in the compared shapes; passed: whether each is the same, in the order of `trace`.
+    """
+    found = Rewritten({}, {}, {})
+    if asked.sizes.slots is not None:  # what the slots hold is a result, too
+        return found
+    steps = [name for name in passed if name in STEPS or name == "output"]
+    for name in reversed(steps):
+        if passed[name] or name not in taken or name == "output":
+            continue
+        after = steps[steps.index(name) + 1 :]
+        later = next((one for one in after if follows(PART_OF[name], PART_OF[one])), None)
+        right = later is None or passed[later] or later in found.taken_back
+        known = decided(asked, name, taken)
+        way = way_of(asked, name, taken[name]) if right or known or name in PAIRS else None
+        bent = asked.config.sinks or (asked.config.softcap and name == "scores")
+        if way and way.how == SHIFTED and ((later and right) or not bent):
+            found.taken_back[name] = way  # the softmax takes it back
+        elif later and right and would_show(asked, name, taken[name], later):
+            if way:
+                found.taken_back[name] = way
+            else:
+                found.strange[name] = later
+        elif known and (product := of_products(asked, taken, way)):
+            found.taken_back[name] = product
+        elif way and later is None and not known and way.how.startswith((FACTOR, *ORDERS)):
+            found.open[name] = way
+    said = {**found.taken_back, **found.open, **found.strange}
+    left = [name for name in steps if not passed[name] and name in taken and name not in said]
+    for name in [*found.taken_back]:  # of a step that is wrong, this one is a consequence
+        before = steps[: steps.index(name)]
+        if any(one in before and follows(PART_OF[one], PART_OF[name]) for one in left):
+            del found.taken_back[name]
+    for name in [*found.taken_back]:  # weights are a result: their heads are in the order of what is before them
+        how = found.taken_back[name].how
+        if name == "weights" and all(one == name or way.how != how for one, way in found.taken_back.items()):
+            del found.taken_back[name]
+    return found
+
+
+def follows(part: str, after: str) -> bool:
+    """Whether a part of the computation is this one, or is computed from it."""
+    return part == after or any(follows(part, one) for one in PARTS[after])
+
+
+def would_show(asked: Problem, name: str, X: Array, later: str) -> bool:
+    """Whether a later step would differ clearly if it were computed from theirs."""
+    if PART_OF[later] == PART_OF[name]:
+        return True
+    plan, handed = plan_of(asked, "float64"), dict[str, Array]()
+    for part in PARTS:
+        steps, handed[part] = compute(part, plan, handed)
+        if part == PART_OF[name]:
+            handed[part] = handed[part] + np.where(asked.matters(name), X - asked.oracle[name], 0)
+        if later in steps:
+            return asked.expected(later).ratio(counted(asked, later, steps[later])) >= CLEAR
+    return False
+
+
+def decided(asked: Problem, name: str, taken: Mapping[str, Array]) -> bool:
+    """Whether queries and keys, as they are scored, were both given, and this is one of them: their products tell."""
+    if asked.config.pooling != "dot":
+        return False
+    scored = [scored_as(asked, names, taken) for names in (OF_QUERIES, OF_KEYS)]
+    return name in scored and None not in scored
+
+
+def of_products(asked: Problem, taken: Mapping[str, Array], way: Way | None) -> Way | None:
+    """Say how queries or keys, as they are scored, are written, if their products are the same."""
+    scored = [scored_as(asked, names, taken) for names in (OF_QUERIES, OF_KEYS)]
+    pairs = []
+    for arrays in (asked.oracle, taken):
+        q, k = (arrays[one or ""].astype(np.float64) for one in scored)
+        pairs.append(q @ np.repeat(k, q.shape[1] // k.shape[1], 1).swapaxes(2, 3))  # (B, H, Q, K)
+    right, there = (np.where(asked.counted_pairs, X, 0) for X in pairs)
+    scale = largest(asked.expected("scores").X) / largest(right) if right.any() else 0.0
+    ratio = fraction(error(there, right) * scale, asked.expected("scores").limit)
+    if ratio > 1:
+        return None
+    return Way(way.how if way else "in another basis", ratio)
+
+
+def scored_as(asked: Problem, names: tuple[str, ...], taken: Mapping[str, Array]) -> str | None:
+    """Find the step of queries, or of keys, that was given and has the numbers that are scored; None if none was."""
+    there = [name for name in asked.oracle if name in names]
+    last = asked.oracle[there[-1]]
+    return next((name for name in there if name in taken and np.array_equal(asked.oracle[name], last)), None)
+
+
+def way_of(asked: Problem, name: str, X: Array) -> Way | None:
+    """Find how a step is written; None if it is in no way that is known here."""
+    expected, counts = asked.expected(name), np.broadcast_to(asked.matters(name), X.shape)
+    right, there = expected.X, np.where(counts, X, 0).astype(np.float64)
+    if not np.isfinite(there).all() or not right.any() or not there.any():
+        return None
+    limit = expected.limit * max(1.0, largest(there) / largest(right))
+    for how, made in (of_pairs if kind(name) == "pairs" else of_rows)(asked, name, right, there, counts):
+        if (ratio := fraction(error(np.where(counts, made, 0), there), limit)) <= 1:
+            return Way(how, ratio)
+    return None
+
+
+def of_both(asked: Problem, name: str, right: Array, there: Array) -> Iterator[tuple[str, Array]]:
+    """Give what may be any step, each in words: another step, a factor, heads in another order."""
+    for other, X in asked.oracle.items():
+        if other != name and kind(other) == kind(name) and X.shape == right.shape and name != "weights":
+            yield f"as {other} is", X
+    factor = float((right * there).sum() / (right * right).sum())
+    if name != "weights" and factor:
+        yield f"{FACTOR}{number(factor)}", factor * right
+    yield HEADS, right[:, matched(by_head(right), by_head(there))]
+
+
+def of_pairs(asked: Problem, name: str, right: Array, there: Array, counts: Array) -> Iterator[tuple[str, Array]]:
+    """Give the ways in which scores (B, H, Q, K) may be written."""
+    yield from of_both(asked, name, right, there)
+    if name in PAIRS and name != "weights":
+        far = np.where(counts, there - right, 0)
+        yield SHIFTED, right + far.sum(3, keepdims=True) / counts.sum(3, keepdims=True)
+
+
+def of_rows(asked: Problem, name: str, right: Array, there: Array, counts: Array) -> Iterator[tuple[str, Array]]:
+    """Give the ways in which the rows of heads (B, H, T, d) may be written."""
+    yield from of_both(asked, name, right, there)
+    B, H, T, d = right.shape
+    if name in (*OF_QUERIES, *OF_KEYS):
+        for words, neighbours in zip(PAIRS_OF, (True, False), strict=True):
+            yield f"with {words}", right[..., paired(asked.config, neighbours)]
+    flat, other = (X.transpose(1, 3, 0, 2).reshape(H, d, B * T) for X in (right, there))
+    orders = [matched(*two) for two in zip(flat[..., :FEW], other[..., :FEW], strict=True)]
+    yield COMPONENTS, np.stack([right[:, h][..., order] for h, order in enumerate(orders)], 1)
+    order = matched(*(X.reshape(H * d, B * T)[:, :FEW] for X in (flat, other)))
+    mixed = right.transpose(0, 2, 1, 3).reshape(B, T, H * d)[..., order]  # (B, T, H*d)
+    yield "with its features in another order", mixed.reshape(B, T, H, d).transpose(0, 2, 1, 3)  # (B, H, T, d)
+    squares = (right * right).sum(3, keepdims=True)
+    yield "with a factor of each row", right * (right * there).sum(3, keepdims=True) / np.where(squares, squares, 1)
+    if counts[..., 0].sum((0, 2)).min() >= d + MORE:
+        turned = [right[:, h] @ np.linalg.lstsq(flat[h].T, other[h].T, rcond=None)[0] for h in range(H)]
+        yield "in another basis", np.stack(turned, 1)
+
+
+def by_head(X: Array) -> Array:
+    """Return what each head has as a row, (B, H, T, any) -> (H, B*T*any)."""
+    return X.swapaxes(0, 1).reshape(X.shape[1], -1)
+
+
+def matched(X: Array, Y: Array) -> Array:
+    """Find the order of X's rows in which each is the nearest of Y's, (n, any)."""
+    far = (X * X).sum(1)[None] - 2 * Y @ X.T  # (n of Y, n of X)
+    return far.argmin(1)

@@ -1,1 +1,0 @@
-"""A model whose wrong layers give what they should: what that changes."""

@@ -1,0 +1,116 @@
+"""A call with a cache, and its results in NumPy, which makes the same call; what is left in the slots is among them.
+
+Letters as in the lessons; S slots, T = S + K: the slots before the call, and behind them its own tokens.
+"""
+
+import dataclasses
+import functools
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from mha.core import dispatch
+from mha.core.cache import Cache
+from mha.core.call import keeping
+from mha.core.options.config import numpy_dtype
+from mha.layer import MultiHeadAttention
+from mha.parity.rule.layouts import CACHED, OF_KEYS, OF_VALUES, PAIRS, PLACED, Sizes
+from mha.parity.rule.problem import Expected, Named, Problem
+from mha.parity.rule.rounding_of_ports import worst
+from mha.parity.rule.rules import in_dtype
+
+
+class Slots(NamedTuple):
+    """The slots of a call with a cache.
+
+    keys: (B, G, S, d), values: (B, G, S, dv), as they were before the call; columns: (B, S), which of the T slots and
+    tokens each slot holds after it; filled: (B, S), whether it holds any.
+    """
+
+    keys: np.ndarray
+    values: np.ndarray
+    columns: np.ndarray
+    filled: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True)
+class Decoding(Problem):
+    """A call with a cache; `call` is an ordinary one whose keys are the T slots and tokens.
+
+    keys, values: of its own tokens, of which a frozen cache has none: one token of padding then; cached: the call as it
+    was made, checked, with a cache of NumPy; slots: those of that.
+    """
+
+    cached: Any = None
+    slots: Any = None
+
+    @functools.cached_property
+    def sizes(self) -> Sizes:
+        """The sizes of the call; its pairs are of queries and slots."""
+        return dataclasses.replace(super().sizes, slots=self.cached.cache.sizes[1])
+
+    @functools.cached_property
+    def visible(self) -> np.ndarray:
+        """Which query sees which slot or token, (B, H, Q, T)."""
+        B, T = self.call.key_positions.shape
+        visible = dispatch.lesson("numpy").visible_keys(self.queries, np.empty((B, T, 0)), self.call)
+        return np.broadcast_to(visible, (B, self.config.num_heads, self.sizes.Q, T))
+
+    def by_slots(self, pairs: np.ndarray) -> np.ndarray:
+        """Pairs of queries and slots as they are after the call, (..., S); pairs: (B, ..., T)."""
+        columns = self.slots.columns.reshape(-1, *[1] * (pairs.ndim - 2), self.slots.columns.shape[1])
+        return np.asarray(dispatch.lesson("numpy").taken(pairs, columns, pairs.ndim - 1))
+
+    def matters(self, name: str) -> np.ndarray:
+        """Return which numbers of an array count: of slots, those that hold a token."""
+        if name in CACHED:
+            filled = self.slots.filled
+            return np.ones_like(filled) if name == PLACED else filled[:, None, :, None]  # (B, 1, S, 1)
+        counts = super().matters(name)
+        if name in (*OF_KEYS, *OF_VALUES):
+            return counts[:, :, self.slots.columns.shape[1] :]  # (B, G, K, 1)
+        return self.by_slots(counts) if name in PAIRS and name != "weights" else counts
+
+    def gradients(self) -> list[str]:
+        """List the names of all gradients: a call with a cache has none."""
+        return []
+
+    def outputs(self) -> tuple[np.ndarray, np.ndarray]:
+        """The output in float64 and in the layer's dtype."""
+        found = [self._traced(layer)["output"] for layer in (in_dtype(self.layer, "float64"), *self.plain)]
+        return found[0], worst(found[0], found[1:])
+
+    def _expected(self, name: str) -> Expected:
+        return Expected(self.oracle[name], 0.0) if name == PLACED else super()._expected(name)
+
+    def _traced(self, layer: MultiHeadAttention) -> Named:
+        kind, cache = numpy_dtype(layer.config.dtype), self.cached.cache
+        own = Cache(layer.config, [X.astype(kind) for X in cache.arrays()[:2]] + [*cache.arrays()[2:]], cache.frozen)
+        floats = {name: X.astype(kind) for name, X in self.cached.differentiable().items()}
+        call = self.cached._replace(cache=own, training=False, **floats).planned(traced=True)
+        inputs = (X.astype(kind) for X in (self.queries, self.keys, self.values))
+        with dispatch.load("numpy").context(layer.config.dtype), keeping() as steps:
+            *_, left = layer.layer.attend(*inputs, call)
+        steps, (B, heads, S, _) = dispatch.lesson("numpy").by_slots(steps, own), left.keys.shape
+        own_heads = {f"cache.{name}": getattr(left, name).reshape(B * heads, S, -1) for name in ("keys", "values")}
+        steps |= {**own_heads, PLACED: left.positions}
+        # A call may push out what it sees, which is then in no slot; a frozen cache has no tokens, and stays.
+        gone = (*PAIRS,) * self.cached.plan.step.early + (*OF_KEYS, *OF_VALUES, *CACHED) * cache.frozen
+        return {name: X for name, X in steps.items() if name not in gone}
+
+
+def decoding(asked: Problem) -> Problem:
+    """Return a problem whose call has a cache as a `Decoding`; any other one as it is."""
+    cache, chapter = asked.call.cache, dispatch.lesson("numpy")
+    if cache is None:
+        return asked
+    *placed, call = chapter.place(asked.queries, asked.keys, asked.values, asked.call)
+    inputs = [asked.queries, *(placed[1:] if cache.frozen else (asked.keys, asked.values))]
+    narrow = np.zeros((*inputs[1].shape[:2], 1))  # (B, K, 1): of the heads themselves nothing is needed here
+    kept = np.zeros((*call.cache.positions.shape, 1))[:, None]  # (B, 1, S, 1)
+    call = call._replace(cache=cache.after(kept, kept, *cache.arrays()[2:]))
+    *_, call, left = chapter.remember(narrow, narrow, call)
+    slots = Slots(cache.keys, cache.values, call.plan.columns, left.positions >= 0)
+    fields: dict[str, Any] = {field.name: getattr(asked, field.name) for field in dataclasses.fields(Problem)}
+    fields |= dict(zip(("queries", "keys", "values"), inputs, strict=True)) | {"call": call._replace(cache=None)}
+    return Decoding(**fields, cached=asked.call, slots=slots)

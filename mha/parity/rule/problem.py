@@ -1,0 +1,323 @@
+"""A layer and one call of it in NumPy, checked, with its results in float64 and in the layer's own dtype."""
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from mha import arrays
+from mha.core import dispatch
+from mha.core.cache import Cache
+from mha.core.call import ROWS, Call, check, inputs
+from mha.core.options import checks
+from mha.core.options.config import Config, numpy_dtype
+from mha.core.options.names import FloatName
+from mha.layer import MultiHeadAttention
+from mha.parity.rule.layouts import GRADIENT, INPUTS, MEANS, OF_INPUTS, Sizes, matters, means, traced
+from mha.parity.rule.rounding_of_ports import ported, worst
+from mha.parity.rule.rules import bound, gradient_scale, in_dtype, largest, ratio_of, row_bounds
+
+Named = dict[str, np.ndarray]
+
+
+class Expected(NamedTuple):
+    """An array in float64, 0 where it does not matter, and how far the layer's dtype may be from it.
+
+    limit: of the largest error; rows: of the root mean square of each row, see `rules.row_bounds`; None = any.
+    """
+
+    X: np.ndarray
+    limit: float
+    rows: np.ndarray | None = None
+
+    @classmethod
+    def of(cls, dtype: FloatName, oracle: np.ndarray, base: np.ndarray, by_rows: bool = True) -> "Expected":
+        """Expect an oracle; base: the plain computation in dtype; by_rows: whether the mean of each row counts."""
+        return cls(oracle, bound(dtype, oracle, base), row_bounds(dtype, oracle, base) if by_rows else None)
+
+    def ratio(self, theirs: np.ndarray) -> float:
+        """Their error by its bound, at most 1 if they are the same; theirs are 0 where it does not matter."""
+        return ratio_of(theirs, self.X, self.limit, self.rows)
+
+
+@dataclasses.dataclass(frozen=True)
+class Problem:
+    """A layer on NumPy and the arguments of a call, checked.
+
+    queries, keys, values: NumPy arrays in the layer's dtype; call: the rest, checked; cotangent: None = ones; rows: the
+    queries that count, booleans (B, Q), None = all; empty_rows: whether those that see no key do; angles: whether the
+    base rounds angles and other numbers as all ports do, see `ported`, where the layer's dtype is not float64.
+    """
+
+    layer: MultiHeadAttention
+    queries: np.ndarray
+    keys: np.ndarray
+    values: np.ndarray
+    call: Call
+    cotangent: np.ndarray | None = None
+    rows: np.ndarray | None = None
+    empty_rows: bool = True
+    angles: bool = False
+
+    @property
+    def config(self) -> Config:
+        """The layer's configuration."""
+        return self.layer.config
+
+    @functools.cached_property
+    def sizes(self) -> Sizes:
+        """The sizes of the call."""
+        return Sizes(len(self.queries), self.queries.shape[1], self.keys.shape[1], self.config)
+
+    @functools.cached_property
+    def visible(self) -> np.ndarray:
+        """Which query sees which key, (B, H, Q, K)."""
+        sizes = self.sizes
+        visible = dispatch.lesson("numpy").visible_keys(self.queries, self.keys, self.call)
+        full = sizes.B, self.config.num_heads, sizes.Q, sizes.K
+        return np.broadcast_to(True if visible is None else visible, full)
+
+    @functools.cached_property
+    def one_input(self) -> bool:
+        """Whether queries, keys and values are the same numbers, as in self-attention."""
+        return np.array_equal(self.queries, self.keys) and np.array_equal(self.keys, self.values)
+
+    @functools.cached_property
+    def counted_rows(self) -> np.ndarray:
+        """Which queries count, (B, Q): those of `rows` that see a key, or all of them with `empty_rows`."""
+        sizes = self.sizes
+        seeing = np.ones((sizes.B, sizes.Q), bool) if self.empty_rows else np.asarray(self.visible.any((1, 3)))
+        return seeing if self.rows is None else seeing & self.rows
+
+    @functools.cached_property
+    def counted_pairs(self) -> np.ndarray:
+        """Which visible pairs of a query and a key count, (B, H, Q, K): those of the rows that count."""
+        return self.visible & self.counted_rows[:, None, :, None]
+
+    def by_slots(self, pairs: np.ndarray) -> np.ndarray:
+        """Return pairs of queries and keys as they are compared: by slots, if the call has a cache."""
+        return pairs
+
+    def matters(self, name: str) -> np.ndarray:
+        """Return which numbers of an array count, see `layouts.matters`."""
+        return matters(name, self.counted_pairs, self.counted_rows, self.config.num_key_value_heads)
+
+    @functools.cached_property
+    def plain(self) -> list[MultiHeadAttention]:
+        """The layers that the base is computed with: of several, the one that errs most counts."""
+        return ported(self.layer) if self.angles else [self.layer]
+
+    @functools.cached_property
+    def wide(self) -> MultiHeadAttention:
+        """The layer in float64."""
+        return in_dtype(self.layer, "float64")
+
+    def with_layers_of(self, other: "Problem") -> "Problem":
+        """Return this problem, which takes what was made of the layer for another one, if it is the same."""
+        if self.layer is other.layer and self.angles == other.angles:
+            vars(self).update({name: X for name, X in vars(other).items() if name in ("plain", "wide")})
+        return self
+
+    @functools.cached_property
+    def base(self) -> Named:
+        """Every step of NumPy in the layer's dtype, each in the shape in which it is compared."""
+        if self.config.dtype == "float64":
+            return self.oracle
+        steps = [self._steps(layer) for layer in self.plain]
+        return {name: worst(self.oracle[name], [one[name] for one in steps]) for name in steps[0]}
+
+    @functools.cached_property
+    def oracle(self) -> Named:
+        """Every step of NumPy in float64, likewise."""
+        return self._steps(self.wide)
+
+    @functools.cached_property
+    def base_gradients(self) -> Named:
+        """Every gradient of NumPy in the layer's dtype."""
+        return self.oracle_gradients if self.config.dtype == "float64" else self._gradients(self.plain[0])
+
+    @functools.cached_property
+    def oracle_gradients(self) -> Named:
+        """Every gradient of NumPy in float64."""
+        return self._gradients(self.wide)
+
+    @functools.cached_property
+    def known(self) -> dict[str, Expected]:
+        """What `expected` has returned, by name."""
+        return {}
+
+    def forget(self) -> None:
+        """Free the steps and gradients, which are computed again when they are asked for."""
+        for name in ("oracle", "base", "oracle_gradients", "base_gradients", "wide"):
+            vars(self).pop(name, None)
+
+    def alone(self) -> "Problem":
+        """The same problem, with what is expected of the arrays that were asked for, and no other step."""
+        made = dataclasses.replace(self)
+        made.known.update(self.known)
+        return made
+
+    def expected(self, name: str) -> Expected:
+        """Return what is expected of an array."""
+        if name not in self.known:
+            self.known[name] = self._expected(name)
+        return self.known[name]
+
+    def _expected(self, name: str) -> Expected:
+        dtype = self.config.dtype
+        if name.startswith(GRADIENT):
+            short = name.removeprefix(GRADIENT)
+            if short == INPUTS:
+                gradients = self.oracle_gradients, self.base_gradients
+                oracle, base = (np.sum([one[name] for name in OF_INPUTS], 0) for one in gradients)
+            else:
+                oracle, base = self.oracle_gradients[short], self.base_gradients[short]
+            scale = scale_of(short, self.oracle_gradients)
+            return Expected(oracle, bound(dtype, oracle, base, gradient=True, scale=scale))
+        counts = self.matters(name)
+        oracle, base = (np.where(counts, X[name], 0) for X in (self.oracle, self.base))
+        return Expected.of(dtype, oracle, base, name == "output")
+
+    def gradients(self) -> list[str]:
+        """List the names of all gradients; that of the one input, where there is one, is the sum of three."""
+        inputs = *OF_INPUTS, *[INPUTS] * self.one_input, *self.call.differentiable()
+        return [GRADIENT + name for name in (*inputs, *self.layer.weights)]
+
+    def names(self) -> list[str]:
+        """List the names of all arrays that can be compared: the steps of `trace`, then the gradients."""
+        return [*self.base, *self.gradients()]
+
+    def outputs(self) -> tuple[np.ndarray, np.ndarray]:
+        """The output in float64 and in the layer's dtype, alone: without the memory that the steps take."""
+        found = []
+        for layer in (self.wide, *self.plain):
+            *inputs, call = self._arguments(layer)
+            arguments = call.arguments()
+            found.append(layer(*inputs, **{name: arguments[name] for name in ROWS}))
+        return found[0], worst(found[0], found[1:])
+
+    def _arguments(self, layer: MultiHeadAttention) -> tuple[Any, ...]:
+        """Inputs and the rest in a layer's dtype."""
+        dtype = numpy_dtype(layer.config.dtype)
+        call = self.call._replace(**{name: X.astype(dtype) for name, X in self.call.differentiable().items()})
+        return *(X.astype(dtype) for X in (self.queries, self.keys, self.values)), call
+
+    def _traced(self, layer: MultiHeadAttention) -> Named:
+        """Every step of the call in a layer's dtype, as `trace` has them."""
+        module = dispatch.lesson("numpy")
+        with dispatch.load("numpy").context(layer.config.dtype):
+            return module.trace(layer.layer, *self._arguments(layer))
+
+    def _steps(self, layer: MultiHeadAttention) -> Named:
+        found: Named = {}
+        for name, X in self._traced(layer).items():
+            found[name] = traced(name, self.sizes.shape(name))[1](X)
+            if name == "weights":
+                found[MEANS] = means(found[name])
+        return found
+
+    def _gradients(self, layer: MultiHeadAttention) -> Named:
+        module, dtype = dispatch.lesson("numpy"), numpy_dtype(layer.config.dtype)
+        cotangent = None if self.cotangent is None else self.cotangent.astype(dtype)
+        with dispatch.load("numpy").context(layer.config.dtype):
+            return module.gradients(layer.layer, *self._arguments(layer), cotangent)
+
+
+def scale_of(name: str, gradients: Named) -> float:
+    """The magnitude by which the rounding of a gradient is measured, see `bound`; that of a sum: its largest part's."""
+    return max(largest(gradients[one]) for one in OF_INPUTS) if name == INPUTS else gradient_scale(name, gradients)
+
+
+def problem(
+    attention: Any,
+    queries: Any,
+    keys: Any,
+    values: Any,
+    call: Mapping[str, Any],
+    cotangent: Any = None,
+    rows: Any = None,
+    empty_rows: bool = True,
+    angles: bool = False,
+) -> Problem:
+    """Make a problem of the arguments of `parity.compare`; call: the others by name. Raises as the layer does.
+
+    A cache among them is copied. Beside a frozen one, the queries stand in for keys and values.
+    """
+    if not isinstance(attention, MultiHeadAttention):
+        raise TypeError(f"attention is a {type(attention).__name__}, expected an mha.MultiHeadAttention")
+    layer, dtype = attention.to("numpy"), attention.config.dtype
+    cache = None if call.get("cache") is None else copied(call["cache"])
+    alone = cache is not None and keys is None and values is None  # beside a frozen cache, which has them
+    given = one_framework(queries, queries if alone else keys, queries if alone else values)
+    queries, keys, values, _ = inputs.of_one_framework("numpy", dtype, *given)
+    checks.flag("causal", call["causal"])
+    whole = ("integers", "switch")  # of any framework, as every call takes them
+    known = {name: X for name, X in call.items() if name in ROWS}
+    rest = {name: X if ROWS[name].holds in whole else as_numpy(X) for name, X in known.items()}
+    own = (None, None) if alone else (keys, values)
+    checked = check(dispatch.load("numpy"), layer.layer, queries, own[0], own[1], Call(**rest, cache=cache))
+    if cache is not None and cotangent is not None:
+        raise ValueError("cotangent is given beside a cache, expected None: a call with a cache has no gradients")
+    if cotangent is not None:
+        cotangent, _ = inputs.array("numpy", dtype, "cotangent", as_numpy(cotangent))
+        shape = (*queries.shape[:2], attention.config.num_hiddens)
+        if cotangent.shape != shape or checks.dtype_name(cotangent.dtype) != dtype:
+            raise ValueError(
+                f"cotangent has shape {cotangent.shape} and dtype {cotangent.dtype}, expected {shape} and {dtype}"
+            )
+    rows = None if rows is None else rows_of(rows, queries.shape[:2])
+    if rows is not None:  # the loss is of these alone
+        ones = np.ones((*queries.shape[:2], attention.config.num_hiddens), queries.dtype)
+        cotangent = np.where(rows[..., None], ones if cotangent is None else cotangent, 0).astype(queries.dtype)
+    counting = rows, checks.flag("empty_rows", empty_rows), angles
+    return Problem(layer, queries.copy(), keys.copy(), values.copy(), checked, cotangent, *counting)
+
+
+def copied(cache: Any) -> Cache:
+    """Copy a cache of any backend, and of any layer of this configuration, to NumPy; a call leaves it as it was."""
+    if not isinstance(cache, Cache):
+        raise TypeError(f"cache is {checks.brief(cache)}, expected an mha.Cache, as attention.cache makes it")
+    return cache.to("numpy")
+
+
+def with_rows(asked: Problem) -> Problem:
+    """Return the problem; ValueError if none of its rows counts, so that anything would be the same."""
+    if asked.counted_rows.size and not asked.counted_rows.any():
+        which = "no query" if asked.rows is None else "no query of rows"
+        raise ValueError(f"{which} sees a key, so that no row counts; with empty_rows=True such rows count, too")
+    return asked
+
+
+def rows_of(rows: Any, shape: tuple[int, int]) -> np.ndarray:
+    """Return rows= as NumPy's booleans (B, Q); TypeError or ValueError if it is anything else, or all are False."""
+    expected = f"booleans of shape {shape}: (batch, queries), True = the row counts"
+    if isinstance(rows, (list, tuple)):
+        rows = checks.listed("rows", rows, "bool")
+    if dispatch.backend_of(rows) is None:
+        raise TypeError(f"rows is {checks.brief(rows)}, expected {expected}")
+    found = arrays.to_numpy(rows)
+    if found.dtype != bool:
+        raise TypeError(f"rows has dtype {checks.dtype_name(found.dtype)}, expected {expected}")
+    if found.shape != shape:
+        raise ValueError(f"rows has shape {found.shape}, expected {expected}")
+    if found.size and not found.any():
+        raise ValueError("rows is all False, expected True for the rows that count, one at least")
+    return np.array(found)
+
+
+def one_framework(queries: Any, keys: Any, values: Any) -> tuple[Any, ...]:
+    """Return queries, keys and values as NumPy arrays; lists stay lists. All must be of one framework."""
+    named = {"queries": queries, "keys": keys, "values": values}
+    kinds = {name: dispatch.backend_of(X) for name, X in named.items() if not isinstance(X, (list, tuple))}
+    first = next(iter(kinds.items()), None)
+    for name, backend in kinds.items():
+        if first is not None and backend != first[1]:
+            raise TypeError(f"{name} is of {backend}, expected {first[1]} as {first[0]}; convert with mha.to_numpy")
+    return tuple(map(as_numpy, named.values()))
+
+
+def as_numpy(X: Any) -> Any:
+    """Turn an array of any framework into NumPy's; anything else stays as it is, and the checks refuse it."""
+    return X if dispatch.backend_of(X) in (None, "numpy") else arrays.to_numpy(X)

@@ -1,0 +1,217 @@
+"""How a weight of one layer comes from another layer's: the same, rounded, transposed, its columns reordered, ...
+
+Letters: H heads, d the width of one. A and B are the two layers; a relation makes B's weight out of A's.
+"""
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+
+from mha.core.options.config import Config, numpy_dtype
+from mha.core.options.names import FloatName
+from mha.parity.rule.rules import UNIT, largest
+
+Array = np.ndarray
+WIDE: tuple[FloatName, ...] = ("float64", "float32")
+HALVES: dict[FloatName, float] = {"float16": 2.0**-24, "bfloat16": 0.0}  # with the distance of their smallest numbers
+ROWS = 4  # so many rows are compared first: if they differ, the rest does not matter
+HEADS = "heads in another order"
+SORTED = 8  # so many rows show which column is which
+
+
+@dataclasses.dataclass(frozen=True)
+class Relation:
+    """How B's weight comes from A's.
+
+    how: the change that makes it out of A's weights, in words; "" = none, it is A's.
+    rounded: the dtype to which one of the two is rounded; None = the numbers are the same.
+    kept: whether it says to its layer everything that A's weight of this name says to A's.
+    """
+
+    how: str
+    rounded: FloatName | None = None
+    kept: bool = True
+
+
+@dataclasses.dataclass(frozen=True)
+class Change:
+    """A change of a matrix: transposed, its columns in another order, times a factor, plus a number."""
+
+    transposed: bool = False
+    order: Array | None = None
+    factor: float = 1.0
+    plus: float = 0.0
+
+    def of(self, X: Array, rows: slice) -> Array:
+        """These rows of X, changed, in float64."""
+        X = (X.T if self.transposed else X)[rows]
+        X = X if self.order is None else X[:, self.order]
+        return self.factor * X.astype(np.float64) + self.plus
+
+
+def relation(name: str, ours: Mapping[str, Array], theirs: Mapping[str, Array], config: Config) -> Relation | None:
+    """Find how B's weight comes from A's weights; None if in no known way.
+
+    Args:
+        name: the canonical name.
+        ours: A's weights by name. The one of this name is tried first, then the others.
+        theirs: B's weights by name.
+        config: A's, for the number of heads and their widths.
+    """
+    there = theirs[name]
+    if name in ours and ours[name].shape == there.shape:
+        if np.array_equal(ours[name], there):
+            return Relation("")
+        if not there.any():
+            return Relation("zeros", kept=False)
+    sources = [other for other in ours if other.endswith(name.rpartition(".")[2])]
+    for source in sorted(sources, key=lambda source: source != name):
+        if ours[source].ndim == there.ndim:
+            X, Y = matrix(name, ours[source]), matrix(name, there)
+            for how, change in changes(name, X, Y, config, kernels(source, name, ours, theirs)):
+                if found := related(X, Y, change):
+                    if source != name:
+                        how = ", ".join(filter(None, [f"A's {source}", how]))
+                    return dataclasses.replace(found, how=how, kept=source == name)
+    return None
+
+
+def matrix(name: str, X: Array) -> Array:
+    """Return a weight as a matrix whose columns belong to heads: W_o transposed, a bias as one row."""
+    return X.T if name == "W_o.kernel" else np.atleast_2d(X)
+
+
+def related(X: Array, Y: Array, change: Change) -> Relation | None:
+    """Compare X, changed, with Y: None if they differ by more than rounding. The first rows are compared first."""
+    far = size = np.zeros(0)
+    for rows in (slice(ROWS), slice(None)):
+        made, there = change.of(X, rows), Y[rows].astype(np.float64)
+        far, size = np.abs(made - there), np.maximum(np.abs(made), np.abs(there))
+        if (far > 0.01 * max(largest(size), HALVES["float16"])).any():  # 0.01: more than any rounding
+            return None
+    if not far.any():
+        return Relation("")
+    for dtype in WIDE:
+        if far.max() <= 4 * UNIT[dtype] * size.max():
+            return Relation("", dtype)
+    for dtype, smallest in HALVES.items():
+        # Two arrays that are both rounded to half precision and differ a little were trained apart.
+        if fits(made, dtype) != fits(there, dtype) and (far <= 2 * UNIT[dtype] * size + smallest).all():
+            return Relation("", dtype)
+    return None
+
+
+def fits(X: Array, dtype: FloatName) -> bool:
+    """Whether a dtype holds all numbers exactly."""
+    with np.errstate(over="ignore"):
+        return np.array_equal(X, X.astype(numpy_dtype(dtype)).astype(np.float64))
+
+
+def kernels(
+    source: str, name: str, ours: Mapping[str, Array], theirs: Mapping[str, Array]
+) -> tuple[Array, Array] | None:
+    """Return the kernels of two biases, A's of `source` and B's of `name`, which show the order of their columns."""
+    first, second = ours.get(source.replace(".bias", ".kernel")), theirs.get(name.replace(".bias", ".kernel"))
+    if not source.endswith(".bias") or first is None or second is None or first.shape != second.shape:
+        return None
+    return first, second
+
+
+def changes(
+    name: str, X: Array, Y: Array, config: Config, kernels: tuple[Array, Array] | None = None
+) -> Iterator[tuple[str, Change]]:
+    """Give the changes that may make X into Y, each with its words; the first is none at all, without words.
+
+    kernels: of two biases, if their columns may have been put in another order together.
+    """
+    yield from shared(name, X, Y, config)
+    for transposed in (False, True) if len(X) > 1 else (False,):
+        turned = X.T if transposed else X
+        if turned.shape != Y.shape:
+            continue
+        first_words = "transposed" if transposed else ""
+        yield first_words, Change(transposed)
+        for how, order in orders(name, turned, Y, config, kernels):
+            yield ", ".join(filter(None, [first_words, how])), Change(transposed, order)
+    if X.shape == Y.shape:
+        if name.endswith(".scale"):
+            yield "1 + w", Change(plus=1.0)
+            yield "w - 1", Change(plus=-1.0)
+        first, second = (Z[:ROWS].astype(np.float64) for Z in (X, Y))
+        if size := float((first * first).sum()):
+            factor = float(f"{(first * second).sum() / size:.7g}")
+            if abs(factor - 1) > 0.02:  # beyond all rounding
+                yield f"times {factor:g}", Change(factor=factor)
+
+
+def shared(name: str, X: Array, Y: Array, config: Config) -> Iterator[tuple[str, Change]]:
+    """Give the changes that may make Y of X, whose heads of keys or values are repeated, each with its words."""
+    role = name.partition(".")[0]
+    width = config.value_dim if role in ("W_v", "v_norm") else config.key_dim
+    if len(X) != len(Y) or X.shape == Y.shape or role not in ("W_k", "W_v", "k_norm", "v_norm"):
+        return
+    if X.shape[1] % width or Y.shape[1] % width:
+        return
+    heads, (more, left) = np.arange(X.shape[1]).reshape(-1, width), divmod(Y.shape[1], X.shape[1])
+    if not left:
+        yield f"each head {more} times", Change(order=np.repeat(heads, more, 0).reshape(-1))
+        yield f"all heads {more} times", Change(order=np.tile(heads, (more, 1)).reshape(-1))
+    elif not X.shape[1] % Y.shape[1]:
+        fewer = X.shape[1] // Y.shape[1]
+        yield f"one head of {fewer} that were alike", Change(order=heads[::fewer].reshape(-1))
+
+
+def orders(
+    name: str, X: Array, Y: Array, config: Config, kernels: tuple[Array, Array] | None
+) -> Iterator[tuple[str, Array]]:
+    """Give the orders of X's columns that may make them Y's, each with its words: first those of other libraries."""
+    role = name.partition(".")[0]
+    queries, values = role in ("W_q", "W_o"), role in ("W_v", "W_o", "v_norm")
+    width = config.value_dim if values else config.key_dim
+    heads = config.num_heads if queries else config.num_key_value_heads
+    heads = X.shape[1] // width if "norm" in role else heads  # 1, or those that it is over
+    if heads * width != X.shape[1] or name == "W_o.bias":
+        return
+    places = np.arange(heads * width)
+    yield "heads interleaved, (d, H) for (H, d)", places.reshape(heads, width).T.reshape(-1)
+    yield "heads no more interleaved, (H, d) for (d, H)", places.reshape(width, heads).T.reshape(-1)
+    if not values:
+        for how, neighbours in (("neighbours for halves", True), ("halves for neighbours", False)):
+            yield f"rotary pairs, {how}", places.reshape(heads, width)[:, paired(config, neighbours)].reshape(-1)
+    if len(X) > 1 or kernels:
+        order = sorted_alike(*(kernels or (X, Y)))
+        blocks = order.reshape(heads, width)  # (H, d)
+        whole = (blocks - blocks[:, :1] == np.arange(width)).all() and not (blocks[:, 0] % width).any()
+        others = "rows in another order" if role == "W_o" else "columns in another order"
+        yield HEADS if whole and heads > 1 else others, order
+
+
+def order_of_heads(ours: Mapping[str, Array], theirs: Mapping[str, Array], config: Config) -> Array | None:
+    """The heads of A's queries as B's kernel has them one after the other, (H,); None if it has them as A's, or others.
+
+    ours, theirs: weights by name; config: A's.
+    """
+    name, H = "W_q.kernel", config.num_heads
+    X, Y = ours[name], theirs[name]
+    for how, change in changes(name, X, Y, config):
+        if HEADS in how and change.order is not None and related(X, Y, change):
+            return change.order.reshape(H, -1)[:, 0] // config.key_dim  # (H, d), then (H,)
+    return None
+
+
+def paired(config: Config, neighbours: bool) -> Array:
+    """Return the order of a head's components that makes pairs neighbours where they were halves, or the other way."""
+    width = config.key_dim
+    turning = width - width % 2 if config.rotary is None else 2 * len(config.rotary.angles())
+    pairs = np.arange(turning).reshape((2, -1) if neighbours else (-1, 2)).T  # (turning / 2, 2) or (2, turning / 2)
+    return np.append(pairs, np.arange(turning, width))
+
+
+def sorted_alike(X: Array, Y: Array) -> Array:
+    """Find the order of X's columns that makes them Y's, if there is one: both are sorted by their first numbers."""
+    coarse = min((X.dtype, Y.dtype), key=lambda dtype: dtype.itemsize)
+    first, second = (Z[:SORTED].astype(coarse).astype(np.float64) for Z in (X, Y))
+    order = np.empty(X.shape[1], int)
+    order[np.lexsort(second)] = np.lexsort(first)
+    return order

@@ -1,0 +1,1 @@
+"""Caches in files, and those of other libraries, in and out."""

@@ -1,0 +1,103 @@
+"""Where the caches of mlx-lm have their tokens. They are known by the names of their classes; none is imported.
+
+Each has keys (B, G, S, d) and values (B, G, S, dv), but in other slots: `KVCache` from the first on, with empty ones at
+the end; `RotatingKVCache` in a ring behind its first `keep` slots, unless a longer call has just laid it in order;
+`ChunkedKVCache` without those of earlier chunks; `BatchKVCache` with padding on the left.
+
+Source: `mlx_lm.models.cache` of mlx-lm 0.32. Letters: B batch, G heads of keys and values, S slots.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from mha.core.options import checks
+
+
+class Laid(NamedTuple):
+    """The slots to take, the oldest token first, empty ones at the end.
+
+    tokens: how many there were, the last of which are there; None: positions (B, S) are those of the slots, -1 = empty.
+    """
+
+    slots: np.ndarray
+    tokens: int | None
+    positions: np.ndarray | None = None
+
+
+def _plain(native: Any, S: int) -> Laid:
+    return Laid(np.arange(S), _between("offset", native.offset, 0, S))
+
+
+def _chunked(native: Any, S: int) -> Laid:
+    start = checks.whole("start_position", native.start_position)
+    offset = _between("offset", native.offset, start, start + S)
+    return Laid(np.arange(offset - start if start else S), offset)
+
+
+def _rotating(native: Any, S: int) -> Laid:
+    """A ring whose slots below `keep` stay as they are; the next token goes to `_idx`, where the oldest one is."""
+    offset, keep = checks.whole("offset", native.offset), checks.whole("keep", native.keep)
+    next_slot = _between("_idx", native._idx, 0, S)
+    if offset <= S and next_slot == offset:
+        return Laid(np.arange(S), offset)
+    if offset < S or not keep <= next_slot:
+        raise ValueError(
+            f"native has _idx={next_slot} and keep={keep}, which no ring of {S} slots has after {offset} tokens"
+        )
+    if keep:
+        raise ValueError(
+            f"native has had {offset} tokens, of which it keeps the first {keep} and the last {S - keep}: expected one "
+            "that holds all, since no layer of mha sees first tokens beside a window"
+        )
+    return Laid(np.roll(np.arange(S), -next_slot), offset)
+
+
+def _batch(native: Any, S: int) -> Laid:
+    if getattr(native, "_right_padding", None) is not None:
+        raise ValueError("native has padding on the right, expected it on the left, where its `finalize()` moves it")
+    filled = _between("_idx", native._idx, 0, S)
+    left = np.array(native.left_padding.tolist())  # (B,)
+    each = np.arange(S)
+    return Laid(each, None, np.where(each < filled, np.maximum(each - left[:, None], -1), -1))  # (B, S)
+
+
+# What reads a cache of each class, or why none does.
+READERS: dict[str, Callable[[Any, int], Laid] | str] = {
+    "RotatingKVCache": _rotating,
+    "ChunkedKVCache": _chunked,
+    "BatchKVCache": _batch,
+    "KVCache": _plain,
+    "ConcatenateKVCache": _plain,
+    "QuantizedKVCache": "it is quantised: its keys and values have lost bits that no layer of mha loses",
+    "BatchRotatingKVCache": "each of its samples is in a ring of its own; take one out by its `extract`",
+    "CacheList": "it holds several; pass one of its `caches`",
+    "ArraysCache": "it holds the state of a layer that is no attention",
+}
+KNOWN = ", ".join(name for name, reader in READERS.items() if not isinstance(reader, str))
+
+
+def name_of(native: Any) -> str | None:
+    """The class of a cache of mlx-lm; None if it is none."""
+    return next((one.__name__ for one in type(native).__mro__ if one.__name__ in READERS), None)
+
+
+def laid(native: Any) -> Laid:
+    """Where a cache of mlx-lm has its tokens; ValueError if it has none, or is of a class that is not read."""
+    name = name_of(native)
+    reader = READERS.get(str(name), "it is another one")
+    if isinstance(reader, str):
+        raise ValueError(f"native has a {type(native).__name__}, expected one of {KNOWN}: {reader}")
+    if native.keys is None:
+        raise ValueError(
+            f"native has a {name} without keys and values, expected one with tokens; an empty cache is "
+            "attention.cache(batch_size, size)"
+        )
+    return reader(native, native.keys.shape[2])
+
+
+def _between(name: str, value: Any, least: int, most: int) -> int:
+    if not least <= checks.whole(name, value) <= most:
+        raise ValueError(f"{name} of native is {value}, expected {least} to {most}, as it has slots")
+    return int(value)

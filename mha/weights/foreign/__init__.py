@@ -1,0 +1,40 @@
+"""Convert the frameworks' own layers and the book's to ours and back, option by option and weight by weight.
+
+An option that the other side does not have is refused by name, never dropped. A file of `mha/weights/frameworks/`
+knows the layers of its framework, and is imported when it is used; it has what the backend's facts name:
+    take(layer) -> the configuration and the canonical weights of the framework's own layer
+    make(kind, config, weights) -> the framework's own layer with these canonical weights
+    make_cache(kind, keys, values, tokens) -> the cache of one layer of another library, see `mha.weights.caches`
+    attend(layer, queries, keys, values, padding, pairs, causal, cotangent) -> the results of a call of the framework's
+        own layer: output, weights and gradients of the inputs by our names; the naming scheme of its own arrays, and
+        the gradients of these; see `attend` here
+    children(module) -> the submodules of any module, each with the text to write after the module: ".attention"
+Where a layer may lack its weights at first:
+    is_ready(layer), FIRST -> True if it has them; the call that gives them to it
+Where the book has a section:
+    DENSE -> the names of the classes of a printed layer's projections
+    printed(layer) -> the naming scheme and the arrays of a layer as the book prints it
+    begun(layer) -> a layer of the book with room for its weights
+"""
+
+from mha.weights.foreign.kinds import KINDS, inside, kind_of, named_in_full, part
+from mha.weights.foreign.layers import asked, attend, make, read, refuse, require, taken
+from mha.weights.foreign.named import canonical, named, named_parts
+
+__all__ = [
+    "KINDS",
+    "asked",
+    "attend",
+    "canonical",
+    "inside",
+    "kind_of",
+    "make",
+    "named",
+    "named_in_full",
+    "named_parts",
+    "part",
+    "read",
+    "refuse",
+    "require",
+    "taken",
+]

@@ -1,0 +1,11 @@
+"""NumPy has no attention layer of its own, nor has the book one in NumPy: only our own layer is known here."""
+
+from typing import Any
+
+from mha.weights import foreign
+
+
+def children(module: Any) -> list[tuple[str, Any]]:
+    """The parts of a module, each with what is written after the module to have it."""
+    parts = getattr(module, "__dict__", {}).items()
+    return [(foreign.part(name), part) for name, part in parts if type(part).__module__.partition(".")[0] == "mha"]

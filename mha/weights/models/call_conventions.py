@@ -1,0 +1,139 @@
+"""How a model calls the attention of a layer: causal or not, and which of its own arguments say what is no padding.
+
+Source: the models of transformers 5.23, each with random weights, called with padding.
+"""
+
+import dataclasses
+from collections.abc import Iterable
+from typing import Any
+
+from mha.core.options.names import SchemeName
+from mha.weights.models import parts, plain
+from mha.weights.models.kinds import ENCODERS, KINDS, LFM2, kind_of, unknown
+
+_TOKENS, _OF_DECODER, _OF_ENCODER = "attention_mask", "decoder_attention_mask", "encoder_attention_mask"
+_CROSS = {"crossattention", "encoder_attn", "cross_attention", "EncDecAttention"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Attends:
+    """How a layer is called.
+
+    causal: whether a query sees no later keys.
+    queries, keys: the argument of the model's own call that says which of them are no padding; "" = all are taken for
+        tokens. Models of sounds shorten what they are given: there it has a number for each of its samples instead.
+    bias: what is added to the scores: "" = nothing; "t5" = a table, which lies in the first layer of a stack (in
+        UMT5 in each, in MPNet beside them); "alibi" = linear biases; "alibi, scaled" = those divided by the square root
+        of a head's width.
+    cross: whether keys and values are of another sequence than queries.
+    without: arguments of the model's own call that hold 0 alone, or are not given: else some tokens see later ones, or
+        have several positions, as those of pictures.
+    """
+
+    causal: bool
+    queries: str
+    keys: str
+    bias: str = ""
+    cross: bool = False
+    without: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class _Pattern:
+    """How the layers of a kind of model are called: those of a decoder, the others, and those between two sequences."""
+
+    decoder: Attends
+    encoder: Attends
+    cross: Attends = Attends(False, _TOKENS, _OF_ENCODER, cross=True)
+    two: bool = False  # whether both are there
+
+
+_FORWARD, _BOTH, _UNPADDED = Attends(True, _TOKENS, _TOKENS), Attends(False, _TOKENS, _TOKENS), Attends(False, "", "")
+_OF_PATCHES = Attends(False, "", "patch_attention_mask")
+_SECOND = Attends(True, _OF_DECODER, _OF_DECODER)
+_ENCODER, _DECODER, _VISION = _Pattern(_BOTH, _BOTH), _Pattern(_FORWARD, _FORWARD), _Pattern(_UNPADDED, _UNPADDED)
+_PATCHES = _Pattern(_OF_PATCHES, _OF_PATCHES)
+_SEQ2SEQ = _Pattern(_SECOND, _BOTH, Attends(False, _OF_DECODER, _TOKENS, cross=True), two=True)
+_WHISPER = _Pattern(_SECOND, _UNPADDED, Attends(False, _OF_DECODER, "", cross=True), two=True)
+
+
+def _all(pattern: _Pattern, *groups: Iterable[str]) -> dict[str, _Pattern]:
+    return {kind: pattern for group in groups for kind in group}
+
+
+_PATTERNS: dict[str, _Pattern] = {
+    **_all(_DECODER, KINDS["llama"], KINDS["neox"], KINDS["phi3"], KINDS["phi"]),
+    **_all(_DECODER, plain.GPTS, plain.CLIP_TEXTS, plain.OPTS, plain.GPT_JS, plain.GPT_NEOS, plain.TROCRS, LFM2),
+    **_all(
+        _ENCODER, plain.EITHER, plain.BERTS, plain.ALBERTS, plain.DISTILBERTS, plain.XLMS, plain.SIGLIPS, plain.WAV2VECS
+    ),
+    **_all(_ENCODER, ENCODERS, plain.MPNETS, plain.TEXTS_OF_VITS, plain.AUDIOS, ("esm",)),
+    **_all(_PATCHES, plain.IDEFICS),
+    **_all(_VISION, plain.VITS, plain.OTHER_VITS, plain.CLIP_PICTURES, plain.BLIPS, plain.INTERNVLS),
+    **_all(_SEQ2SEQ, plain.BARTS, plain.SPEECH2TEXTS, KINDS["t5"]),
+    **_all(_WHISPER, plain.WHISPERS),
+}
+_BIASES = dict.fromkeys(KINDS["t5"], "t5") | {"bloom": "alibi", "mpnet": "t5"}
+# Models whose parts are called as models of their own are.
+COMPOSED = (
+    "aimv2", "altclip", "aya_vision", "blip", "chinese_clip", "clip", "clipseg", "cohere2_vision", "flava", "gemma3",
+    "git", "groupvit", "idefics2", "idefics3", "internvl", "janus", "llava", "llava_next",
+    "llava_onevision", "metaclip_2", "mistral3", "mllama", "owlv2", "owlvit", "qwen2_5_vl", "qwen2_audio", "qwen2_vl",
+    "qwen3_vl", "qwen3_vl_moe", "siglip", "siglip2", "smolvlm", "tipsv2", "video_llava", "vipllava",
+    "vision-text-dual-encoder", "voxtral",
+)  # fmt: skip
+# Arguments with which their texts are called otherwise: tokens of pictures see later ones, or have several positions.
+_PICTURES: dict[str, tuple[str, ...]] = {"gemma3": ("token_type_ids",)}
+_PICTURES |= dict.fromkeys(
+    ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"), ("pixel_values", "pixel_values_videos")
+)
+# Pairs of models: what the decoder is told of the encoder's padding.
+PAIRS = {"encoder-decoder": _TOKENS, "speech-encoder-decoder": _TOKENS, "vision-encoder-decoder": ""}
+
+
+def attends(model: dict[str, Any], scheme: SchemeName, prefix: str) -> Attends:
+    """How a model calls the layer with this prefix.
+
+    model: what its `config.json` holds; scheme, prefix: as `schemes.recognise` returns them.
+    Raises ValueError if the kind of the model, or of its part, is not known, or if it has an encoder and a decoder and
+    the prefix does not say which.
+    """
+    own, whole = parts.part(model, prefix), str(model.get("model_type"))
+    if own is not model and whole not in (*COMPOSED, *PAIRS):
+        raise unknown(whole, (*COMPOSED, *PAIRS), "and how it calls its parts is not known")
+    if whole in PAIRS and own is model.get("decoder"):
+        found = _of_part(own | {"is_encoder_decoder": False}, scheme, prefix)
+        return _renamed(found, {_TOKENS: _OF_DECODER, _OF_ENCODER: PAIRS[whole]})
+    of_text = own is model or own is model.get("text_config")
+    return dataclasses.replace(_of_part(own, scheme, prefix), without=_PICTURES.get(whole, ()) if of_text else ())
+
+
+def _of_part(model: dict[str, Any], scheme: SchemeName, prefix: str) -> Attends:
+    """As `attends`, of a model without parts."""
+    if scheme not in KINDS:
+        raise ValueError(f"scheme is {scheme!r}, expected one of {', '.join(KINDS)}, whose models say what they are")
+    kind = kind_of(model, scheme)
+    pattern, stack = _PATTERNS[kind], parts.stack(prefix)
+    if pattern.two and not stack:
+        raise ValueError(
+            f"prefix is {prefix!r}, expected one with encoder or decoder: a model whose model_type is {kind!r} has both"
+        )
+    if kind in (*plain.EITHER, "esm") and model.get("is_decoder"):
+        pattern = _DECODER
+    if not _CROSS.isdisjoint(prefix.split(".")):
+        found = pattern.cross
+    else:
+        found = pattern.decoder if stack == "decoder" else pattern.encoder
+        bias = "alibi, scaled" if kind == "falcon" and model.get("alibi") else _BIASES.get(kind, "")
+        found = dataclasses.replace(found, bias=bias)
+    if kind in plain.XLMS and model.get("causal"):  # which then looks at no padding
+        found = dataclasses.replace(found, causal=True, keys="")
+    if stack == "decoder" and pattern.two and not model.get("is_encoder_decoder", True):  # a decoder alone
+        found = _renamed(found, {_OF_DECODER: _TOKENS, _TOKENS: _OF_ENCODER})
+    return found
+
+
+def _renamed(found: Attends, names: dict[str, str]) -> Attends:
+    """The same, but arguments with these names have others."""
+    queries, keys = (names.get(name, name) for name in (found.queries, found.keys))
+    return dataclasses.replace(found, queries=queries, keys=keys)
