@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         transpose_qkv,
         zeros,
     )
+    from mha.core import dispatch as dispatch
     from mha.core.cache import Cache
     from mha.core.dispatch import backends
     from mha.core.options import names as names
