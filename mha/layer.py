@@ -10,7 +10,7 @@ from mha.core import dispatch
 from mha.core.cache import Cache, caching, slots
 from mha.core.call import Arguments, call_of, prepare, spelled
 from mha.core.options import checks, seeds
-from mha.core.options.config import MODERN, Config, shapes, special
+from mha.core.options.config import MODERN, ROWS, Config, shapes, special
 from mha.core.options.names import BackendName, GateName, KindName, KindStart, LayerDtype, NormName, PoolingName
 from mha.core.options.norms import Norm
 from mha.core.options.positions import Rotary, Temperature
@@ -97,12 +97,8 @@ class MultiHeadAttention:
         readable: bool | None = None,
         backend: BackendName | None = None,
     ) -> None:
-        sizes: Any = {"query_size": query_size, "key_size": key_size, "value_size": value_size}
-        sizes |= {"key_dim": key_dim, "value_dim": value_dim, "num_key_value_heads": num_key_value_heads}
-        options: Any = {"scale": scale, "softcap": softcap, "window": window, "chunk": chunk, "rotary": rotary}
-        options |= {"qk_norm": qk_norm, "value_norm": value_norm, "temperature": temperature, "sinks": sinks}
-        options |= {"output_gate": output_gate, "pooling": pooling, "dtype": checks.dtype_name(dtype)}
-        config = Config(num_hiddens, num_heads, dropout, bias, **sizes, **options)
+        given: Any = locals()
+        config = Config(**{name: given[name] for name in ROWS})
         seed = None if seed is None else checks.seed(seed)
         self._build(config, backend, None, seed, readable)
 

@@ -10,7 +10,7 @@ from typing import Any, TypeGuard
 import numpy as np
 
 from mha.core.options import checks
-from mha.core.options.config import MODERN, Config, of_recorded, shapes, special
+from mha.core.options.config import MODERN, ROWS, Config, of_recorded, shapes, special
 from mha.core.options.norms import Norm
 from mha.weights import files, json_text, safetensors_writer
 from mha.weights.readers import SafetensorsFile, Source
@@ -18,7 +18,7 @@ from mha.weights.readers import SafetensorsFile, Source
 # Each has options that older versions of mha do not know: 2 those of 2024's models, 3 the magnitude of a rotation, a
 # norm over all heads or after the rotation, and what is named here.
 LAYOUTS = "1", "2", "3"
-LATER = ("chunk", "value_norm", "temperature", "sinks", "output_gate")
+LATER = tuple(name for name, row in ROWS.items() if row.layout > 2)
 HEADER_LIMIT = 2**20  # bytes; a header that `save` writes has less than 4,000
 
 

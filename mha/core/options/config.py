@@ -1,9 +1,10 @@
-"""The sizes and options of a layer, checked once for every backend."""
+"""The sizes and options of a layer: each is declared here once, in its row; all else derives from the rows."""
 
 import dataclasses
 import math
 import reprlib
 import sys
+from collections.abc import Callable
 from typing import Any, get_args
 
 import numpy as np
@@ -16,49 +17,151 @@ from mha.core.options.positions import Rotary, Temperature
 POOLINGS: tuple[PoolingName, ...] = get_args(PoolingName)
 DTYPES = checks.FLOATS
 GATES: tuple[GateName, ...] = get_args(GateName)
-MODERN = (
-    "num_key_value_heads",
-    "scale",
-    "softcap",
-    "window",
-    "chunk",
-    "rotary",
-    "qk_norm",
-    "value_norm",
-    "temperature",
-    "sinks",
-    "output_gate",
-)
+Shape = tuple[int, ...]
+
+
+def _no_weights(config: "Config") -> dict[str, Shape]:
+    return {}
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """The declaration of one option.
+
+    meaning: a line for its users.
+    check: a function of its name, its value and the configuration, in which the options before it are checked already.
+        It returns the value that is kept, and raises TypeError or ValueError.
+    default: its value where it is not given.
+    part: the class of its values, if these have parts, such as the base of a rotation.
+    layout: the first layout of mha's own files that records it: 1 has the options of the book's layer alone.
+    is_silent: whether no weight shows it, so that a file without a configuration may not say it.
+    needs_scores: whether a framework's fused kernel, which keeps no scores, may not know it.
+    of_pooling: whether the pooling keeps it, under the same name.
+    of_dots: whether it is of dot products, so that additive pooling refuses it.
+    step: the step of a trace that it makes, if any, or the beginning of the names of several.
+    weights: a function of the configuration: the weights that it brings, by name.
+    """
+
+    meaning: str
+    check: Callable[[str, Any, "Config"], Any]
+    default: Any = dataclasses.MISSING
+    _: dataclasses.KW_ONLY
+    part: type | None = None
+    layout: int = 1
+    is_silent: bool = False
+    needs_scores: bool = False
+    of_pooling: bool = False
+    of_dots: bool = False
+    step: str = ""
+    weights: Callable[["Config"], dict[str, Shape]] = _no_weights
+
+
+def option(
+    meaning: str, check: Callable[[str, Any, "Config"], Any], default: Any = dataclasses.MISSING, **more: Any
+) -> Any:
+    """A field of `Config` with its row, a `Row` of the same arguments."""
+    return dataclasses.field(default=default, metadata={"row": Row(meaning, check, default, **more)})
+
+
+def _alone(check: Callable[[str, Any], Any]) -> Callable[[str, Any, "Config"], Any]:
+    """A check that needs no other option."""
+    return lambda name, value, config: check(name, value)
+
+
+def _if_any(check: Callable[[str, Any], Any]) -> Callable[[str, Any, "Config"], Any]:
+    """A check of a value that may be None."""
+    return lambda name, value, config: None if value is None else check(name, value)
+
+
+def _of_class(part: type, example: str) -> Callable[[str, Any], Any]:
+    """A check that a value is of a class of `mha`."""
+
+    def check(name: str, value: Any) -> Any:
+        if not isinstance(value, part):
+            came = f"{reprlib.repr(value)} ({type(value).__name__})"
+            raise TypeError(
+                f"{name} is {came}, expected an mha.{part.__name__}, such as mha.{part.__name__}({example})"
+            )
+        return value
+
+    return check
+
+
+def _input_size(name: str, value: Any, config: "Config") -> int:
+    return config.num_hiddens if value is None else checks.size(name, value)
+
+
+def _key_dim(name: str, value: Any, config: "Config") -> int:
+    if value is None and config.num_hiddens % config.num_heads:
+        raise ValueError(
+            f"num_hiddens is {config.num_hiddens}, expected a multiple of num_heads = {config.num_heads}; "
+            "choose another number of heads, or give key_dim, the width of a head"
+        )
+    return config.num_hiddens // config.num_heads if value is None else checks.size(name, value)
+
+
+def _value_dim(name: str, value: Any, config: "Config") -> int:
+    width, remainder = divmod(config.num_hiddens, config.num_heads)
+    return (config.key_dim if remainder else width) if value is None else checks.size(name, value)
+
+
+def _groups(name: str, value: Any, config: "Config") -> int:
+    groups = checks.size(name, config.num_heads if value is None else value)
+    if config.num_heads % groups:
+        raise ValueError(
+            f"num_key_value_heads is {groups}, expected a divisor of num_heads = {config.num_heads}: each serves "
+            "equally many heads"
+        )
+    return groups
+
+
+def _rotary(name: str, value: Any, config: "Config") -> Rotary | None:
+    return None if value is None else _of_class(Rotary, "base=10000.0")(name, value).within(config.key_dim)
+
+
+def _value_norm(name: str, value: Any, config: "Config") -> Norm | None:
+    found = norm(name, value)
+    if found and found.after:
+        raise ValueError("value_norm has after=True, expected False: values do not turn")
+    return found
+
+
+def _dense(name: str, in_size: int, out_size: int, config: "Config") -> dict[str, Shape]:
+    """The weights of a projection: its kernel, and its bias if the layer has biases."""
+    return {f"{name}.kernel": (in_size, out_size)} | ({f"{name}.bias": (out_size,)} if config.bias else {})
+
+
+def _of_output_gate(config: "Config") -> dict[str, Shape]:
+    return _dense("W_g", config.query_size, config.num_heads * config.gate_dim, config) if config.output_gate else {}
+
+
+def _of_pooling(config: "Config") -> dict[str, Shape]:
+    d = config.key_dim
+    kernels = {"attention.W_q.kernel": (d, d), "attention.W_k.kernel": (d, d), "attention.w_v.kernel": (d, 1)}
+    return kernels if config.pooling == "additive" else {}
+
+
+def _of_qk_norm(config: "Config") -> dict[str, Shape]:
+    heads = {"q_norm.scale": config.num_heads, "k_norm.scale": config.num_key_value_heads}
+    return {name: (config.qk_norm.size(H, config.key_dim),) for name, H in heads.items()} if config.qk_norm else {}
+
+
+def _of_value_norm(config: "Config") -> dict[str, Shape]:
+    size = config.value_norm and config.value_norm.size(config.num_key_value_heads, config.value_dim)
+    return {"v_norm.scale": (size,)} if size else {}
+
+
+def _of_sinks(config: "Config") -> dict[str, Shape]:
+    return {"sinks": (config.num_heads,)} if config.sinks else {}
 
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """The sizes and options of a multi-head attention layer, defaults filled in.
+    """The sizes and options of a multi-head attention layer, each declared by its row, with defaults filled in.
 
-    Args:
-        num_hiddens: width D of the output.
-        num_heads: number of heads H.
-        dropout: probability, in [0, 1), that training drops an attention weight.
-        bias: whether the projections add a bias: four, and that of an output gate.
-        query_size, key_size, value_size: widths of the inputs; None = num_hiddens.
-        key_dim, value_dim: widths d and dv of one head; None = num_hiddens / num_heads. If num_hiddens is no multiple
-            of num_heads, key_dim must be given; then value_dim = None means key_dim.
-        num_key_value_heads: number G of heads of keys and values, a divisor of H: query head h uses head h // (H / G)
-            of them; None = H.
-        scale: factor of the dot products; None = 1 / sqrt(key_dim).
-        softcap: number c of the cap c * tanh(scores / c); None = no cap.
-        window: (left, right), the numbers of keys before and after its own position that a query may see; None = all.
-        chunk: number of positions of a chunk, from 0 on: a query sees only the keys of its own; None = no chunks.
-        rotary: rotation of queries and keys by their positions, an `mha.Rotary`; None = none.
-        qk_norm: norm of queries and keys, an `mha.Norm`, or its kind alone, "rms" or "layer"; None = none.
-        value_norm: norm of values, likewise, right after they are split into heads.
-        temperature: factor of the queries that grows with their positions, an `mha.Temperature`; None = none.
-        sinks: whether each head has a sink, a weight that is one more score in the softmax of every query, and pools
-            nothing.
-        output_gate: factors of the pooled heads, the sigmoid of a projection of the queries: "element", one of each
-            feature, or "head", one of each head; None = none.
-        pooling: "dot" (scaled dot product) or "additive", which takes no scale, rotary, qk_norm or temperature.
-        dtype: dtype of inputs, weights and output: "float32", "float64", "float16" or "bfloat16".
+    A size that is None stands for another one: those of inputs for num_hiddens, key_dim and value_dim for num_hiddens /
+    num_heads, num_key_value_heads for num_heads. If num_hiddens is no multiple of num_heads, key_dim must be given;
+    then value_dim = None means key_dim.
 
     Raises:
         TypeError: if an argument is of the wrong type.
@@ -66,79 +169,78 @@ class Config:
             of num_heads and key_dim is not given, or options do not go together.
     """
 
-    num_hiddens: int
-    num_heads: int
-    dropout: float = 0.0
-    bias: bool = False
+    num_hiddens: int = option("width D of the output", _alone(checks.size))
+    num_heads: int = option("number of heads H", _alone(checks.size))
+    dropout: float = option(
+        "probability, in [0, 1), that training drops an attention weight", _alone(checks.probability), 0.0,
+        of_pooling=True,
+    )  # fmt: skip
+    bias: bool = option("whether the projections add a bias", _alone(checks.flag), False)
     _: dataclasses.KW_ONLY
-    query_size: int = None  # type: ignore[assignment]
-    key_size: int = None  # type: ignore[assignment]
-    value_size: int = None  # type: ignore[assignment]
-    key_dim: int = None  # type: ignore[assignment]
-    value_dim: int = None  # type: ignore[assignment]
-    num_key_value_heads: int = None  # type: ignore[assignment]
-    scale: float | None = None
-    softcap: float | None = None
-    window: tuple[int | None, int | None] | None = None
-    chunk: int | None = None
-    rotary: Rotary | None = None
-    qk_norm: Norm | None = None
-    value_norm: Norm | None = None
-    temperature: Temperature | None = None
-    sinks: bool = False
-    output_gate: GateName | None = None
-    pooling: PoolingName = "dot"
-    dtype: FloatName = "float32"
+    query_size: int = option("width of the queries", _input_size, None)
+    key_size: int = option("width of the keys", _input_size, None)
+    value_size: int = option("width of the values", _input_size, None)
+    key_dim: int = option("width d of a head", _key_dim, None)
+    value_dim: int = option("width dv of a head of values", _value_dim, None)
+    num_key_value_heads: int = option(
+        "number G of heads of keys and values: query head h uses head h // (H / G) of them", _groups, None,
+        layout=2,
+    )  # fmt: skip
+    scale: float | None = option(
+        "factor of the dot products", _if_any(checks.positive), None,
+        layout=2, is_silent=True, of_pooling=True, of_dots=True,
+    )  # fmt: skip
+    softcap: float | None = option(
+        "number c of the cap c * tanh(scores / c)", _if_any(checks.positive), None,
+        layout=2, is_silent=True, of_pooling=True, needs_scores=True, step="capped",
+    )  # fmt: skip
+    window: tuple[int | None, int | None] | None = option(
+        "(left, right), the numbers of keys before and after its own position that a query may see",
+        lambda name, value, config: checks.window(value), None, layout=2, is_silent=True,
+    )  # fmt: skip
+    chunk: int | None = option(
+        "number of positions of a chunk, from 0 on: a query sees only the keys of its own",
+        _if_any(lambda name, value: checks.chunk(value)), None, layout=3, is_silent=True,
+    )  # fmt: skip
+    rotary: Rotary | None = option(
+        "rotation of queries and keys by their positions", _rotary, None,
+        part=Rotary, layout=2, is_silent=True, of_dots=True, step="rotate",
+    )  # fmt: skip
+    qk_norm: Norm | None = option(
+        "norm of queries and keys", _alone(norm), None,
+        part=Norm, layout=2, of_dots=True, step="norm", weights=_of_qk_norm,
+    )  # fmt: skip
+    value_norm: Norm | None = option(
+        "norm of values, right after they are split into heads", _value_norm, None,
+        part=Norm, layout=3, step="norm_v", weights=_of_value_norm,
+    )  # fmt: skip
+    temperature: Temperature | None = option(
+        "factor of the queries that grows with their positions", _if_any(_of_class(Temperature, "0.1, 8192")), None,
+        part=Temperature, layout=3, of_dots=True, step="tempered",
+    )  # fmt: skip
+    sinks: bool = option(
+        "whether each head has one more score in the softmax of every query, a weight, which pools nothing",
+        _alone(checks.flag), False, layout=3, needs_scores=True, weights=_of_sinks,
+    )  # fmt: skip
+    output_gate: GateName | None = option(
+        'factors of the pooled heads, the sigmoid of a projection of the queries, of each "element" or of each "head"',
+        _if_any(lambda name, value: checks.choice(name, value, GATES)), None,
+        layout=3, step="gated", weights=_of_output_gate,
+    )  # fmt: skip
+    pooling: PoolingName = option(
+        'the scores: "dot", scaled dot products, or "additive"',
+        _alone(lambda name, value: checks.choice(name, value, POOLINGS)), "dot",
+        needs_scores=True, weights=_of_pooling,
+    )  # fmt: skip
+    dtype: FloatName = option(
+        "dtype of inputs, weights and output",
+        _alone(lambda name, value: checks.choice(name, checks.dtype_name(value), DTYPES)), "float32",
+    )  # fmt: skip
 
     def __post_init__(self) -> None:
-        def fill(name: str, value: object) -> None:
-            object.__setattr__(self, name, value)
-
-        fill("num_hiddens", checks.size("num_hiddens", self.num_hiddens))
-        fill("num_heads", checks.size("num_heads", self.num_heads))
-        fill("dropout", checks.probability("dropout", self.dropout))
-        fill("bias", checks.flag("bias", self.bias))
-        for name in ("query_size", "key_size", "value_size"):
-            value = getattr(self, name)
-            fill(name, self.num_hiddens if value is None else checks.size(name, value))
-        width, remainder = divmod(self.num_hiddens, self.num_heads)
-        if remainder and self.key_dim is None:
-            raise ValueError(
-                f"num_hiddens is {self.num_hiddens}, expected a multiple of num_heads = {self.num_heads}; "
-                "choose another number of heads, or give key_dim, the width of a head"
-            )
-        fill("key_dim", width if self.key_dim is None else checks.size("key_dim", self.key_dim))
-        value_dim = self.key_dim if remainder else width
-        fill("value_dim", value_dim if self.value_dim is None else checks.size("value_dim", self.value_dim))
-        groups = self.num_heads if self.num_key_value_heads is None else self.num_key_value_heads
-        fill("num_key_value_heads", checks.size("num_key_value_heads", groups))
-        if self.num_heads % self.num_key_value_heads:
-            raise ValueError(
-                f"num_key_value_heads is {self.num_key_value_heads}, expected a divisor of num_heads = "
-                f"{self.num_heads}: each serves equally many heads"
-            )
-        for name in ("scale", "softcap"):
-            value = getattr(self, name)
-            fill(name, None if value is None else checks.positive(name, value))
-        fill("window", checks.window(self.window))
-        fill("chunk", None if self.chunk is None else checks.chunk(self.chunk))
-        if self.rotary is not None:
-            if not isinstance(self.rotary, Rotary):
-                came = f"{reprlib.repr(self.rotary)} ({type(self.rotary).__name__})"
-                raise TypeError(f"rotary is {came}, expected an mha.Rotary, such as mha.Rotary(base=10000.0)")
-            fill("rotary", self.rotary.within(self.key_dim))
-        for name in ("qk_norm", "value_norm"):
-            fill(name, norm(name, getattr(self, name)))
-        if self.value_norm and self.value_norm.after:
-            raise ValueError("value_norm has after=True, expected False: values do not turn")
-        if not isinstance(self.temperature, Temperature | None):
-            came = f"{reprlib.repr(self.temperature)} ({type(self.temperature).__name__})"
-            raise TypeError(f"temperature is {came}, expected an mha.Temperature, such as mha.Temperature(0.1, 8192)")
-        fill("sinks", checks.flag("sinks", self.sinks))
-        fill("output_gate", None if self.output_gate is None else checks.choice("output_gate", self.output_gate, GATES))
-        fill("pooling", checks.choice("pooling", self.pooling, POOLINGS))
-        fill("dtype", checks.choice("dtype", checks.dtype_name(self.dtype), DTYPES))
-        for name in ("scale", "rotary", "qk_norm", "temperature"):
+        for name, row in ROWS.items():
+            object.__setattr__(self, name, row.check(name, getattr(self, name), self))
+        for name in OF_DOTS:
             if self.pooling == "additive" and getattr(self, name) is not None:
                 raise ValueError(f"{name} is given, expected None with pooling='additive', which has no dot products")
 
@@ -146,6 +248,20 @@ class Config:
     def gate_dim(self) -> int:
         """The number of gates of one head in the output gate."""
         return self.value_dim if self.output_gate == "element" else 1
+
+
+ROWS: dict[str, Row] = {field.name: field.metadata["row"] for field in dataclasses.fields(Config)}
+MODERN = tuple(name for name, row in ROWS.items() if row.layout > 1)  # layers of others may lack them
+SILENT = tuple(name for name, row in ROWS.items() if row.is_silent)
+PARTS: dict[str, type] = {name: row.part for name, row in ROWS.items() if row.part}
+OF_DOTS = tuple(name for name, row in ROWS.items() if row.of_dots)
+OF_POOLING = tuple(name for name, row in ROWS.items() if row.of_pooling)
+OF_SCORES = tuple(name for name, row in ROWS.items() if row.needs_scores)
+
+
+def needs_scores(config: Config) -> list[str]:
+    """The options of a layer for which its scores have to be there: a framework's fused kernel keeps none."""
+    return [name for name in OF_SCORES if getattr(config, name) != ROWS[name].default]
 
 
 def plain(config: Config) -> dict[str, Any]:
@@ -168,8 +284,7 @@ def of_recorded(options: dict[str, Any]) -> Config:
     if (eps := options.pop("qk_norm_eps", None)) is not None:
         recorded = Norm(options.get("qk_norm") or "rms", eps)
         options["qk_norm"] = recorded if options.get("qk_norm") else None
-    kinds = {"rotary": Rotary, "qk_norm": Norm, "value_norm": Norm, "temperature": Temperature}
-    made = {name: kind(**options[name]) for name, kind in kinds.items() if isinstance(options.get(name), dict)}
+    made = {name: part(**options[name]) for name, part in PARTS.items() if isinstance(options.get(name), dict)}
     return Config(**options | made)
 
 
@@ -182,33 +297,16 @@ def numpy_dtype(name: str) -> np.dtype:
     return np.dtype(name)
 
 
-def shapes(config: Config) -> dict[str, tuple[int, ...]]:
-    """Name and shape of every weight of a layer, in canonical order.
+def shapes(config: Config) -> dict[str, Shape]:
+    """Name and shape of every weight of a layer, in canonical order: projections first.
 
     Raises ValueError if one would have more numbers than any memory can hold.
     """
     H, G, d, dv = config.num_heads, config.num_key_value_heads, config.key_dim, config.value_dim
-    kernels = {
-        "W_q": (config.query_size, H * d),
-        "W_k": (config.key_size, G * d),
-        "W_v": (config.value_size, G * dv),
-        "W_o": (H * dv, config.num_hiddens),
-    }
-    if config.output_gate:
-        kernels["W_g"] = config.query_size, H * config.gate_dim
-    named: dict[str, tuple[int, ...]] = {}
-    for name, kernel in kernels.items():
-        named[f"{name}.kernel"] = kernel
-        if config.bias:
-            named[f"{name}.bias"] = kernel[1:]
-    if config.pooling == "additive":
-        named |= {"attention.W_q.kernel": (d, d), "attention.W_k.kernel": (d, d), "attention.w_v.kernel": (d, 1)}
-    if config.qk_norm:
-        named |= {"q_norm.scale": (config.qk_norm.size(H, d),), "k_norm.scale": (config.qk_norm.size(G, d),)}
-    if config.value_norm:
-        named["v_norm.scale"] = (config.value_norm.size(G, dv),)
-    if config.sinks:
-        named["sinks"] = (H,)
+    named = _dense("W_q", config.query_size, H * d, config) | _dense("W_k", config.key_size, G * d, config)
+    named |= _dense("W_v", config.value_size, G * dv, config) | _dense("W_o", H * dv, config.num_hiddens, config)
+    brought = {name: shape for row in ROWS.values() for name, shape in row.weights(config).items()}
+    named |= dict(sorted(brought.items(), key=lambda one: not one[0].endswith((".kernel", ".bias"))))
     for name, shape in named.items():
         if math.prod(shape) > sys.maxsize // 8:  # bytes of a float64
             raise ValueError(f"{name} would have shape {shape}, too many numbers for any memory; choose smaller sizes")

@@ -5,16 +5,13 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+from mha.core.options.config import PARTS as OF_PARTS
 from mha.core.options.config import Config
-from mha.core.options.norms import Norm
-from mha.core.options.positions import Rotary, Temperature
+from mha.core.options.positions import Rotary
 
 # The options that have parts, the class of each, and the part that a value alone stands for.
 PARTS: dict[str, tuple[Callable[..., Any], str]] = {
-    "rotary": (Rotary, "base"),
-    "qk_norm": (Norm, "kind"),
-    "value_norm": (Norm, "kind"),
-    "temperature": (Temperature, "scale"),
+    name: (part, "base" if part is Rotary else dataclasses.fields(part)[0].name) for name, part in OF_PARTS.items()
 }
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, NoReturn
 
 from mha import weights
-from mha.core.options.config import Config
+from mha.core.options.config import SILENT, Config
 from mha.core.options.positions import Rotary
 from mha.layer import MultiHeadAttention, restore
 from mha.models.files.one_file import File, Layer
@@ -16,7 +16,6 @@ Side = tuple[File, Layer]
 Options = dict[str, Any]
 Loaded = tuple[MultiHeadAttention, Options]  # with the options that the file does not say
 STAND_INS: Options = {"rotary": None, "qk_norm": "rms"}  # of options that change no weight, until the other's are known
-SILENT = ("rotary", "window", "chunk", "scale", "softcap")  # options that a file without a configuration may not say
 
 
 def both(a: Side, b: Side, given: Options) -> tuple[Loaded, Loaded]:

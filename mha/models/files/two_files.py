@@ -16,14 +16,14 @@ from mha.models.files.extra_arrays import Names, rows_beside
 from mha.models.files.files_report import FilesReport
 from mha.models.files.one_file import File, Layer, Name
 from mha.models.files.pairing import Pair, exchanged, paired
-from mha.models.files.shared_options import attempt, both, sayable
+from mha.models.files.shared_options import STAND_INS, attempt, both, sayable
 from mha.parity.diagnosis.compare.two_layers import LayersReport, compared, shown
 from mha.parity.rule.relations import HEADS, order_of_heads
 from mha.parity.rule.weight_rows import same
 from mha.weights import argument_names
 from mha.weights.projections import parts_said
 
-SAYABLE = ("num_heads", "rotary", "qk_norm")  # options that a file may not say
+SAYABLE = ("num_heads", *STAND_INS)  # options that a file may not say
 
 
 def compare_files(

@@ -12,6 +12,7 @@ from mha.backends.jax import arrays, layer, pooling
 from mha.backends.jax.hiding import visible_keys
 from mha.core.call import ARGUMENTS, given_call
 from mha.core.options import checks
+from mha.core.options.config import OF_POOLING, OF_SCORES
 from mha.learn.d2l import common
 
 
@@ -41,7 +42,8 @@ class AdditiveAttention(common.Additive, _Pooling, pooling.AdditiveAttention):
     """Additive attention, made as `(num_hiddens, dropout)` or `(key_size, query_size, num_hiddens, dropout)`."""
 
     def __init__(self, *arguments, **options):
-        flax_options = {name: options.pop(name) for name in ("dtype", "softcap", "name", "parent") if name in options}
+        own = "dtype", *(set(OF_POOLING) & set(OF_SCORES)), "name", "parent"
+        flax_options = {name: options.pop(name) for name in own if name in options}
         pooling.AdditiveAttention.__init__(self, **common.additive_options(arguments, options), **flax_options)
 
     weights_dtype = property(lambda self: self.dtype)

@@ -1,32 +1,26 @@
 """What a configuration and a call say before anything is computed: which options there are, and their names."""
 
+import functools
+import types
 from collections.abc import Collection
-from typing import Any
+from dataclasses import MISSING, fields
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from mha.core.call import ARGUMENTS
-from mha.core.options.config import Config
+from mha.core.options.config import MODERN, PARTS, ROWS, Config
 from mha.learn.write.trees.folding import PRESENT
 
-# Of which the existence is decided when a file is written; what they hold stays an argument of its layer.
-NUMBERS = "scale", "softcap", "chunk"
 SIZES = "query_size", "key_size", "value_size"
 
 
 def known(config: Config, asked: Collection[str]) -> dict[str, Any]:
     """What is known of a layer with this configuration and of calls with these arguments, by expressions."""
-    found: dict[str, Any] = {f"config.{name}": _present(getattr(config, name)) for name in NUMBERS}
-    found["config.pooling"] = config.pooling
-    found["config.sinks"] = config.sinks
-    found["config.output_gate"] = config.output_gate
-    found["config.window"] = None if config.window is None else tuple(map(_present, config.window))
-    for name in ("qk_norm", "value_norm"):
-        norm = getattr(config, name)
-        found[f"config.{name}"] = _present(norm)
-        if norm is not None:
-            found |= {f"config.{name}.{field}": getattr(norm, field) for field in ("kind", "over", "after")}
-    found["config.rotary"], found["config.temperature"] = _present(config.rotary), _present(config.temperature)
+    found = {f"config.{name}": _decided(getattr(config, name)) for name in (*MODERN, "pooling")}
+    for name, part in PARTS.items():
+        option = getattr(config, name)
+        values = {} if option is None else {field.name: getattr(option, field.name) for field in fields(part)}
+        found |= {f"config.{name}.{field}": X for field, X in values.items() if isinstance(X, str | bool)}
     if config.rotary is not None:
-        found["config.rotary.interleaved"] = config.rotary.interleaved
         found["config.rotary.frequencies"] = _present(config.rotary.frequencies)
         if config.rotary.frequencies is not None:
             found["rotary_frequencies"] = PRESENT  # as a parameter of functions
@@ -59,21 +53,15 @@ def names(config: Config) -> dict[str, str]:
 
 def constructor(config: Config) -> dict[str, tuple[Any, str]]:
     """The arguments of a layer's constructor, by the expression that each stands for: its name and default as text."""
-    found: dict[str, Any] = {"config.num_hiddens": ("num_hiddens", ""), "config.num_heads": ("num_heads", "")}
-    found["config.dropout"] = "dropout", repr(config.dropout)
-    found["config.bias"] = "bias", repr(config.bias)
-    for name in (*SIZES, "key_dim", "value_dim", "num_key_value_heads", "scale", "softcap", "window", "chunk"):
-        found[f"config.{name}"] = name, repr(getattr(config, name))
-    for name, fields in {
-        "rotary": ("dim", "base", "frequencies", "magnitude"),
-        "qk_norm": ("eps",),
-        "value_norm": ("eps",),
-        "temperature": ("scale", "floor", "shift"),
-    }.items():
-        option = getattr(config, name)
-        if option is not None:
-            found |= {f"config.{name}.{field}": (f"{name}_{field}", repr(getattr(option, field))) for field in fields}
-    found["config.dtype"] = "dtype", repr(config.dtype).replace("'", '"')
+    found: dict[str, tuple[Any, str]] = {}
+    for name, row in ROWS.items():
+        value = getattr(config, name)
+        if row.part is None:
+            text = "" if row.default is MISSING else repr(value).replace("'", '"')
+            found[f"config.{name}"] = name, text
+        elif value is not None:
+            parts = [field.name for field in fields(row.part)]
+            found |= {f"config.{name}.{part}": (f"{name}_{part}", repr(getattr(value, part))) for part in parts}
     return found
 
 
@@ -82,5 +70,33 @@ def by_width(config: Config) -> bool:
     return config.num_hiddens % config.num_heads == 0 and config.key_dim == config.num_hiddens // config.num_heads
 
 
+def annotation(name: str) -> str:
+    """The name of the type of an argument of a layer's constructor: an option, or a part such as rotary_base."""
+    return _types().get(name, "int")
+
+
+@functools.cache
+def _types() -> dict[str, str]:
+    """The names of the types of all options and their parts; of those that may be None, without it."""
+    hints: dict[str, Any] = {field.name: field.type for field in fields(Config)}
+    for name, part in PARTS.items():
+        for of in (name, part.__name__.lower()):
+            hints |= {f"{of}_{field}": hint for field, hint in get_type_hints(part).items()}
+    return {name: _name_of(hint) for name, hint in hints.items()}
+
+
+def _name_of(hint: Any) -> str:
+    if isinstance(hint, types.UnionType):
+        hint = next(each for each in get_args(hint) if each is not type(None))
+    return "str" if get_origin(hint) is Literal else (get_origin(hint) or hint).__name__
+
+
 def _present(value: Any) -> Any:
     return None if value is None else PRESENT
+
+
+def _decided(value: Any) -> Any:
+    """What is decided of an option when a file is written: names and switches; of a number, whether there is one."""
+    if isinstance(value, tuple):
+        return tuple(map(_decided, value))
+    return value if isinstance(value, str | bool) else _present(value)

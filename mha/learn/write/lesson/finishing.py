@@ -18,14 +18,6 @@ from mha.learn.write.trees.walking import Reading
 
 LONG = 10  # characters of a name that is kept on a line with others
 DTYPES = {"torch": "torch.", "mlx": "mx."}  # where a dtype is an object of the framework
-ANNOTATED = {
-    "dropout": "float",
-    "bias": "bool",
-    "dtype": "str",
-    "window": "tuple",
-    "scale": "float",
-    "softcap": "float",
-}
 
 
 def finished(program: Program, recipe: Recipe, header: str) -> str:
@@ -91,7 +83,7 @@ def constructed(program: Program, config: Config, backend: BackendName) -> dict[
         program.put(owner, name, made)
     if fields:
         lines = [
-            nodes.statement(f"{name}: {_annotation(name)}{f' = {value}' if value else ''}\n")
+            nodes.statement(f"{name}: {facts.annotation(name)}{f' = {value}' if value else ''}\n")
             for name, value in given.items()
         ]
         layer = program.definitions[LAYER]
@@ -100,12 +92,6 @@ def constructed(program: Program, config: Config, backend: BackendName) -> dict[
         body[place:place] = lines
         program.definitions[LAYER] = layer.with_changes(body=layer.body.with_changes(body=body))
     return given
-
-
-def _annotation(name: str) -> str:
-    if name.endswith(("_base", "_magnitude", "_eps", "_scale")):
-        return "float"
-    return ANNOTATED.get(name, "tuple" if name.endswith("frequencies") else "int")
 
 
 def _used(program: Program, methods: bool = False) -> set[str]:

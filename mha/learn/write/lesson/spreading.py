@@ -6,14 +6,14 @@ from typing import Any
 import libcst as cst
 
 from mha.core.call import ARGUMENTS
-from mha.core.options.norms import Norm
-from mha.core.options.positions import Rotary, Temperature
+from mha.core.options import config as options
+from mha.learn.write.lesson import facts
 from mha.learn.write.trees import nodes
 from mha.learn.write.trees.nodes import code
 from mha.learn.write.trees.program import Program
 
 OWN = ("window", "chunk", "sinks", "gates", "traced", "columns")  # of a call, beside its arguments
-PARTS = {"rotary": Rotary, "norm": Norm, "temperature": Temperature}
+PARTS = {part.__name__.lower(): part for part in options.PARTS.values()}
 
 
 def call_fields() -> list[str]:
@@ -163,9 +163,7 @@ def spread_parts(program: Program) -> None:
 
 
 OPTIONS_OF = {
-    "rotary": ("config.rotary",),
-    "norm": ("config.qk_norm", "config.value_norm"),
-    "temperature": ("config.temperature",),
+    part: [f"config.{name}" for name, its in options.PARTS.items() if its is kind] for part, kind in PARTS.items()
 }
 
 
@@ -177,7 +175,9 @@ def _own_fields(tree: Any, part: str, fields: list[str]) -> Any:
         for line in lines:
             small, pairs = nodes.small(line), nodes.pairs(line)
             if isinstance(small, cst.AnnAssign) and code(small.target) == part:
-                found += [nodes.statement(f"{part}_{field}: {ANNOTATIONS[field]}\n") for field in fields]
+                found += [
+                    nodes.statement(f"{part}_{field}: {facts.annotation(f'{part}_{field}')}\n") for field in fields
+                ]
                 continue
             if not any(code(target) == f"self.{part}" for target, _ in pairs):
                 found.append(line)
@@ -193,6 +193,3 @@ def _own_fields(tree: Any, part: str, fields: list[str]) -> Any:
         return found
 
     return nodes.lines_mapped(tree, change)
-
-
-ANNOTATIONS = {"kind": "str", "eps": "float", "over": "str", "after": "bool"}

@@ -9,6 +9,8 @@ from typing import Any
 import libcst as cst
 
 from mha.core.call import ARGUMENTS, ROWS
+from mha.core.options.config import MODERN
+from mha.core.options.config import ROWS as OPTIONS
 from mha.learn.write.trees import nodes
 from mha.learn.write.trees.program import LAYER, Program
 
@@ -38,7 +40,7 @@ def words_of(program: Program) -> dict[tuple[str, str], set[str]]:
 
 def documented(program: Program, asked: Collection[str], given: dict[str, str]) -> None:
     """Put docstrings that speak of what is there, alone."""
-    absent = {name for name in (*ARGUMENTS, *OPTIONS) if name not in asked and name not in given}
+    absent = {name for name in (*ARGUMENTS, *MODERN) if name not in asked and name not in given}
     absent = {word for name in absent for word in (name, *ALSO.get(name, ()))} | {"frozen"}
     for owner, name, tree in list(program.functions()):
         if owner == LAYER and name == program.setup:
@@ -52,9 +54,6 @@ def documented(program: Program, asked: Collection[str], given: dict[str, str]) 
         if isinstance(tree, cst.ClassDef) and name != LAYER:
             program.definitions[name] = _filtered(tree, absent, 4)
     program.definitions[LAYER] = _with_docstring(program.definitions[LAYER], _of_layer(given), 4)
-
-
-OPTIONS = ("softcap", "window", "chunk", "sinks", "rotary", "qk_norm", "temperature", "output_gate")
 
 
 def _filtered(tree: Any, absent: Iterable[str], indent: int) -> Any:
@@ -91,10 +90,7 @@ def _with_docstring(tree: Any, text: str, indent: int) -> Any:
     return tree.with_changes(body=tree.body.with_changes(body=[made, *body]))
 
 
-MEANINGS = {
-    "num_hiddens": "width D of the output",
-    "num_heads": "number of heads H",
-    "dropout": "probability, in [0, 1), that training drops an attention weight",
+MEANINGS = {name: row.meaning for name, row in OPTIONS.items()} | {
     "rotary_dim": "number of components of a head that turn, the first ones",
     "rotary_base": "pair i of n of them turns by base ** (-i / n) from one position to the next",
     "rotary_frequencies": "the angles, in radians, by which the pairs turn from one position to the next",
@@ -104,18 +100,8 @@ MEANINGS = {
     "temperature_scale": "number by which the logarithm in the factor of the queries is multiplied",
     "temperature_floor": "number of positions after which that factor grows again",
     "temperature_shift": "whole number that is added to each position for it",
-    "key_dim": "width d of a head",
-    "value_dim": "width dv of a head of values",
-    "window": "(left, right), the numbers of keys before and after its own position that a query may see",
-    "num_key_value_heads": "number G of heads of keys and values: query head h uses head h // (H / G) of them",
-    "scale": "factor of the dot products",
-    "softcap": "number c of the cap c * tanh(scores / c)",
-    "chunk": "number of positions of a chunk, from 0 on: a query sees only the keys of its own",
-    "query_size": "width of the queries", "key_size": "width of the keys", "value_size": "width of the values",
-    "bias": "whether the projections add a bias",
-    "dtype": "dtype of inputs, weights and output",
     "rngs": "flax.nnx.Rngs, which draw the weights and dropout",
-}  # fmt: skip
+}
 
 
 def _of_layer(given: dict[str, str]) -> str:

@@ -14,6 +14,7 @@ from mha.core import dispatch
 from mha.core.call import ARRAYS, FLOATS, ROWS, Call, fitting, of_output
 from mha.core.call.check import column
 from mha.core.options import checks
+from mha.core.options import config as layers
 from mha.core.options.config import Config, numpy_dtype, shapes
 from mha.parity.cases.files import decode_files
 from mha.parity.cases.files.decode_files import Kinds
@@ -173,8 +174,7 @@ def _typed(array: np.ndarray, stored: np.dtype, config: Config, name: str) -> np
 
 def _expected(config: Config, given: Mapping[str, np.ndarray], B: int, Q: int, K: int) -> Shapes:
     """Return name and shape of each result, in order, of a call with these arrays besides queries, keys and values."""
-    of_options = {"norm": "qk_norm", "norm_v": "value_norm", "rotate": "rotary"}
-    of_options |= {"tempered": "temperature", "capped": "softcap", "gated": "output_gate"}
+    of_options = {row.step: name for name, row in layers.ROWS.items() if row.step}
     sizes, left_out = Sizes(B, Q, K, config), {name for name, one in of_options.items() if getattr(config, one) is None}
     left_out |= {row.step for name, row in ROWS.items() if name not in given}
     kinds = {name: name if name in of_options else name.partition("_")[0] for name in STEPS}

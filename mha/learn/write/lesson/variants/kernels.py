@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from mha.core import dispatch
+from mha.core.options.config import needs_scores
 from mha.core.options.names import BackendName
 from mha.learn.write.lesson.pooled import POOLING
 from mha.learn.write.recipe import BY_HEADS, Recipe
@@ -74,10 +75,9 @@ def refuse(recipe: Recipe) -> None:
     if backend not in KERNELS:
         title = dispatch.facts("TITLE")[backend]
         raise ValueError(f"fused is True, expected False for {title}, of which no kernel is taken; leave it out")
-    options = {"pooling": config.pooling == "additive", "softcap": config.softcap is not None, "sinks": config.sinks}
-    options["dropout"] = backend in BY_HEADS and config.dropout > 0
-    options["value_dim"] = backend == "jax" and config.value_dim != config.key_dim
-    wrong = [name for name, given in options.items() if given]
+    wrong = sorted(needs_scores(config), key=lambda name: name != "pooling")
+    wrong += ["dropout"] * (backend in BY_HEADS and config.dropout > 0)
+    wrong += ["value_dim"] * (backend == "jax" and config.value_dim != config.key_dim)
     wrong += [name for name in ("score_bias", "return_weights") if name in recipe.call]
     if wrong:
         raise ValueError(f"fused is True beside {wrong[0]}, which the kernel does not know; leave one of them out")
