@@ -15,7 +15,7 @@ from mha.core.options.config import shapes
 
 from .heads import repeat_groups, repeat_heads, rotate, sigmoid, temper, transpose_output, transpose_qkv
 from .hiding import blank_unused, four_axes, places, visible_keys, visible_softmax, widen, with_sinks
-from .pooling import AdditiveAttention, cap
+from .pooling import AdditiveAttention
 from .slots import by_slots
 from .weights import matmul
 
@@ -151,10 +151,8 @@ def through_weights(attention, queries, keys, values, visible, score_bias, sinks
     """
     dtype = values.dtype
     queries, keys, values = map(widen, blank_unused(queries, keys, values, visible))
-    by_pooled, softcap = widen(by_pooled), attention.softcap
-    scores = attention.scores(queries, keys)  # (B, Q, K)
-    capped = scores if softcap is None else cap(scores, softcap, visible)  # (B, Q, K)
-    biased = capped if score_bias is None else capped + widen(score_bias)  # (B, Q, K)
+    by_pooled, scores = widen(by_pooled), attention.scores(queries, keys)  # (B, Q, K)
+    biased = attention.bend(scores, visible, score_bias)  # (B, Q, K)
     columns = (biased, visible) if sinks is None else with_sinks(biased, visible, sinks)
     shares, K = visible_softmax(*columns), keys.shape[1]  # (B, Q, K), with sinks (B, Q, K + 1)
     weights = shares[:, :, :K]  # (B, Q, K)
@@ -164,12 +162,19 @@ def through_weights(attention, queries, keys, values, visible, score_bias, sinks
     total = (weights * by_weights).sum(-1, keepdims=True)  # (B, Q, 1)
     by_biased = weights * (by_weights - total)  # (B, Q, K)
     by_sinks = -total * shares[:, :, K:]  # (B, Q, 1), or (B, Q, 0)
-    by_scores = by_biased if softcap is None else by_biased * (1 - (capped / softcap) ** 2)  # (B, Q, K)
+    by_scores = through_bend(attention, scores, visible, by_biased)  # (B, Q, K)
     through_scores = through_features if isinstance(attention, AdditiveAttention) else through_products
     by_queries, by_keys, by_parameters = through_scores(attention, queries, keys, by_scores)
     by_values = (kept * weights).swapaxes(1, 2) @ by_pooled  # (B, K, dv)
     by_inputs = blank_unused(by_queries, by_keys, by_values, visible)
     return *(X.astype(dtype) for X in (*by_inputs, by_biased)), by_sinks, by_parameters
+
+
+def through_bend(attention, scores, visible, by_bent):
+    """Gradients of attention.bend(scores, visible), with any bias, by scores (B, Q, K); by_bent as scores."""
+    if attention.softcap is None:
+        return by_bent
+    return by_bent * (1 - (attention.bend(scores, visible) / attention.softcap) ** 2)  # (B, Q, K)
 
 
 def through_products(attention, queries, keys, by_scores):

@@ -16,7 +16,6 @@ from mha.core.engine import blocks
 from mha.core.engine.visible_range import by_group, by_mask, turned
 
 from ..hiding import four_axes, visible_keys, visible_softmax, widen
-from ..pooling import cap
 from ..slots import slots_after, taken
 from .operations import OPERATIONS
 from .pieces import prepared
@@ -100,10 +99,7 @@ def _apart(pooling, q, k, v, num_heads, call):
     visible, score_bias, sinks = by_group(OPERATIONS, q, jnp.empty((BG, T, 0)), num_heads, call)
     folded = q.reshape(BG, -1, q.shape[2])  # (B*G, H/G*Q, d)
     scores = jnp.concatenate([pooling.scores(folded, X) for X in k], 2)  # (B*G, H/G*Q, T)
-    if pooling.softcap is not None:
-        scores = cap(scores, pooling.softcap, visible)
-    if score_bias is not None:
-        scores = scores + widen(score_bias)
+    scores = pooling.bend(scores, visible, score_bias)
     weights = pooling.drop(visible_softmax(scores, visible, sinks), call.training)  # (B*G, H/G*Q, T)
     of_slots, of_new, seen = weights[:, :, :S], weights[:, :, S:], visible.any(1)[:, :, None]  # seen: (B*G or 1, T, 1)
     new = jnp.where(seen[:, S:], v[1], 0)  # (B*G, Q, dv)

@@ -13,7 +13,6 @@ from mha.core.engine.visible_range import by_group
 
 from .. import pooling as lesson
 from ..hiding import four_axes, visible_softmax, widen
-from ..pooling import cap
 from .operations import OPERATIONS
 from .recomputing import Recomputed, drawn
 
@@ -67,9 +66,7 @@ class DotProductAttention(AttentionPooling, lesson.DotProductAttention):
 
     def pool_first(self, queries, keys, values, used, call):
         """Pool as `weigh` does, of queries (B, Q, d), the keys that are used, a slice from 0: the others are zeros."""
-        scores = self.scores(queries, keys)[:, :, used]  # (B, Q, used)
-        if self.softcap is not None:
-            scores = cap(scores, self.softcap)
+        scores = self.bend(self.scores(queries, keys)[:, :, used])  # (B, Q, used)
         weights = self.drop(visible_softmax(scores, None, call.plan.sinks), call.training)  # (B, Q, used)
         rest = np.zeros((*weights.shape[:2], keys.shape[1] - used.stop), dtype=weights.dtype)
         return npx.batch_dot(np.concatenate([weights, rest], 2), widen(values)).astype(values.dtype)  # (B, Q, dv)

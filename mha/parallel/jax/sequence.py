@@ -10,7 +10,7 @@ from jax import numpy as jnp
 from mha.backends.jax import layer as lesson
 from mha.backends.jax.engine.operations import OPERATIONS
 from mha.backends.jax.engine.pooling import AttentionPooling
-from mha.backends.jax.heads import repeat_groups, repeat_heads, rotate, temper
+from mha.backends.jax.heads import repeat_groups, repeat_heads
 from mha.backends.jax.hiding import blank, four_axes, places, visible_keys
 from mha.core.engine.visible_range import used
 
@@ -59,21 +59,11 @@ class OfRows:
         return *blank(queries, keys, values, sees, self.here(seen, keys)), call
 
     def turn(self, q, k, call):
-        """Heads as they are compared: normed and, by their places in the whole, rotated and tempered."""
-        config = self.config
-        if config.qk_norm and not config.qk_norm.after:
-            q, k = self.normed(q, k)  # (B*H, T, d)
-        if config.rotary:
-            of_queries, of_keys = self.placed
-            of_keys = None if of_keys is None else self.here(places(k, of_keys), k)  # (B or 1, K)
-            q = rotate(q, places(q, of_queries, call.offset + self.first(q)), config.rotary, config.num_heads)
-            k = rotate(k, places(k, of_keys, self.first(k)), config.rotary, config.num_key_value_heads)
-        if config.qk_norm and config.qk_norm.after:
-            q, k = self.normed(q, k)  # (B*H, T, d)
-        if config.temperature:
-            of_queries = places(q, self.placed[0], call.offset + self.first(q))
-            q = temper(q, of_queries, config.temperature, config.num_heads)
-        return q, k
+        """Heads as they are compared: as in the lesson, by their places in the whole."""
+        of_queries, of_keys = self.placed
+        here = places(k, None, self.first(k)) if of_keys is None else self.here(places(k, of_keys), k)  # (B or 1, K)
+        own = call._replace(positions=of_queries, offset=call.offset + self.first(q), key_positions=here)
+        return lesson.MultiHeadAttention.turn(self, q, k, own)
 
     def first(self, X):
         """The place in the whole of the first row of X (any, T, any) here."""

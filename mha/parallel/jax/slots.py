@@ -96,7 +96,7 @@ class OfSlots:
             own = {name: part_of(X, number * size, size) for name, X in rows.items()}
             drop = functools.partial(_dropped, rate, None if key is None else jax.random.fold_in(key, number))
             of_block = part_of(q, number * size, size), k, v, H, call._replace(**own)
-            return _of_keys(functools.partial(module.apply, variables), module.softcap, drop, *of_block)
+            return _of_keys(module, variables, drop, *of_block)
 
         found = jax.lax.map(jax.checkpoint(block), jnp.arange(count)) if count > 1 else [X[None] for X in block(0)]
         found = (X.swapaxes(0, 1).reshape(BH, count * size, -1)[:, :Q] for X in found)  # (B*H, Q, any)
@@ -104,16 +104,13 @@ class OfSlots:
         return _merged(self.axis, *found, sinks).astype(v[1].dtype), None
 
 
-def _of_keys(apply, softcap, drop, q, k, v, num_heads, call):
+def _of_keys(pooling, variables, drop, q, k, v, num_heads, call):
     """Of queries q (B*H, Q, d) over the keys here: maxima and sums (B*H, Q, 1), and pooled values (B*H, Q, dv)."""
     (BG, n, _), K = k[0].shape, k[0].shape[1] + k[1].shape[1]
     visible, bias, _ = by_group(OPERATIONS, q, jnp.empty((BG, K, 0)), num_heads, call)
     folded = q.reshape(BG, -1, q.shape[2])  # (B*G, H/G*Q, d)
-    scores = jnp.concatenate([apply(folded, X, method="scores") for X in k], 2)  # (B*G, H/G*Q, K)
-    if softcap is not None:
-        scores = poolings.cap(scores, softcap, visible)
-    scores = scores if bias is None else scores + widen(bias)
-    scores = jnp.where(visible, scores, -math.inf)
+    scores = jnp.concatenate([pooling.apply(variables, folded, X, method="scores") for X in k], 2)  # (B*G, H/G*Q, K)
+    scores = jnp.where(visible, pooling.bend(scores, visible, bias), -math.inf)
     most = jax.lax.stop_gradient(scores.max(-1, keepdims=True))  # (B*G, H/G*Q, 1)
     weights = jnp.exp(scores - jnp.where(most == -math.inf, 0, most))  # (B*G, H/G*Q, K)
     total, kept, seen = weights.sum(-1, keepdims=True), drop(weights), visible.any(1)[:, :, None]  # seen: (B*G, K, 1)

@@ -15,7 +15,7 @@ from mha.backends.torch import layer as lesson
 from mha.backends.torch.engine.layer import Decisions
 from mha.backends.torch.engine.operations import OPERATIONS
 from mha.backends.torch.engine.pooling import AttentionPooling
-from mha.backends.torch.heads import repeat_groups, rotate, temper
+from mha.backends.torch.heads import repeat_groups
 from mha.backends.torch.hiding import blank, places, visible_keys
 from mha.core.call import ROWS, axes_of
 from mha.core.engine import blocks, segments
@@ -92,21 +92,12 @@ class OfRows:
         return *blank(queries, keys, values, sees, seen), call
 
     def turn(self, q, k, call):
-        """Heads as they are compared: normed and, by their places in the whole, rotated and tempered."""
-        config, of_keys = self.config, call.key_positions
-        if config.qk_norm and not config.qk_norm.after:
-            q, k = self.normed(q, k)  # (B*H, T, d)
-        of_queries = places(q, call.positions, call.offset + self.rows.first_query)  # (B or 1, Q)
-        if config.rotary:
-            first = self.rows.first_key
-            of_keys = None if of_keys is None else of_keys[..., first : first + k.shape[1]]  # (K,) or (B, K)
-            q = rotate(q, of_queries, config.rotary, config.num_heads)
-            k = rotate(k, places(k, of_keys, first), config.rotary, config.num_key_value_heads)
-        if config.qk_norm and config.qk_norm.after:
-            q, k = self.normed(q, k)  # (B*H, T, d)
-        if config.temperature:
-            q = temper(q, of_queries, config.temperature, config.num_heads)
-        return q, k
+        """Heads as they are compared: as in the lesson, by their places in the whole."""
+        rows, of_keys = self.rows, call.key_positions
+        own = slice(rows.first_key, rows.first_key + k.shape[1])
+        here = places(k, None, rows.first_key) if of_keys is None else of_keys[..., own]  # (B or 1, K) or (K,)
+        call = call._replace(offset=call.offset + rows.first_query, key_positions=here)
+        return lesson.MultiHeadAttention.turn(self, q, k, call)
 
     def pool(self, q, k, v, call):
         """The pooled heads, (B*H, Q, dv), by the fast path of the pooling where it has one."""

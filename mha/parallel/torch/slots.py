@@ -124,10 +124,7 @@ def _of_keys(attention, q, k, v, num_heads, call):
     visible, bias, _ = by_group(OPERATIONS, q, q.new_empty((BG, n + c, 0)), num_heads, call)
     folded = q.reshape(BG, -1, q.shape[2])  # (B*G, H/G*Q, d)
     scores = torch.cat([attention.scores(folded, X) for X in k], 2)  # (B*G, H/G*Q, n + c)
-    if attention.softcap is not None:
-        scores = poolings.cap(scores, attention.softcap, visible)
-    scores = scores if bias is None else scores + widen(bias)
-    scores = torch.where(visible, widen(scores), -math.inf)
+    scores = torch.where(visible, widen(attention.bend(scores, visible, bias)), -math.inf)
     most = scores.detach().amax(-1, keepdim=True)  # (B*G, H/G*Q, 1)
     weights = torch.exp(scores - torch.where(most == -math.inf, 0, most))  # (B*G, H/G*Q, n + c)
     total = weights.sum(-1, keepdim=True)

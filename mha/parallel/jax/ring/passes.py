@@ -166,9 +166,7 @@ def _scores(circle, call, q, k, bias, variables):
     """The scores of a block (B*G, H/G*block, K), capped and biased, and which of them are visible."""
     visible, bias, _ = by_group(OPERATIONS, q, k, circle.num_heads, call._replace(score_bias=bias))
     scores = circle.pooling.apply(variables, _folded(q, k), k, method="scores")
-    if circle.pooling.softcap is not None:
-        scores = lesson.cap(scores, circle.pooling.softcap, visible)
-    return scores if bias is None else scores + widen(bias), visible
+    return circle.pooling.bend(scores, visible, bias), visible
 
 
 def _hidden(scores, visible):

@@ -124,10 +124,7 @@ class Scored(Circle):
     def scores(self, attention, rows, queries, keys, call):
         """The scores of a block (B*G, H/G*block, keys), capped and biased, and which of them are visible."""
         visible, bias, _ = by_group(OPERATIONS, queries, keys, self.num_heads, call)
-        scores = attention.scores(rows, keys)
-        if attention.softcap is not None:
-            scores = lesson.cap(scores, attention.softcap, visible)
-        return scores if bias is None else scores + widen(bias), visible
+        return attention.bend(attention.scores(rows, keys), visible, bias), visible
 
     def generator(self, place):
         """The generator of the weights that are dropped, the same in both passes; None where none is."""
