@@ -10,6 +10,7 @@ import mlx.core as mx
 from mha.core.call import Plans, kind_of, whole_heads
 from mha.core.engine import blocks
 from mha.core.engine.decoding import attend_token, in_place, is_token, placed, remembered
+from mha.core.engine.scores import options_of
 from mha.core.engine.visible_range import by_segments, turned, whole_used, within_reach
 
 from .. import layer as lesson
@@ -46,8 +47,8 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
         pooling = self.attention
         if not isinstance(pooling, AttentionPooling):
             return None
-        state = id(self.config), self.training, type(pooling), pooling.dropout, pooling.softcap, blocks.SCORES
-        return kind_of((mx.array,), (*state, getattr(pooling, "scale", None)), queries, keys, values, call)
+        state = id(self.config), self.training, type(pooling), *options_of(pooling), blocks.SCORES
+        return kind_of((mx.array,), state, queries, keys, values, call)
 
     def planned(self, queries, keys, call):
         """A checked call with its plan; the lesson computes it if weights are kept, or its pooling was replaced."""

@@ -10,6 +10,7 @@ import mlx.core as mx
 from mlx.utils import tree_flatten, tree_unflatten
 
 from mha.core.engine import blocks
+from mha.core.engine.scores import needs_scores
 from mha.core.engine.visible_range import by_group
 
 from .. import pooling as lesson
@@ -97,9 +98,9 @@ class DotProductAttention(AttentionPooling, lesson.DotProductAttention):
         return (powers @ widen(v) / powers.sum(3, keepdims=True)).astype(v.dtype)  # (B, G, H/G, dv)
 
     def is_plain(self, call):
-        """Whether the scores become weights by a softmax alone: there is no cap, and no weight is dropped."""
+        """Whether the scores become weights by a softmax alone, with sinks or without."""
         training = self.training if call.training is None else call.training
-        return type(self) is DotProductAttention and self.softcap is None and not (training and self.dropout)
+        return type(self) is DotProductAttention and not needs_scores(self, call, training, known=("sinks",))
 
     def is_quick(self, num_heads, queries, keys, call):
         """Whether the framework's own kernel computes the same, and is fast, for so many heads of all samples.

@@ -17,8 +17,10 @@ import tensorflow as tf
 from mha.core.call import ARRAYS, OF_PAIRS, ROWS, Call
 from mha.core.call.declaration import extremes_of
 from mha.core.engine import blocks
+from mha.core.engine.scores import options_of
 from mha.core.engine.visible_range import span
 from mha.core.options import checks
+from mha.core.options.config import OF_POOLING
 
 from ..arrays import tensor
 from ..heads import HeadNorm
@@ -86,10 +88,11 @@ def variables(layer):
     for part, norm in norms:
         if type(part) is not HeadNorm or part.norm != norm:
             return None
-    if not (pooling.dropout == pooling.dropping.rate == config.dropout and pooling.softcap == config.softcap):
+    if pooling.dropping.rate != config.dropout:
         return None
-    if config.pooling == "dot" and pooling.scale != config.scale:
-        return None
+    for name, value in zip(OF_POOLING, options_of(pooling), strict=True):
+        if value != getattr(config, name):
+            return None
     found = [X for part in dense for X in (part.kernel, part.bias) if X is not None] + [part.scale for part, _ in norms]
     if config.sinks:
         found.append(layer.sinks)

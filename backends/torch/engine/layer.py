@@ -13,6 +13,7 @@ from mha.core.cache import LOST, left_of
 from mha.core.call import Plans, kind_of, whole_heads
 from mha.core.engine import blocks
 from mha.core.engine.decoding import attend_token, in_place, is_token, placed, remembered
+from mha.core.engine.scores import options_of
 from mha.core.engine.visible_range import (
     all_used,
     by_mask,
@@ -26,6 +27,7 @@ from mha.core.engine.visible_range import (
     used,
     whole_used,
 )
+from mha.core.options.config import needs_scores
 
 from .. import layer as lesson
 from ..hiding import blank, visible_keys
@@ -73,8 +75,8 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
         pooling, bias = self.attention, call.score_bias
         if torch.compiler.is_compiling() or torch.jit.is_tracing() or not isinstance(pooling, AttentionPooling):
             return None
-        state = id(self.config), self.training, type(pooling), pooling.dropout, pooling.softcap, blocks.SCORES
-        state += getattr(pooling, "scale", None), bias is not None and getattr(bias, "requires_grad", None)
+        state = id(self.config), self.training, type(pooling), *options_of(pooling), blocks.SCORES
+        state += (bias is not None and getattr(bias, "requires_grad", None),)
         for X in (queries, keys, values):
             if type(X) not in TYPES or X.is_nested or X.layout != torch.strided:
                 return None
@@ -195,7 +197,7 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
         config, attention = self.config, self.attention
         if call.head_gates is not None or not isinstance(attention, DotProductAttention):
             return False
-        return not config.sinks and attention.has_kernel(config.key_dim, config.value_dim, call)
+        return not needs_scores(config) and attention.has_kernel(config.key_dim, config.value_dim, call)
 
     def pool(self, q, k, v, call):
         """The pooled heads alone, in the layout of the projected ones."""

@@ -12,6 +12,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
 from mha.core.engine import blocks
+from mha.core.engine.scores import needs_scores
 from mha.core.engine.visible_range import by_group, reach
 
 from .. import pooling as lesson
@@ -124,13 +125,12 @@ class DotProductAttention(AttentionPooling, lesson.DotProductAttention):
     def has_kernel(self, width, value_width, call):
         """Whether the framework's own kernel computes the same and keeps no scores, for heads of these widths.
 
-        It knows no cap and no sinks, draws other numbers for dropout, may not be of this very class, and keeps the
-        scores where widths differ or the bias needs a gradient.
+        It draws other numbers for dropout, may not be of this very class, and keeps the scores where widths differ or
+        the bias needs a gradient.
         """
         training = self.training if call.training is None else call.training
-        differs = call.plan.sinks is not None or self.softcap is not None or (training and self.dropout)
         keeps = width != value_width or (call.score_bias is not None and call.score_bias.requires_grad)
-        return type(self) is DotProductAttention and not differs and not keeps
+        return type(self) is DotProductAttention and not keeps and not needs_scores(self, call, training)
 
 
 def pool_by_kernel(queries, keys, values, visible=None, *, is_causal=False, scale=None):

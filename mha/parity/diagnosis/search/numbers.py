@@ -6,6 +6,7 @@ from functools import partial
 
 import numpy as np
 
+from mha.core.options.config import needs_scores
 from mha.core.options.names import FloatName
 from mha.parity.diagnosis.mistakes.mistake import Change, Form, Mistake
 from mha.parity.diagnosis.mistakes.of_norms import ANOTHER_EPSILON, changed
@@ -64,8 +65,8 @@ def epsilon_of(problem: Problem) -> float | None:
 
 def times_of(problem: Problem) -> float | None:
     """Return 1, where a factor of all scores is another mistake than another scale."""
-    config, bias = problem.config, problem.call.score_bias
-    return None if config.softcap is None and bias is None and not config.sinks else 1.0
+    bends = {*needs_scores(problem.config)} - {"pooling"}
+    return 1.0 if bends or problem.call.score_bias is not None else None
 
 
 def once(problem: Problem) -> float | None:

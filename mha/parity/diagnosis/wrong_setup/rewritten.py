@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from mha.core.options.config import needs_scores
 from mha.core.tables import number
 from mha.parity.diagnosis.pipeline.parts import PART_OF, PARTS, compute
 from mha.parity.diagnosis.pipeline.plan import plan_of
@@ -74,7 +75,7 @@ def rewritten(asked: Problem, taken: Mapping[str, Array], passed: Mapping[str, b
         right = later is None or passed[later] or later in found.taken_back
         known = decided(asked, name, taken)
         way = way_of(asked, name, taken[name]) if right or known or name in PAIRS else None
-        bent = asked.config.sinks or (asked.config.softcap and name == "scores")
+        bent = asked.config.sinks or (name == "scores" and {*needs_scores(asked.config)} - {"pooling"})
         if way and way.how == SHIFTED and ((later and right) or not bent):
             found.taken_back[name] = way  # the softmax takes it back
         elif later and right and would_show(asked, name, taken[name], later):
