@@ -7,6 +7,7 @@ tokens.
 from jax import numpy as jnp
 
 from mha.core.cache import LOST, left_of
+from mha.core.options.config import STEPS_OF_PAIRS
 
 from .heads import repeat_groups
 
@@ -60,7 +61,7 @@ def by_slots(steps, cache):
     columns = repeat_groups(steps.pop("columns")[:, None], cache.config.num_heads)  # (B*H, 1, S)
     new = 0 if cache.frozen else steps["W_q"].shape[1]
     for name, X in steps.items():
-        if name in ("scores", "capped", "biased", "weights"):
+        if name in STEPS_OF_PAIRS:
             steps[name] = taken(X, columns, 2)  # (B*H, Q, S)
         elif name.endswith(("_k", "_v")):
             steps[name] = X[:, :new]  # (B, Q or 0, G*d), (B*G, Q or 0, d)

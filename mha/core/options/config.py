@@ -257,6 +257,8 @@ PARTS: dict[str, type] = {name: row.part for name, row in ROWS.items() if row.pa
 OF_DOTS = tuple(name for name, row in ROWS.items() if row.of_dots)
 OF_POOLING = tuple(name for name, row in ROWS.items() if row.of_pooling)
 OF_SCORES = tuple(name for name, row in ROWS.items() if row.needs_scores)
+BENT = tuple(ROWS[name].step for name in OF_SCORES if ROWS[name].step)  # the steps from scores to biased ones
+STEPS_OF_PAIRS = ("scores", *BENT, "biased", "weights")  # of a trace, those with a number for each query and key
 
 
 def needs_scores(config: Config) -> list[str]:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from mha.core import dispatch
+from mha.core.options.config import BENT
 from mha.core.options.names import BackendName
 
 # The function that computes each step, and the statement in it: a name that it assigns or keeps, or its number in the
@@ -29,8 +30,7 @@ STEPS: dict[str, tuple[str, str | int]] = {
     **dict.fromkeys(("keys_after", "values_after"), ("remember", -3)),
     **{f"repeat_{one}": ("MultiHeadAttention.pool", "inputs") for one in "kv"},
     "scores": ("DotProductAttention.scores", -1),
-    "capped": ("AttentionPooling.weigh", "capped"),
-    "biased": ("AttentionPooling.weigh", "biased"),
+    **{name: ("AttentionPooling.bend", name) for name in (*BENT, "biased")},
     "visible": ("MultiHeadAttention.blanked", "visible"),
     "visible_heads": ("repeat_heads", -1),
     "weights": ("AttentionPooling.weigh", "weights"),

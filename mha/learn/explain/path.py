@@ -11,7 +11,7 @@ from mha.core import dispatch
 from mha.core.cache import Cache, attended, check_owner
 from mha.core.call import Arguments, Call, check
 from mha.core.options import checks
-from mha.core.options.config import Config
+from mha.core.options.config import BENT, STEPS_OF_PAIRS, Config
 from mha.core.options.names import BackendName, LanguageName
 from mha.layer import MultiHeadAttention, restore
 from mha.learn.explain.lines import Place, place, stages
@@ -216,7 +216,7 @@ def letters(config: Config, K: str = "K") -> dict[str, str]:
             (f"split_{one}", f"norm_{one}", f"rotate_{one}", f"tempered_{one}"), f"(B*{heads}, {T}, {d})"
         )
         known[f"repeat_{one}"] = f"(B*H, {K}, {d})"
-    known |= dict.fromkeys(("scores", "capped", "biased", "weights"), f"(B*H, Q, {K})")
+    known |= dict.fromkeys(STEPS_OF_PAIRS, f"(B*H, Q, {K})")
     known |= dict.fromkeys(("pooled", "head_gated", "gated"), "(B*H, Q, dv)")
     known |= {"reshape_pooled": "(B, H, Q, dv)", "permute_pooled": "(B, Q, H, dv)"}
     known |= dict.fromkeys(("positions_before", "positions_after"), "(B, S)") | {
@@ -270,7 +270,7 @@ def _path(
         for name, X in (("repeat_k", k), ("repeat_v", v)):
             yield "repeat", name, module.repeat_groups(X, H // G)
     yield config.pooling, "scores", traced["scores"]
-    for name in ("capped", "biased"):
+    for name in (*BENT, "biased"):
         if name in traced:
             yield name, name, traced[name]
     if visible is not None:

@@ -10,7 +10,7 @@ from typing import Literal
 
 import numpy as np
 
-from mha.core.options.config import Config
+from mha.core.options.config import STEPS_OF_PAIRS, Config
 
 Turn = Callable[[np.ndarray], np.ndarray]
 Kind = Literal["rows", "pairs", "whole"]
@@ -22,13 +22,13 @@ INPUTS = "inputs"  # what is queries, keys and values at once
 # The steps of `trace` in order, all but the output.
 STEPS = (
     *(f"{step}_{role}" for step in ("W", "split") for role in "qkv"), "norm_v", "norm_q", "norm_k", "rotate_q",
-    "rotate_k", "tempered_q", "scores", "capped", "biased", "weights", "pooled", "head_gated", "gated", "merged",
+    "rotate_k", "tempered_q", *STEPS_OF_PAIRS, "pooled", "head_gated", "gated", "merged",
 )  # fmt: skip
 OF_QUERIES = ("W_q", "split_q", "norm_q", "rotate_q", "tempered_q")
 OF_KEYS = ("W_k", "split_k", "norm_k", "rotate_k")
 OF_VALUES = ("W_v", "split_v", "norm_v")
 POOLED = ("pooled", "head_gated", "gated", "merged")
-PAIRS = ("scores", "capped", "biased", "weights")
+PAIRS = STEPS_OF_PAIRS
 MEANS = "mean weights"  # attention weights that are averaged over the heads, (B, Q, K)
 PLACED = "cache.positions"
 CACHED = ("cache.keys", "cache.values", PLACED)  # the slots, as they are after a call with a cache

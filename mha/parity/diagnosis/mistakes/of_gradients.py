@@ -14,6 +14,7 @@ from mha.parity.diagnosis.pipeline.backward import Backward
 from mha.parity.diagnosis.pipeline.parts import ROLES
 from mha.parity.diagnosis.pipeline.pieces import Array
 from mha.parity.diagnosis.pipeline.plan import Plan
+from mha.parity.rule.layouts import PAIRS
 
 Change = Callable[[Backward], Backward | None]
 PlanChange = Callable[[Plan], Plan | None]
@@ -77,7 +78,7 @@ def unhidden(normalized: bool, back: Backward) -> Backward | None:
         return None
 
     def through_softmax(back: Backward, by_weights: Array) -> Array:
-        scores = [X for name, X in back.steps.items() if name in ("scores", "capped", "biased")][-1]
+        scores = [X for name, X in back.steps.items() if name in PAIRS and name != "weights"][-1]
         scores = pieces.beside_sinks(back.plan, scores)
         counted = np.ones_like(back.counted) if normalized else back.counted
         largest = np.where(counted, scores, -np.inf).max(-1, keepdims=True, initial=np.finfo(scores.dtype).min)

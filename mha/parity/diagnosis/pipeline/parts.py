@@ -7,7 +7,7 @@ import numpy as np
 
 from mha.parity.diagnosis.pipeline.pieces import Array, Steps, norm, regrouped, split, widen
 from mha.parity.diagnosis.pipeline.plan import Plan
-from mha.parity.rule.layouts import CACHED, MEANS, PLACED, means
+from mha.parity.rule.layouts import CACHED, MEANS, PAIRS, PLACED, means
 
 ROLES = {"q": "queries", "k": "keys", "v": "values"}
 
@@ -22,8 +22,7 @@ PARTS: dict[str, tuple[str, ...]] = {
 
 PART_OF = {
     **{f"{step}_{role}": role for step in ("W", "split", "norm", "rotate") for role in ROLES},
-    "tempered_q": "q", "scores": "scores", "capped": "scores", "biased": "scores", "weights": "weights",
-    MEANS: "weights",
+    "tempered_q": "q", **dict.fromkeys(PAIRS, "scores"), "weights": "weights", MEANS: "weights",
     "pooled": "pooled", "head_gated": "pooled", "gated": "pooled", "merged": "output", "output": "output",
     **dict.fromkeys(CACHED, "cache"),
 }  # fmt: skip
