@@ -43,7 +43,7 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
             return super().attend(queries, keys, values, call.planned(lesson=True))
         if call.cache is not None:
             return super().attend(queries, keys, values, call)
-        if call.segments is None or call.plan.chunk is not None:
+        if not call.is_packed() or call.plan.chunk is not None:
             call = by_segments(OPERATIONS, queries, keys, call)
         return super().attend(queries, keys, values, call)
 

@@ -22,14 +22,14 @@ LONG = 4  # times the usual number of queries make a block of one head: XLA's pr
 def prepared(call, num_keys):
     """A call with lengths (B, 1 or Q) and an offset, an int or (B or 1, 1), that may become negative.
 
-    Mask and bias have four axes; segments, and positions beside them, two: (B or 1, T). What is known of numbers is
+    Mask and bias have four axes; numbers of tokens, such as positions, two: (B or 1, T). What is known of numbers is
     left out: JAX would compile anew for each.
     """
     lens, offset = call.valid_lens, call.offset
     lens = None if lens is None else signed(lens, num_keys).reshape(len(lens), -1)  # (B, 1 or Q)
     offset = offset if type(offset) is int else jnp.asarray(offset, int)  # (B or 1, 1)
     pairs = {name: four_axes(X) for name, X in call.pairs().items()}
-    given = {} if call.segments is None else {name: getattr(call, name) for name in (*PACKED, *PLACES)}
+    given = {name: getattr(call, name) for name in (*PACKED, *PLACES)} if call.is_packed() else {}
     tokens = {name: places(None, X) for name, X in given.items() if X is not None}  # (B or 1, T)
     return call._replace(valid_lens=lens, offset=offset, **pairs, **tokens).planned(known=None, extremes=None)
 
@@ -40,7 +40,7 @@ def in_reach(queries, keys, values, call):
     call: as `prepared`.
     """
     Q, K, (left, right) = queries.shape[1], keys.shape[1], reach(call)
-    if call.segments is not None:
+    if call.is_packed():
         return keys, values, call
     seen = span(call, Q, K)
     if type(call.offset) is int or None in (left, right) or Q + left + right >= K:
@@ -82,7 +82,7 @@ def _pool_pieces(pooling, variables, of_pair, num_heads, call, together, key, qu
     B, n = BH // num_heads, BH // BG  # samples; heads of queries that share a head of keys
     G, of_pair, (left, right) = num_heads // n, of_pair * n, reach(call)
     size, seen = blocks.queries(Q, math.ceil(of_pair * K / LONG)), K
-    packed = call.segments is not None
+    packed = call.is_packed()
     if packed:
         size = min(size, blocks.LEAST)
     elif None not in (left, right):
@@ -185,7 +185,7 @@ def at_keys(call, first, size):
 
 
 def _tokens(call, num_keys):
-    """The numbers of each query, (B or 1, 1, Q, n), and of each key, (B or 1, 1, 1, n, K), of a call with segments.
+    """The numbers of each query, (B or 1, 1, Q, n), and of each key, (B or 1, 1, 1, n, K), of a packed call.
 
     Of a query: how many keys are behind the first of its segment, this one too, and the place behind the last; segment;
     position. Of a key: segment; position.
@@ -201,7 +201,7 @@ def _tokens(call, num_keys):
 
 def _of_block(call, of_queries, of_keys):
     """The call of a block with its tokens, of queries (B or 1, block, n) and keys (B or 1, n, K)."""
-    call = call._replace(segments=of_queries[..., 2], key_segments=of_keys[:, 0])
+    call = call.with_segments(of_queries[..., 2], of_keys[:, 0])
     return call._replace(positions=of_queries[..., 3], key_positions=of_keys[:, 1]) if call.by_positions() else call
 
 

@@ -82,7 +82,7 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
         if call.cache is not None:
             return super().attend(queries, keys, values, call)
         B, Q, _ = shape_of(queries)
-        if call.segments is None or call.plan.chunk is not None:
+        if not call.is_packed() or call.plan.chunk is not None:
             call = by_segments(OPERATIONS, queries, keys, call)
         call = whole(call, (B, self.config.num_heads, Q, shape_of(keys)[1]))
         return tf.reshape(super().attend(queries, keys, values, call), (B, Q, self.config.num_hiddens))  # (B, Q, D)
@@ -199,7 +199,7 @@ def narrowed(queries, keys, values, call, moves):
         lengths = tf.reshape(call.valid_lens, [-1])  # (B,) or (B*Q,), of equal numbers
         seen = slice(None, lengths[0])
         keys, values, call = keys[:, seen], values[:, seen], call._replace(valid_lens=None).part(keys=seen)
-    if reach(call) != (None, None) and call.segments is None:
+    if reach(call) != (None, None) and not call.is_packed():
         seen = span(call, shape_of(queries)[1], shape_of(keys)[1], OPERATIONS)
         seen = seen if moves else slice(0, seen.stop)
         keys, values, call = keys[:, seen], values[:, seen], call.part(keys=seen)

@@ -8,7 +8,7 @@ stay ints.
 import keras
 import tensorflow as tf
 
-from mha.core.call import ALL, OF_PAIRS, PACKED, PLACES
+from mha.core.call import ALL, OF_PAIRS, PACKED, PLACES, ROWS
 from mha.core.engine import blocks
 from mha.core.engine.visible_range import reach, span
 from mha.core.options import checks
@@ -18,7 +18,7 @@ from ..hiding import four_axes, places, signed
 from .compiled import knowing, tracing
 from .operations import OPERATIONS, larger, smaller
 
-FEW = 2  # times as many queries as elsewhere are in a block that segments make small: each costs a round of a loop
+FEW = 2  # times as many queries as elsewhere are in a block that packed texts make small: each costs a round of a loop
 NARROW = 4  # times fewer keys than all are those of such a block, as a rule
 
 
@@ -46,7 +46,7 @@ def whole(call, sizes):
         known = zip(pairs.shape, sizes, strict=True)
         return tf.broadcast_to(pairs, [1 if size == 1 else full for size, full in known])  # (B, H, Q, K)
 
-    given = {} if call.segments is None else {name: getattr(call, name) for name in (*PACKED, *PLACES)}
+    given = {name: getattr(call, name) for name in (*PACKED, *PLACES)} if call.is_packed() else {}
     tokens = {name: tf.cast(places(None, X), tf.int32) for name, X in given.items() if X is not None}  # (B or 1, T)
     pairs = {name: made(X) for name, X in call.pairs().items()}
     return call._replace(valid_lens=lengths, offset=offset, **pairs, **tokens)
@@ -55,7 +55,7 @@ def whole(call, sizes):
 def pool_pieces(pooling, queries, keys, values, call):
     """The pooled values (B, H, Q, dv) of an `AttentionPooling`, piece after piece; arguments as of its `pool`."""
     (B, H, Q, d), (_, G, K, _), dv = shape_of(queries), shape_of(keys), values.shape[3]
-    n, in_window, packed = H // G, None not in reach(call), call.segments is not None
+    n, in_window, packed = H // G, None not in reach(call), call.is_packed()
     # Pieces are some heads of keys of one sample, or of whole samples, and a block of queries; all of one size.
     of_pair = pooling.scores_of_pair(queries) // G
     size = smaller(Q, FEW * blocks.LEAST) if packed else blocks.block(call, Q, K, of_pair, of=OPERATIONS)
@@ -142,18 +142,18 @@ def padded(X, *more):
 
 
 def tokens_of(call, more, late):
-    """Segments and positions of a call, as of `whole`, with so many zeros more: samples, and queries."""
+    """The numbers of a call's tokens, as of `whole`, with so many zeros more: samples, and queries."""
     found = {}
-    for name, X in (call.packed() | call.placed()).items() if call.segments is not None else ():
+    for name, X in (call.packed() | call.placed()).items() if call.is_packed() else ():
         if X is not None:
-            found[name] = padded(X, 0 if X.shape[0] == 1 else more, late if name in ("segments", "positions") else 0)
+            found[name] = padded(X, 0 if X.shape[0] == 1 else more, late if "Q" in ROWS[name].axes else 0)
     return found
 
 
 def extents(own, others):
     """How many keys are behind the first of each query's segment, this one too, and the place behind the last.
 
-    (B or 1, Q) both, and 0 where a query has none; own (B or 1, Q), others (B or 1, K): segments of queries and keys.
+    (B or 1, Q) both, and 0 where a query has none; own (B or 1, Q), others (B or 1, K): the texts of queries and keys.
     """
     (rows, Q), (more, K) = shape_of(own), shape_of(others)
     rows = larger(rows, more)
@@ -168,7 +168,7 @@ def extents(own, others):
 
 
 def nearer(seen, ends, samples, queries, num_keys):
-    """Of the keys in a slice those from the first to the last of the segments of some queries, at least one."""
+    """Of the keys in a slice those from the first to the last of the texts of some queries, at least one."""
     behind, last = (tf.reduce_max(X[ALL if X.shape[0] == 1 else samples, queries]) for X in ends)
     start = smaller(larger(seen.start, num_keys - behind), num_keys - 1)
     return slice(start, larger(start + 1, smaller(seen.stop, last)))

@@ -222,6 +222,10 @@ class Call(_Fields):
         """Whether positions are given, of queries or of keys."""
         return self.positions is not None or self.key_positions is not None
 
+    def is_packed(self) -> bool:
+        """Whether segments of queries are given, as they are for texts that are packed into one row."""
+        return self.segments is not None
+
     def by_tokens(self) -> bool:
         """Whether positions or segments of queries or of keys are given, or there are chunks."""
         return not (
@@ -233,6 +237,10 @@ class Call(_Fields):
         """The segments of its queries and of its keys by name, None where there are none."""
         of_keys = self.segments if self.key_segments is None else self.key_segments
         return {"segments": self.segments, "key_segments": of_keys}
+
+    def with_segments(self, of_queries: Any, of_keys: Any) -> "Call":
+        """The same call with these segments."""
+        return self._replace(segments=of_queries, key_segments=of_keys)
 
     def pairs(self) -> dict[str, Any]:
         """Its arrays with a number for each query and key, by name, those that are given."""

@@ -17,7 +17,7 @@ class Operations:
     call itself knows; smaller, larger: of two sizes, ints or such tensors; root: of the sum of two sizes, rounded
     down; lowest_of, highest_of: of an array's numbers, None = those that only a compiler will know stay unknown;
     same: whether two arrays are the same; either: the results of one of two functions, by that; both None where
-    segments are known before.
+    packed texts are known before.
     """
 
     any: Callable[[Any, int], Any]

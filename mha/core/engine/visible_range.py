@@ -10,7 +10,7 @@ import numpy as np
 
 from mha.core.call import PACKED, PLACES, Call
 from mha.core.call.declaration import extremes_of
-from mha.core.engine import segments
+from mha.core.engine import packing
 from mha.core.engine.operations import Operations
 from mha.core.options import checks
 
@@ -117,7 +117,7 @@ def used(of: Operations, queries: Any, keys: Any, call: Call) -> tuple[Any, Any]
     lengths, (left, right) = call.valid_lens, reach(call)
     per_query = lengths is not None and len(lengths.shape) == 2 and lengths.shape[1] != 1
     if call.pairs() or call.by_tokens() or (per_query and left is not None):
-        if of.same is not None and of.either is not None and segments.may_see_themselves(call):
+        if of.same is not None and of.either is not None and packing.may_see_themselves(call):
             own, other = call.packed().values()
             alike, counts = of.same(own, other), own >= 0  # (B or 1, T)
             if call.by_positions():
@@ -155,8 +155,8 @@ def known_used(call: Call, num_queries: int, num_keys: int) -> tuple[np.ndarray,
     """The flags of `used` as NumPy arrays, where lengths and offsets are known and no pairs hide; else None."""
     rows, columns = (np.empty((1, size, 0)) for size in (num_queries, num_keys))
     if call.by_tokens():
-        alone = segments.is_known(call) and segments.may_see_themselves(call)
-        return used(KNOWN, rows, columns, segments.known(call)) if alone else None
+        alone = packing.is_known(call) and packing.may_see_themselves(call)
+        return used(KNOWN, rows, columns, packing.known(call)) if alone else None
     lengths, offset = call.value_of("valid_lens"), call.value_of("offset")
     if call.pairs() or offset is None or (call.valid_lens is not None and lengths is None):
         return None
@@ -191,11 +191,11 @@ def zeroed(of: Operations, X: Any, flags: np.ndarray) -> Any:
 
 
 def by_mask(of: Operations, queries: Any, keys: Any, call: Call) -> Call:
-    """The call with a mask for all that hides by positions, where these are given, by segments, and by chunks.
+    """The call with a mask for all that hides by tokens: by positions where these are given, by texts, and by chunks.
 
-    Positions stay for the rotation alone. Where the segments are known, blocks go by them, and all stay.
+    Positions stay for the rotation alone. Where it is known which texts are packed, blocks go by them, and all stay.
     """
-    if not call.by_tokens() or segments.is_known(call):
+    if not call.by_tokens() or packing.is_known(call):
         return call
     hiding = Call(mask=call.mask, **call.packed())
     call = call._replace(**dict.fromkeys(PACKED))
@@ -207,8 +207,8 @@ def by_mask(of: Operations, queries: Any, keys: Any, call: Call) -> Call:
 
 
 def by_segments(of: Operations, queries: Any, keys: Any, call: Call) -> Call:
-    """The call with chunks as segments, whose blocks are short, where nothing else says segments; else `by_mask`."""
-    if not call.plan.chunk or call.by_positions() or call.segments is not None:
+    """The call with chunks as packed texts, whose blocks are short, where it has none of its own; else `by_mask`."""
+    if not call.plan.chunk or call.by_positions() or call.is_packed():
         return by_mask(of, queries, keys, call)
 
     def firsts(places: Any) -> Any:  # of the chunks of these (B or 1, T); those before position 0 see nothing
@@ -217,13 +217,14 @@ def by_segments(of: Operations, queries: Any, keys: Any, call: Call) -> Call:
     (Q, K), known = (of.shape(X)[1] for X in (queries, keys)), dict(call.plan.known or {})
     own, others = firsts(of.arange(Q, queries)[None] + call.offset), firsts(of.arange(K, keys)[None])
     if all(isinstance(number, int) for number in (call.offset, Q, K)):
-        known |= {"segments": firsts(np.arange(Q)[None] + call.offset), "key_segments": firsts(np.arange(K)[None])}
-    return call._replace(segments=own, key_segments=others).planned(chunk=None, known=known)
+        values = firsts(np.arange(Q)[None] + call.offset), firsts(np.arange(K)[None])
+        known |= dict(zip(PACKED, values, strict=True))
+    return call.with_segments(own, others).planned(chunk=None, known=known)
 
 
 def turned(call: Call) -> Call:
     """The call of `by_mask` behind the rotation, without positions that stayed for it alone."""
-    if not call.by_positions() or call.segments is not None:
+    if not call.by_positions() or call.is_packed():
         return call
     return call._replace(**dict.fromkeys(PLACES))
 

@@ -6,7 +6,7 @@ from functools import cached_property
 from typing import Any
 
 from mha.core import dispatch
-from mha.core.call import ARGUMENTS
+from mha.core.call import ARGUMENTS, PACKED
 from mha.core.options import checks
 from mha.core.options.config import Config, of_recorded
 from mha.core.options.names import BackendName
@@ -52,8 +52,8 @@ class Recipe:
         more = {*self.call, *PLAIN}
         if {"key_positions", "cache"} & more:
             more.add("positions")
-        if {"segments", "key_segments"} & more:
-            more |= {"segments", "key_segments"}
+        if more.intersection(PACKED):
+            more.update(PACKED)
         told = "a state of training" in dispatch.FRAMEWORKS[self.backend].lacks
         drops = self.kind != "nnx" and not (self.fused and self.backend in BY_HEADS)
         if drops and (told or self.backend in ("numpy", "tensorflow")):

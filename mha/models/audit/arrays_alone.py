@@ -10,7 +10,7 @@ import numpy as np
 
 from mha import arrays
 from mha.core import dispatch
-from mha.core.call import ROWS
+from mha.core.call import PACKED, PLACES, ROWS
 from mha.core.options import checks
 from mha.layer import MultiHeadAttention
 from mha.models.audit.audit_report import AuditReport, LayerRow
@@ -32,7 +32,7 @@ from mha.weights.projections import SAID
 INPUTS = ("queries", "keys", "values")
 CALLED = ("causal", "cross")  # how a layer is called
 OPTIONS = ("num_heads", *CALLED, *SAYABLE, *SAID, "like")
-PLACES = ("offset", "positions", "key_positions", "segments", "key_segments")
+OF_TOKENS = ("offset", *PLACES, *PACKED)
 
 
 def audit_taps(taps: Mapping[str, Mapping[str, Any]], like: Any = None, layers: Any = None) -> AuditReport:
@@ -112,7 +112,7 @@ class _Arrays(Watch):
         if attends.cross:
             return {}
         given: dict[str, Any] = {"causal": attends.causal}
-        if K > Q and not any(name in tap.given for name in PLACES):
+        if K > Q and not any(name in tap.given for name in OF_TOKENS):
             given["offset"] = K - Q
         if attends.bias and "score_bias" not in tap.given:
             given["score_bias"] = bias(attends, tap.layer.found(K)[0], self.truth, tap.layer.path, Q, K)

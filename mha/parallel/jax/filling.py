@@ -33,7 +33,7 @@ def filled(queries, keys, values, call, parts):
 
 
 def _padded(X, more):
-    """Positions or segments (T,) or (B, T), and so many more, of padding."""
+    """Numbers of tokens, such as positions, (T,) or (B, T), and so many more, of padding."""
     return jnp.pad(X, [*(X.ndim - 1) * [(0, 0)], (0, more)], constant_values=-1)
 
 

@@ -23,6 +23,7 @@ def implementations(attention: mha.MultiHeadAttention, shape: Shape, kind: str) 
     plain = steps.without_window(attention)
     step = _training if kind == "training" else _inference
     lengths, mask, hiding = shape.lengths(), shape.mask(), shape.call()
+    packed = shape.packed()
     seen = None if mask is None else mask[:, None]  # (B or 1, 1, 1 or T, T), ready-made
 
     def ours(variables: Any, X: Any, lengths: Any) -> Any:
@@ -53,7 +54,7 @@ def implementations(attention: mha.MultiHeadAttention, shape: Shape, kind: str) 
         split = (shape.B, shape.T, -1, shape.D // shape.H)
         q, k, v = ((X @ kernels[name]).reshape(split) for name in ("W_q", "W_k", "W_v"))  # (B, T, H or G, d)
         options = {"key_value_seq_lengths": lengths, "is_causal": shape.causal, "local_window_size": shape.window}
-        options = {"mask": lengths} if shape.segments else options  # segments take a mask in the lengths' place
+        options = options if packed is None else {"mask": lengths}  # in the place of the lengths
         pooled = jax.nn.dot_product_attention(q, k, v, **options)  # (B, T, H, d)
         return pooled.reshape(shape.B, shape.T, shape.D) @ kernels["W_o"]  # (B, T, D)
 
@@ -64,7 +65,7 @@ def implementations(attention: mha.MultiHeadAttention, shape: Shape, kind: str) 
     if shape.G is None:
         made["linen.MultiHeadDotProductAttention"] = Implementation("native", native)
     made["nnx.MultiHeadAttention"] = Implementation("second native", newer)
-    fused_step = functools.partial(step, variables, fused, shape, seen if shape.segments else lengths)
+    fused_step = functools.partial(step, variables, fused, shape, lengths if packed is None else seen)
     made["jax.nn.dot_product_attention"] = Implementation("kernel", fused_step)
     return made | steps.user_calls(attention, shape, kind, jnp.asarray, _called, _called)
 

@@ -55,10 +55,10 @@ def implementations(attention: mha.MultiHeadAttention, shape: Shape, kind: str) 
         """The kernel that torch.compile makes with a C++ compiler; on the CPU it has no gradients."""
         from torch.nn.attention import flex_attention  # which PyTorch 2.4 lacks
 
-        (segments,) = _arrays(shape.packed())
+        (texts,) = _arrays(shape.packed())
         kernel: Any = torch.compile(flex_attention.flex_attention, fullgraph=True)
         blocks = flex_attention.create_block_mask(
-            lambda b, h, q, k: segments[b, q] == segments[b, k], shape.B, None, shape.T, shape.T, device="cpu"
+            lambda b, h, q, k: texts[b, q] == texts[b, k], shape.B, None, shape.T, shape.T, device="cpu"
         )
         step = _inference(layer, lambda X, _: around(functools.partial(kernel, block_mask=blocks), X), shape, None)
         step()  # compiles
@@ -73,7 +73,7 @@ def implementations(attention: mha.MultiHeadAttention, shape: Shape, kind: str) 
         made["nn.MultiheadAttention"] = Implementation("native", functools.partial(native, step))
     fused_step = functools.partial(step, layer, fused, shape, seen)
     made["F.scaled_dot_product_attention"] = Implementation("kernel", fused_step)
-    if shape.segments and kind == "inference":
+    if shape.packed() is not None and kind == "inference":
         made["flex_attention, compiled"] = Implementation("second kernel", flexible)
     if kind == "training":
         return made | steps.user_calls(attention, shape, kind, tensor)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from mha import arrays
+from mha.core.call import PACKED
 from mha.core.options import positions
 from mha.core.options.config import Config
 from mha.models.audit.calls.model_calls import ModelCall, UnknownError
@@ -100,8 +101,8 @@ def placed(
     steps = np.diff(places, axis=1)
     regular = ((steps == 1) | (places[:, 1:] == 0)).all()
     if apart and seen is None and K == Q and (regular or not config.chunk):
-        segments = np.concatenate([np.zeros((B, 1), int), np.cumsum(steps != 1, 1)], 1)  # (B, K)
-        return given | {"segments": segments, "key_segments": segments}
+        texts = np.concatenate([np.zeros((B, 1), int), np.cumsum(steps != 1, 1)], 1)  # (B, K)
+        return given | dict.fromkeys(PACKED, texts)
     if config.chunk:
         raise UnknownError("its positions do not follow the order of the tokens, and it has chunks")
     far = np.arange(K) - (K - Q + np.arange(Q))[:, None]  # (Q, K)

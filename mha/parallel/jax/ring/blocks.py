@@ -12,11 +12,11 @@ from jax import numpy as jnp
 
 from mha.backends.jax.engine.pieces import at_keys, varies
 from mha.backends.jax.hiding import visible_keys
-from mha.core.call import PACKED, PLACES, Call
+from mha.core.call import PACKED, PLACES, ROWS, Call
 from mha.core.engine import blocks as cutting
 from mha.core.engine.visible_range import reach
 
-OF_ROWS = ("valid_lens", "mask", "score_bias", "segments", "positions")  # what each query has its own row of
+OF_ROWS = tuple(name for name, row in ROWS.items() if "Q" in "".join(row.axes))  # each query has its own row of these
 SMALL = 4  # times fewer scores at once than elsewhere: a device that is one of many holds little
 
 
@@ -27,7 +27,7 @@ def by_blocks(circle, function, owner, kv, bias, fixed, rows, state, carried=(()
     Q, any), of which the function is given those of the block; state: such arrays, or (B, H, Q, all keys) with sizes
     that may be 1, of which it is given the part of block and run, and returns it changed; carried: arrays (B*G, K, any)
     of the keys, likewise by runs, and others, which are handed on from call to call. Returns the new state, and
-    carried. A block that sees none of these keys, by order, window, lengths per sample and segments, is left out.
+    carried. A block that sees none of these keys, by order, window, lengths per sample and texts, is left out.
     """
     whole = Call(score_bias=bias, causal=circle.causal, **fixed).planned(window=circle.window, chunk=circle.chunk)
     runs, here, shape = circle.runs, jax.lax.axis_index(circle.axis), rows[0].shape
@@ -69,7 +69,7 @@ def by_blocks(circle, function, owner, kv, bias, fixed, rows, state, carried=(()
 def used_by_blocks(queries, keys, call):
     """Which queries (B, Q) see a key, and which keys (B, K) a query sees, in any head, by blocks of the queries.
 
-    call: with segments or positions, as numbers (B or 1, T). No array of all pairs is made.
+    call: with numbers of tokens, such as positions, (B or 1, T). No array of all pairs is made.
     """
     (B, Q, _), K = queries.shape, keys.shape[1]
     size = cutting.queries(Q, SMALL * B * K)
@@ -161,9 +161,9 @@ def _with(X, new, row, column):
 
 
 def _sees(call, queries, keys):
-    """Whether a query may see a key by order, window, lengths per sample and segments; None if nothing is known of it.
+    """Whether a query may see a key by order, window, lengths per sample and texts; None if nothing is known of it.
 
-    Of segments and positions, only the smallest and the largest are compared: between them, anything may be.
+    Of texts and positions, only the smallest and the largest are compared: between them, anything may be.
     """
     (left, right), found = reach(call), []
     if right is not None:
@@ -172,8 +172,8 @@ def _sees(call, queries, keys):
         found.append(call.offset.min() - left < keys)
     if call.valid_lens is not None:
         found.append(call.valid_lens.max() > 0)
-    if call.segments is not None:
-        found += _meet(call.segments, call.key_segments, 0, 0)
+    if call.is_packed():
+        found += _meet(*call.packed().values(), 0, 0)
     if call.by_positions():
         left, right = call.plan.window or (None, None)
         found += _meet(call.positions, call.key_positions, left, 0 if call.causal else right)

@@ -29,7 +29,7 @@ def arguments(asked: Problem, Q: int, K: int) -> dict[str, Array]:
     """Draw the arguments that a call has, for so many queries and keys; an offset stays as it is."""
     random, made, sizes = np.random.default_rng(2), dict[str, Array](), asked.sizes
     given = asked.call.arrays()
-    if Q != K:  # then the segments of keys are not those of queries
+    if Q != K:  # then the keys are not of the same texts as the queries
         given |= {name: X for name, X in asked.call.packed().items() if X is not None}
     old = {"B": sizes.B, "H": sizes.config.num_heads, "Q": sizes.Q, "K": sizes.K}
     new = old | {"Q": Q, "K": K}

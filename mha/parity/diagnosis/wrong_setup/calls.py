@@ -69,7 +69,7 @@ def unlikely_calls(asked: Problem, theirs: Mapping[str, Array], clear: float, kn
     if not possible(asked, theirs, clear):
         return None
     given = [*asked.call.given(), *["causal"] * asked.call.causal]
-    pairs = [PACKED, PLACES] if asked.call.segments is not None else []  # of which one alone is refused
+    pairs = [PACKED, PLACES] if asked.call.is_packed() else []  # of which one alone is refused
     for name in given:
         left_out = next((pair for pair in pairs if name in pair), (name,))
         words = ", ".join(f"{one}={ROWS[one].default}" for one in left_out)

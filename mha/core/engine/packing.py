@@ -15,7 +15,7 @@ def is_known(call: Call) -> bool:
     if call.plan.chunk is not None:  # which are counted in the whole
         return False
     given = [name for name in (*PACKED, *PLACES) if getattr(call, name) is not None]
-    return call.segments is not None and all(call.value_of(name) is not None for name in given)
+    return call.is_packed() and all(call.value_of(name) is not None for name in given)
 
 
 def known(call: Call) -> Call:
@@ -85,7 +85,7 @@ def _in_order(places: np.ndarray) -> bool:
 
 def may_see_themselves(call: Call) -> bool:
     """Whether each token sees itself, but for padding, if queries and keys are the same tokens, as far as is known."""
-    if call.segments is None or call.plan.chunk is not None or call.valid_lens is not None or call.pairs():
+    if not call.is_packed() or call.plan.chunk is not None or call.valid_lens is not None or call.pairs():
         return False
     ordered = call.causal or call.plan.window is not None
     return call.by_positions() or not ordered or (type(call.offset) is int and call.offset == 0)
