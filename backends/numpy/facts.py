@@ -26,7 +26,6 @@ ALONE = {
     "gradients.py: through_steps": "no automatic differentiation",
     "gradients.py: through_pooling": "no automatic differentiation",
     "gradients.py: through_weights": "no automatic differentiation",
-    "gradients.py: through_bend": "no automatic differentiation",
     "gradients.py: through_products": "no automatic differentiation",
     "gradients.py: through_features": "no automatic differentiation",
     "gradients.py: through_gate": "no automatic differentiation",

@@ -162,19 +162,14 @@ def through_weights(attention, queries, keys, values, visible, score_bias, sinks
     total = (weights * by_weights).sum(-1, keepdims=True)  # (B, Q, 1)
     by_biased = weights * (by_weights - total)  # (B, Q, K)
     by_sinks = -total * shares[:, :, K:]  # (B, Q, 1), or (B, Q, 0)
-    by_scores = through_bend(attention, scores, visible, by_biased)  # (B, Q, K)
+    by_scores, softcap = by_biased, attention.softcap
+    if softcap is not None:
+        by_scores = by_scores * (1 - (attention.bend(scores, visible) / softcap) ** 2)  # (B, Q, K)
     through_scores = through_features if isinstance(attention, AdditiveAttention) else through_products
     by_queries, by_keys, by_parameters = through_scores(attention, queries, keys, by_scores)
     by_values = (kept * weights).swapaxes(1, 2) @ by_pooled  # (B, K, dv)
     by_inputs = blank_unused(by_queries, by_keys, by_values, visible)
     return *(X.astype(dtype) for X in (*by_inputs, by_biased)), by_sinks, by_parameters
-
-
-def through_bend(attention, scores, visible, by_bent):
-    """Gradients of attention.bend(scores, visible), with any bias, by scores (B, Q, K); by_bent as scores."""
-    if attention.softcap is None:
-        return by_bent
-    return by_bent * (1 - (attention.bend(scores, visible) / attention.softcap) ** 2)  # (B, Q, K)
 
 
 def through_products(attention, queries, keys, by_scores):
