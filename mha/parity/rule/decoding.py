@@ -1,4 +1,4 @@
-"""A call with a cache, and its results in NumPy, which makes the same call; what is left in the slots is among them.
+"""A call with a cache as a problem: NumPy makes the same call, and the slots after it are among the results.
 
 Letters as in the lessons; S slots, T = S + K: the slots before the call, and behind them its own tokens.
 """
@@ -23,8 +23,11 @@ from mha.parity.rule.rules import in_dtype
 class Slots(NamedTuple):
     """The slots of a call with a cache.
 
-    keys: (B, G, S, d), values: (B, G, S, dv), as they were before the call; columns: (B, S), which of the T slots and
-    tokens each slot holds after it; filled: (B, S), whether it holds any.
+    Attributes:
+        keys: (B, G, S, d), before the call.
+        values: (B, G, S, dv), before the call.
+        columns: (B, S), the slot or token, of T, that each slot holds after it.
+        filled: (B, S), whether each slot holds any after it.
     """
 
     keys: np.ndarray
@@ -37,8 +40,10 @@ class Slots(NamedTuple):
 class Decoding(Problem):
     """A call with a cache; `call` is an ordinary one whose keys are the T slots and tokens.
 
-    keys, values: of its own tokens, of which a frozen cache has none: one token of padding then; cached: the call as it
-    was made, checked, with a cache of NumPy; slots: those of that.
+    Attributes:
+        keys, values: of its own tokens. A frozen cache has none; then they are one token of padding.
+        cached: the call with its cache in NumPy, checked.
+        slots: the `Slots` of that cache.
     """
 
     cached: Any = None
@@ -46,23 +51,23 @@ class Decoding(Problem):
 
     @functools.cached_property
     def sizes(self) -> Sizes:
-        """The sizes of the call; its pairs are of queries and slots."""
+        """Return the sizes of the call; its pairs are of queries and slots."""
         return dataclasses.replace(super().sizes, slots=self.cached.cache.sizes[1])
 
     @functools.cached_property
     def visible(self) -> np.ndarray:
-        """Which query sees which slot or token, (B, H, Q, T)."""
+        """Return which query sees which slot or token, (B, H, Q, T)."""
         B, T = self.call.key_positions.shape
         visible = dispatch.lesson("numpy").visible_keys(self.queries, np.empty((B, T, 0)), self.call)
         return np.broadcast_to(visible, (B, self.config.num_heads, self.sizes.Q, T))
 
     def by_slots(self, pairs: np.ndarray) -> np.ndarray:
-        """Pairs of queries and slots as they are after the call, (..., S); pairs: (B, ..., T)."""
+        """Return pairs of queries and slots as they are after the call, (..., S); pairs: (B, ..., T)."""
         columns = self.slots.columns.reshape(-1, *[1] * (pairs.ndim - 2), self.slots.columns.shape[1])
         return np.asarray(dispatch.lesson("numpy").taken(pairs, columns, pairs.ndim - 1))
 
     def matters(self, name: str) -> np.ndarray:
-        """Return which numbers of an array count: of slots, those that hold a token."""
+        """Return which numbers of an array count: in slots, those of a token."""
         if name in CACHED:
             filled = self.slots.filled
             return np.ones_like(filled) if name == PLACED else filled[:, None, :, None]  # (B, 1, S, 1)
@@ -72,11 +77,11 @@ class Decoding(Problem):
         return self.by_slots(counts) if name in PAIRS and name != "weights" else counts
 
     def gradients(self) -> list[str]:
-        """List the names of all gradients: a call with a cache has none."""
+        """Return no names: a call with a cache has no gradients."""
         return []
 
     def outputs(self) -> tuple[np.ndarray, np.ndarray]:
-        """The output in float64 and in the layer's dtype."""
+        """Return the output in float64 and in the layer's dtype."""
         found = [self._traced(layer)["output"] for layer in (in_dtype(self.layer, "float64"), *self.plain)]
         return found[0], worst(found[0], found[1:])
 
@@ -100,7 +105,7 @@ class Decoding(Problem):
 
 
 def decoding(asked: Problem) -> Problem:
-    """Return a problem whose call has a cache as a `Decoding`; any other one as it is."""
+    """Turn a problem whose call has a cache into a `Decoding`; any other is returned unchanged."""
     cache, chapter = asked.call.cache, dispatch.lesson("numpy")
     if cache is None:
         return asked

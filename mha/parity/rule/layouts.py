@@ -1,4 +1,4 @@
-"""The arrays of a call by name: the shape of each, the layouts that others may have, and which numbers matter.
+"""The arrays of a call by name: the shape of each, the layouts in which others store it, and which numbers matter.
 
 Letters as in the lessons. Steps per head are compared as (B, H, T, d), pairs of queries and keys as (B, H, Q, K).
 """
@@ -46,7 +46,7 @@ class Sizes:
     slots: int | None = None
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """The shape in which a step is compared: (B, H, T, d), (B, H, Q, K), or without heads (B, Q, any)."""
+        """Return the shape in which a step is compared: (B, H, T, d), (B, H, Q, K), or without heads (B, Q, any)."""
         config, B, Q, K = self.config, self.B, self.Q, self.K
         H, G, d, dv = config.num_heads, config.num_key_value_heads, config.key_dim, config.value_dim
         if name in OF_QUERIES:
@@ -66,14 +66,14 @@ class Sizes:
 
 
 def kind(name: str) -> Kind:
-    """Whether an array holds rows of heads, pairs of queries and keys, or neither."""
+    """Return whether an array holds rows of heads, pairs of queries and keys, or neither."""
     if name in (*OF_QUERIES, *OF_KEYS, *OF_VALUES, *POOLED, "cache.keys", "cache.values"):
         return "rows"
     return "pairs" if name in PAIRS else "whole"
 
 
 def layouts(name: str, shape: tuple[int, ...]) -> dict[str, tuple[tuple[int, ...], Turn]]:
-    """Return the layouts of an array that is compared in this shape: each one's shape, and the function to this shape.
+    """Return the layouts of an array: by name, the layout's shape, and the function from it to the compared shape.
 
     Rows of heads may also be (B, T, H*d), as `trace` has them before the split and after the merge.
     """
@@ -97,7 +97,7 @@ def means(weights: np.ndarray) -> np.ndarray:
 
 
 def traced(name: str, shape: tuple[int, ...]) -> tuple[tuple[int, ...], Turn]:
-    """Return the shape of a step in `trace`, and the function to the shape in which it is compared."""
+    """Return the shape of a step in `trace`, and the function from it to the compared shape."""
     rows = "(B, T, H*d)" if name in ("W_q", "W_k", "W_v", "merged") else "(B*H, T, d)"
     return layouts(name, shape)[{"rows": rows, "pairs": "(B*H, Q, K)", "whole": ""}[kind(name)]]
 
@@ -119,7 +119,7 @@ def choices(name: str, X: np.ndarray, shape: tuple[int, ...], layout: str | None
 
 
 def layout_name(value: object) -> LayoutName | None:
-    """Return a layout as it is written here; None stays None. Spaces, brackets and the case of letters do not matter.
+    """Return the canonical spelling of a layout, None for None; spaces, brackets and the case of letters do not matter.
 
     Raises TypeError or ValueError for anything else.
     """
@@ -135,7 +135,7 @@ def layout_name(value: object) -> LayoutName | None:
 
 
 def plain(layout: str) -> str:
-    """Shorten a layout to its letters: "bhtd"."""
+    """Reduce a layout to its letters: "bhtd"."""
     letters = re.sub(r"[^a-z*]", "", layout.lower())
     return letters if letters in ("bhtd", "bthd", "b*htd") else layout
 

@@ -23,7 +23,7 @@ Named = dict[str, np.ndarray]
 
 
 class Expected(NamedTuple):
-    """An array in float64, 0 where it does not matter, and how far the layer's dtype may be from it.
+    """The expected array in float64, 0 where numbers do not matter, and how far the layer's dtype may be from it.
 
     limit: of the largest error; rows: of the root mean square of each row, see `rules.row_bounds`; None = any.
     """
@@ -38,17 +38,22 @@ class Expected(NamedTuple):
         return cls(oracle, bound(dtype, oracle, base), row_bounds(dtype, oracle, base) if by_rows else None)
 
     def ratio(self, theirs: np.ndarray) -> float:
-        """Their error by its bound, at most 1 if they are the same; theirs are 0 where it does not matter."""
+        """Return an error divided by its bound, at most 1 if the two are the same; theirs: 0 where it does not matter."""
         return ratio_of(theirs, self.X, self.limit, self.rows)
 
 
 @dataclasses.dataclass(frozen=True)
 class Problem:
-    """A layer on NumPy and the arguments of a call, checked.
+    """A layer on NumPy and the arguments of a call, checked, with the expected results.
 
-    queries, keys, values: NumPy arrays in the layer's dtype; call: the rest, checked; cotangent: None = ones; rows: the
-    queries that count, booleans (B, Q), None = all; empty_rows: whether those that see no key do; angles: whether the
-    base rounds angles and other numbers as all ports do, see `ported`, where the layer's dtype is not float64.
+    Attributes:
+        queries, keys, values: NumPy arrays in the layer's dtype.
+        call: the other arguments, checked.
+        cotangent: the gradient of the loss by the output, None = ones.
+        rows: the queries that count, booleans (B, Q), None = all.
+        empty_rows: whether queries that see no key count.
+        angles: whether NumPy's results in the layer's dtype round angles and other numbers as all ports do; never in
+            float64.
     """
 
     layer: MultiHeadAttention
@@ -63,17 +68,17 @@ class Problem:
 
     @property
     def config(self) -> Config:
-        """The layer's configuration."""
+        """Return the layer's configuration."""
         return self.layer.config
 
     @functools.cached_property
     def sizes(self) -> Sizes:
-        """The sizes of the call."""
+        """Return the sizes of the call."""
         return Sizes(len(self.queries), self.queries.shape[1], self.keys.shape[1], self.config)
 
     @functools.cached_property
     def visible(self) -> np.ndarray:
-        """Which query sees which key, (B, H, Q, K)."""
+        """Return which query sees which key, (B, H, Q, K)."""
         sizes = self.sizes
         visible = dispatch.lesson("numpy").visible_keys(self.queries, self.keys, self.call)
         full = sizes.B, self.config.num_heads, sizes.Q, sizes.K
@@ -81,19 +86,19 @@ class Problem:
 
     @functools.cached_property
     def one_input(self) -> bool:
-        """Whether queries, keys and values are the same numbers, as in self-attention."""
+        """Return whether queries, keys and values are the same numbers, as in self-attention."""
         return np.array_equal(self.queries, self.keys) and np.array_equal(self.keys, self.values)
 
     @functools.cached_property
     def counted_rows(self) -> np.ndarray:
-        """Which queries count, (B, Q): those of `rows` that see a key, or all of them with `empty_rows`."""
+        """Return which queries count, (B, Q): those of `rows` that see a key, or all of them with `empty_rows`."""
         sizes = self.sizes
         seeing = np.ones((sizes.B, sizes.Q), bool) if self.empty_rows else np.asarray(self.visible.any((1, 3)))
         return seeing if self.rows is None else seeing & self.rows
 
     @functools.cached_property
     def counted_pairs(self) -> np.ndarray:
-        """Which visible pairs of a query and a key count, (B, H, Q, K): those of the rows that count."""
+        """Return which visible pairs of a query and a key count, (B, H, Q, K): those of the rows that count."""
         return self.visible & self.counted_rows[:, None, :, None]
 
     def by_slots(self, pairs: np.ndarray) -> np.ndarray:
@@ -106,23 +111,23 @@ class Problem:
 
     @functools.cached_property
     def plain(self) -> list[MultiHeadAttention]:
-        """The layers that the base is computed with: of several, the one that errs most counts."""
+        """Return the layers that compute the base; where there are several, the one that errs most counts."""
         return ported(self.layer) if self.angles else [self.layer]
 
     @functools.cached_property
     def wide(self) -> MultiHeadAttention:
-        """The layer in float64."""
+        """Return the layer in float64."""
         return in_dtype(self.layer, "float64")
 
     def with_layers_of(self, other: "Problem") -> "Problem":
-        """Return this problem, which takes what was made of the layer for another one, if it is the same."""
+        """Return this problem; it reuses the layers that another one made, if the layer is the same."""
         if self.layer is other.layer and self.angles == other.angles:
             vars(self).update({name: X for name, X in vars(other).items() if name in ("plain", "wide")})
         return self
 
     @functools.cached_property
     def base(self) -> Named:
-        """Every step of NumPy in the layer's dtype, each in the shape in which it is compared."""
+        """Return every step of NumPy in the layer's dtype, each in the compared shape."""
         if self.config.dtype == "float64":
             return self.oracle
         steps = [self._steps(layer) for layer in self.plain]
@@ -130,22 +135,22 @@ class Problem:
 
     @functools.cached_property
     def oracle(self) -> Named:
-        """Every step of NumPy in float64, likewise."""
+        """Return every step of NumPy in float64, each in the compared shape."""
         return self._steps(self.wide)
 
     @functools.cached_property
     def base_gradients(self) -> Named:
-        """Every gradient of NumPy in the layer's dtype."""
+        """Return every gradient of NumPy in the layer's dtype."""
         return self.oracle_gradients if self.config.dtype == "float64" else self._gradients(self.plain[0])
 
     @functools.cached_property
     def oracle_gradients(self) -> Named:
-        """Every gradient of NumPy in float64."""
+        """Return every gradient of NumPy in float64."""
         return self._gradients(self.wide)
 
     @functools.cached_property
     def known(self) -> dict[str, Expected]:
-        """What `expected` has returned, by name."""
+        """Return the results of `expected` so far, by name."""
         return {}
 
     def forget(self) -> None:
@@ -154,13 +159,13 @@ class Problem:
             vars(self).pop(name, None)
 
     def alone(self) -> "Problem":
-        """The same problem, with what is expected of the arrays that were asked for, and no other step."""
+        """Return the same problem with the arrays expected so far, and without the steps, which take memory."""
         made = dataclasses.replace(self)
         made.known.update(self.known)
         return made
 
     def expected(self, name: str) -> Expected:
-        """Return what is expected of an array."""
+        """Return the expected array of this name, and its bounds."""
         if name not in self.known:
             self.known[name] = self._expected(name)
         return self.known[name]
@@ -190,7 +195,7 @@ class Problem:
         return [*self.base, *self.gradients()]
 
     def outputs(self) -> tuple[np.ndarray, np.ndarray]:
-        """The output in float64 and in the layer's dtype, alone: without the memory that the steps take."""
+        """Return the output in float64 and in the layer's dtype, without the memory that the steps take."""
         found = []
         for layer in (self.wide, *self.plain):
             *inputs, call = self._arguments(layer)
@@ -199,13 +204,13 @@ class Problem:
         return found[0], worst(found[0], found[1:])
 
     def _arguments(self, layer: MultiHeadAttention) -> tuple[Any, ...]:
-        """Inputs and the rest in a layer's dtype."""
+        """Return inputs and the other arguments in a layer's dtype."""
         dtype = numpy_dtype(layer.config.dtype)
         call = self.call._replace(**{name: X.astype(dtype) for name, X in self.call.differentiable().items()})
         return *(X.astype(dtype) for X in (self.queries, self.keys, self.values)), call
 
     def _traced(self, layer: MultiHeadAttention) -> Named:
-        """Every step of the call in a layer's dtype, as `trace` has them."""
+        """Return every step of the call in a layer's dtype, as `trace` has them."""
         module = dispatch.lesson("numpy")
         with dispatch.load("numpy").context(layer.config.dtype):
             return module.trace(layer.layer, *self._arguments(layer))
@@ -226,7 +231,7 @@ class Problem:
 
 
 def scale_of(name: str, gradients: Named) -> float:
-    """The magnitude by which the rounding of a gradient is measured, see `bound`; that of a sum: its largest part's."""
+    """Return the magnitude that measures a gradient's rounding, see `bound`; that of a sum: its largest part's."""
     return max(largest(gradients[one]) for one in OF_INPUTS) if name == INPUTS else gradient_scale(name, gradients)
 
 
@@ -283,7 +288,7 @@ def copied(cache: Any) -> Cache:
 
 
 def with_rows(asked: Problem) -> Problem:
-    """Return the problem; ValueError if none of its rows counts, so that anything would be the same."""
+    """Return the problem; ValueError if none of its rows counts: then any arrays would be the same."""
     if asked.counted_rows.size and not asked.counted_rows.any():
         which = "no query" if asked.rows is None else "no query of rows"
         raise ValueError(f"{which} sees a key, so that no row counts; with empty_rows=True such rows count, too")

@@ -1,6 +1,6 @@
 """How a weight of one layer comes from another layer's: the same, rounded, transposed, its columns reordered, ...
 
-Letters: H heads, d the width of one. A and B are the two layers; a relation makes B's weight out of A's.
+Letters: H heads, d the width of one. A and B are the two layers; a relation turns A's weight into B's.
 """
 
 import dataclasses
@@ -24,9 +24,10 @@ SORTED = 8  # so many rows show which column is which
 class Relation:
     """How B's weight comes from A's.
 
-    how: the change that makes it out of A's weights, in words; "" = none, it is A's.
-    rounded: the dtype to which one of the two is rounded; None = the numbers are the same.
-    kept: whether it says to its layer everything that A's weight of this name says to A's.
+    Attributes:
+        how: the change that turns A's weights into it, in words; "" = none, it is A's.
+        rounded: the dtype to which one of the two is rounded; None = the numbers are the same.
+        kept: whether it carries all of A's weight of this name, unlike zeros or another weight.
     """
 
     how: str
@@ -44,7 +45,7 @@ class Change:
     plus: float = 0.0
 
     def of(self, X: Array, rows: slice) -> Array:
-        """These rows of X, changed, in float64."""
+        """Return these rows of X, changed, in float64."""
         X = (X.T if self.transposed else X)[rows]
         X = X if self.order is None else X[:, self.order]
         return self.factor * X.astype(np.float64) + self.plus
@@ -103,7 +104,7 @@ def related(X: Array, Y: Array, change: Change) -> Relation | None:
 
 
 def fits(X: Array, dtype: FloatName) -> bool:
-    """Whether a dtype holds all numbers exactly."""
+    """Return whether a dtype holds all numbers exactly."""
     with np.errstate(over="ignore"):
         return np.array_equal(X, X.astype(numpy_dtype(dtype)).astype(np.float64))
 
@@ -121,7 +122,7 @@ def kernels(
 def changes(
     name: str, X: Array, Y: Array, config: Config, kernels: tuple[Array, Array] | None = None
 ) -> Iterator[tuple[str, Change]]:
-    """Give the changes that may make X into Y, each with its words; the first is none at all, without words.
+    """Yield the changes that may turn X into Y, each with its words; the first is none at all, without words.
 
     kernels: of two biases, if their columns may have been put in another order together.
     """
@@ -146,7 +147,7 @@ def changes(
 
 
 def shared(name: str, X: Array, Y: Array, config: Config) -> Iterator[tuple[str, Change]]:
-    """Give the changes that may make Y of X, whose heads of keys or values are repeated, each with its words."""
+    """Yield the changes to repeated, or fewer, heads of keys or values that may turn X into Y, each with its words."""
     role = name.partition(".")[0]
     width = config.value_dim if role in ("W_v", "v_norm") else config.key_dim
     if len(X) != len(Y) or X.shape == Y.shape or role not in ("W_k", "W_v", "k_norm", "v_norm"):
@@ -165,7 +166,7 @@ def shared(name: str, X: Array, Y: Array, config: Config) -> Iterator[tuple[str,
 def orders(
     name: str, X: Array, Y: Array, config: Config, kernels: tuple[Array, Array] | None
 ) -> Iterator[tuple[str, Array]]:
-    """Give the orders of X's columns that may make them Y's, each with its words: first those of other libraries."""
+    """Yield the orders of X's columns that may turn them into Y's, each with its words: other libraries' first."""
     role = name.partition(".")[0]
     queries, values = role in ("W_q", "W_o"), role in ("W_v", "W_o", "v_norm")
     width = config.value_dim if values else config.key_dim
@@ -188,7 +189,7 @@ def orders(
 
 
 def order_of_heads(ours: Mapping[str, Array], theirs: Mapping[str, Array], config: Config) -> Array | None:
-    """The heads of A's queries as B's kernel has them one after the other, (H,); None if it has them as A's, or others.
+    """Return the order of A's heads of queries in B's kernel, (H,); None if it is A's own, or there is none.
 
     ours, theirs: weights by name; config: A's.
     """
@@ -201,7 +202,7 @@ def order_of_heads(ours: Mapping[str, Array], theirs: Mapping[str, Array], confi
 
 
 def paired(config: Config, neighbours: bool) -> Array:
-    """Return the order of a head's components that makes pairs neighbours where they were halves, or the other way."""
+    """Return the order of a head's components that turns paired halves into neighbours; neighbours: False = back."""
     width = config.key_dim
     turning = width - width % 2 if config.rotary is None else 2 * len(config.rotary.angles())
     pairs = np.arange(turning).reshape((2, -1) if neighbours else (-1, 2)).T  # (turning / 2, 2) or (2, turning / 2)
@@ -209,7 +210,7 @@ def paired(config: Config, neighbours: bool) -> Array:
 
 
 def sorted_alike(X: Array, Y: Array) -> Array:
-    """Find the order of X's columns that makes them Y's, if there is one: both are sorted by their first numbers."""
+    """Return the order of X's columns that turns them into Y's, if there is one: both are sorted by first numbers."""
     coarse = min((X.dtype, Y.dtype), key=lambda dtype: dtype.itemsize)
     first, second = (Z[:SORTED].astype(coarse).astype(np.float64) for Z in (X, Y))
     order = np.empty(X.shape[1], int)

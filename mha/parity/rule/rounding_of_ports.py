@@ -21,12 +21,12 @@ PROJECTIONS = "W_q", "W_k", "W_v", "W_o", "W_g"
 
 
 class Rounding(float):
-    """The magnitude of a rotation, which rounds the cosines and sines that it multiplies to a dtype."""
+    """The magnitude of a rotation; it rounds the cosines and sines that it multiplies to a dtype."""
 
     dtype: FloatName
 
     def __mul__(self, X: Any) -> Any:
-        """Multiply an array, and round it."""
+        """Multiply an array, and round the product."""
         return (float(self) * X).astype(numpy_dtype(self.dtype)).astype(X.dtype)
 
 
@@ -43,16 +43,16 @@ class Coarse(Rotary):
         object.__setattr__(self, "magnitude", rounding)
 
     def angles(self) -> tuple[Any, ...]:
-        """The frequencies as NumPy's float32."""
+        """Return the frequencies as NumPy's float32."""
         return tuple(map(np.float32, super().angles()))
 
 
 def ported(attention: MultiHeadAttention) -> list[MultiHeadAttention]:
-    """The same layer on NumPy as ports compute it; in half precision there are two, fused and in steps.
+    """Return the layer on NumPy as ports compute it; in half precision there are two, fused and in steps.
 
     Angles are float32. In half precision cosines and sines, and what they multiply, are rounded to it, and a projection
     is not before its bias is added; in steps dot products, scores and attention weights are rounded, too. In float64
-    the layer is as it was.
+    the layer is unchanged.
     """
     config = attention.config
     if config.dtype == "float64":
@@ -75,7 +75,7 @@ def ported(attention: MultiHeadAttention) -> list[MultiHeadAttention]:
 
 
 def whole(dense: Any) -> Any:
-    """A dense layer of the lesson that adds its bias before it rounds, as the products of frameworks do."""
+    """Return a dense layer of the lesson that adds its bias before it rounds, as the products of frameworks do."""
 
     class Whole(type(dense)):  # type: ignore[misc]
         def __call__(self, X: Any) -> Any:
@@ -88,7 +88,7 @@ def whole(dense: Any) -> Any:
 
 
 def turned(layer: Any, q: Any, k: Any, call: Any) -> tuple[Any, Any]:
-    """What `turn` of the lesson returns, with each product of the rotation rounded before two are added."""
+    """Rotate as `turn` of the lesson, but round each product of the rotation before two are added."""
     norm, turn = layer.config.qk_norm, type(layer).turn
     if norm and not norm.after:
         q, k = layer.normed(q, k)  # (B*H, T, d)
@@ -106,20 +106,20 @@ def turned(layer: Any, q: Any, k: Any, call: Any) -> tuple[Any, Any]:
 
 
 def first_components(rotary: Rotary, width: int) -> np.ndarray:
-    """Which components of a head, (d,), are the first of their pairs; those that do not turn are on either side."""
+    """Return which components of a head, (d,), are the first of their pairs; those that do not turn may be either."""
     at = np.arange(width)
     return at % 2 == 0 if rotary.interleaved else at < (rotary.dim or width) // 2  # (d,)
 
 
 def with_options(layer: Any, **options: Any) -> Any:
-    """The lesson's layer with other options, and the same weights."""
+    """Return the lesson's layer with other options, and the same weights."""
     other = copy.copy(layer)
     other.config = dataclasses.replace(layer.config, **options)
     return other
 
 
 def in_steps(attention: MultiHeadAttention) -> None:
-    """Round dot products, scores and attention weights to the layer's dtype, as code does that has an array of each."""
+    """Round dot products, scores and attention weights to the layer's dtype, as code with an array for each does."""
     config, pooling = attention.config, attention.layer.attention
     dtype, products = numpy_dtype(config.dtype), pooling.scores
     scale = config.key_dim**-0.5 if config.scale is None else config.scale

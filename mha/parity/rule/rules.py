@@ -25,7 +25,7 @@ ROW, FEATURES = 8.0, 64
 
 
 def error(result: np.ndarray, oracle: np.ndarray) -> float:
-    """Largest absolute difference, infinite where only one of the two is NaN or infinite, or the shapes differ."""
+    """Return the largest absolute difference; infinite if one alone is NaN or infinite, or if the shapes differ."""
     if result.shape != oracle.shape:
         return np.inf
     result, oracle = result.astype(np.float64), oracle.astype(np.float64)
@@ -36,7 +36,7 @@ def error(result: np.ndarray, oracle: np.ndarray) -> float:
 
 
 def largest(oracle: np.ndarray) -> float:
-    """Largest finite magnitude."""
+    """Return the largest finite magnitude."""
     return float(np.abs(oracle[np.isfinite(oracle)]).max(initial=0.0))
 
 
@@ -73,14 +73,14 @@ def row_bounds(dtype: FloatName, oracle: np.ndarray, base: np.ndarray) -> np.nda
 
 
 def of_rows(result: np.ndarray, oracle: np.ndarray) -> np.ndarray:
-    """Root mean square of the differences in each row (..., features), those of NaN and infinity left out."""
+    """Return the root mean square of the differences in each row (..., features), without those of NaN and infinity."""
     with np.errstate(invalid="ignore", over="ignore"):
         far = np.nan_to_num(result.astype(np.float64) - oracle, nan=0, posinf=0, neginf=0)
         return np.sqrt((far * far).mean(-1))
 
 
 def worst_row(result: np.ndarray, oracle: np.ndarray, rows: np.ndarray) -> tuple[float, float]:
-    """Find the row that comes nearest to its bound, or exceeds it most: its root mean square, and its bound."""
+    """Find the row that comes nearest to its bound, or exceeds it most; return its root mean square and its bound."""
     found = of_rows(result, oracle)
     if not found.size:
         return 0.0, 0.0
@@ -90,13 +90,13 @@ def worst_row(result: np.ndarray, oracle: np.ndarray, rows: np.ndarray) -> tuple
 
 
 def ratio_of(result: np.ndarray, oracle: np.ndarray, limit: float, rows: np.ndarray | None) -> float:
-    """Divide an error by its bound, and each row's by its own; the largest is the same if at most 1."""
+    """Divide an error by its bound, and each row's by its own; return the largest, at most 1 if they are the same."""
     far = fraction(error(result, oracle), limit)
     return far if rows is None or not far < math.inf else max(far, fraction(*worst_row(result, oracle, rows)))
 
 
 def in_dtype(attention: "MultiHeadAttention", dtype: FloatName) -> "MultiHeadAttention":
-    """The same layer on the same backend, its weights cast to another dtype."""
+    """Return the layer on the same backend with its weights cast to another dtype."""
     from mha.layer import restore
 
     arrays = {name: X.astype(numpy_dtype(dtype), copy=False) for name, X in attention.weights.items()}

@@ -1,4 +1,4 @@
-"""The arrays of another implementation, checked and by name; and the other layers whose weights it may have."""
+"""The arrays of another implementation, checked and by name; and other layers whose weights it may have by mistake."""
 
 import difflib
 from collections.abc import Mapping
@@ -50,7 +50,7 @@ def named(asked: Problem, theirs: Any) -> Named:
 
 
 def unknown(name: object, known: list[str]) -> str:
-    """Return the words about a name that no array has."""
+    """Return the words for a name that no array has."""
     near = difflib.get_close_matches(str(name), known, 1)
     meant = f"; did you mean {near[0]!r}?" if near else ""
     return f"{name!r}, expected some of {', '.join(known)}{meant}"
@@ -77,7 +77,7 @@ def whole(name: str, X: Any) -> np.ndarray:
 
 
 def checked_others(others: Any) -> dict[str, dict[str, np.ndarray]]:
-    """Return the weights of other layers by their names."""
+    """Return the weights of other layers by their names; TypeError if they are no layers."""
     if others is None:
         return {}
     if not isinstance(others, Mapping) or not all(isinstance(X, MultiHeadAttention) for X in others.values()):

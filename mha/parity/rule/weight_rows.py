@@ -17,10 +17,12 @@ Shape = tuple[int, ...]
 class WeightRow:
     """One weight of two layers, A and B, or an array beside their weights.
 
-    name: the canonical name of the weight; an array's name in the file, without the layer's prefix.
-    shapes: of A's and of B's, None if it is missing. dtypes: of A's and of B's, of a missing one that of its layer.
-    relation: how B's comes from A's weights; None if in no known way.
-    difference: the largest, divided by A's largest number; infinite if the shapes differ.
+    Attributes:
+        name: the canonical name of the weight; an array's name in the file, without the layer's prefix.
+        shapes: of A's and of B's, None if it is missing.
+        dtypes: of A's and of B's, of a missing one that of its layer.
+        relation: how B's comes from A's weights; None if in no known way.
+        difference: the largest, divided by A's largest number; infinite if the shapes differ.
     """
 
     name: str
@@ -31,12 +33,12 @@ class WeightRow:
 
     @property
     def same(self) -> bool:
-        """Whether the two are the same but for rounding, each in its place."""
+        """Return whether the two are the same but for rounding, each in its place."""
         return self.relation is not None and not self.relation.how
 
     @property
     def verdict(self) -> str:
-        """The result in words."""
+        """Return the result in words."""
         if self.relation is None or self.relation.how:
             return "DIFFERS"
         if self.relation.rounded:
@@ -45,7 +47,7 @@ class WeightRow:
 
     @property
     def note(self) -> str:
-        """The reason in words."""
+        """Return the reason in words."""
         for layer, shape in zip("AB", self.shapes, strict=True):
             if shape is None:
                 return f"zeros, and not in {layer}" if self.same else f"not in {layer}"
@@ -56,7 +58,7 @@ class WeightRow:
 
 
 def same(name: str, ours: np.ndarray | None, theirs: np.ndarray) -> bool:
-    """Whether a weight is given, and the same but for rounding."""
+    """Return whether a weight is there, and the same but for rounding."""
     if ours is None or ours.shape != theirs.shape:
         return False
     return related(matrix(name, ours), matrix(name, theirs), Change()) is not None
@@ -65,7 +67,7 @@ def same(name: str, ours: np.ndarray | None, theirs: np.ndarray) -> bool:
 def weight_row(
     name: str, ours: Mapping[str, np.ndarray], theirs: Mapping[str, np.ndarray], config: Config, other: Config
 ) -> WeightRow:
-    """Make the row of a weight; a layer without a bias may have one of zeros."""
+    """Make the row of a weight; one layer may lack a bias that is all zeros in the other."""
     shapes = (ours[name].shape if name in ours else None, theirs[name].shape if name in theirs else None)
     dtypes = (config.dtype, other.dtype)
     if None in shapes:
@@ -94,7 +96,7 @@ def array_row(
 
 
 def array_relation(ours: np.ndarray, theirs: np.ndarray) -> Relation | None:
-    """Find how an array comes from another one: it is the same, rounded, transposed, or in no known way, None."""
+    """Find how an array comes from another one: the same, rounded or transposed; None if in no known way."""
     if error(theirs, ours) == 0:  # masks of infinity, too
         return Relation("")
     if not (np.isfinite(ours).all() and np.isfinite(theirs).all()):
@@ -107,7 +109,7 @@ def array_relation(ours: np.ndarray, theirs: np.ndarray) -> Relation | None:
 
 
 def of_heads(ours: np.ndarray, theirs: np.ndarray, order: np.ndarray) -> Relation | None:
-    """Say of an array of all heads, which the weights have in this order, if it has them so, or as if they were not."""
+    """Find how an array of all heads comes from A's, where the weights have A's heads in this order."""
     for axis in reversed([axis for axis, size in enumerate(ours.shape) if size == len(order)]):
         found = array_relation(ours.take(order, axis), theirs)
         if found is not None and found.kept:
@@ -119,7 +121,7 @@ def of_heads(ours: np.ndarray, theirs: np.ndarray, order: np.ndarray) -> Relatio
 
 
 def distance(found: Relation | None, ours: np.ndarray, theirs: np.ndarray) -> float:
-    """Measure the largest difference of two arrays, divided by the largest number of ours."""
+    """Return the largest difference of two arrays, divided by the largest number of ours."""
     if found == Relation(""):
         return 0.0
     far = error(theirs, ours)

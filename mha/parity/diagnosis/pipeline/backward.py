@@ -26,14 +26,14 @@ from mha.parity.diagnosis.pipeline.plan import Plan
 
 
 def through_softmax(back: "Backward", by_weights: Array) -> Array:
-    """The gradient by what the softmax takes: 0 for hidden keys; by_weights (B, H, Q, K), or K + 1 with sinks."""
+    """Return the gradient by scores in the softmax, 0 for hidden keys; by_weights: (B, H, Q, K or K + 1)."""
     shares = back.shares
     by_weights = np.where(back.counted, by_weights, 0)  # 0 * NaN is NaN
     return shares * (by_weights - (shares * by_weights).sum(-1, keepdims=True))
 
 
 def through_cap(back: "Backward", by_capped: Array) -> Array:
-    """The gradient by scores that are capped, (B, H, Q, K)."""
+    """Return the gradient by scores before the cap, (B, H, Q, K)."""
     softcap = back.plan.softcap
     if softcap is None:
         return by_capped
@@ -47,13 +47,13 @@ def unshare(by_X: Array, groups: int) -> Array:
 
 
 def turn_back(back: "Backward", role: str, by_X: Array) -> Array:
-    """Turn gradients by heads that were turned, the other way."""
+    """Turn gradients by rotated heads back, by minus their positions."""
     plan = dataclasses.replace(back.plan, rotary_offsets=lambda plan, role, places: -places)
     return turned(plan, role, by_X)
 
 
 def through_norm(back: "Backward", role: str, by_X: Array) -> tuple[Array, Array]:
-    """The gradients by heads before a norm, (B, H, T, d), and by its scale (d,)."""
+    """Return the gradients by heads before a norm, (B, H, T, d), and by its scale (d,)."""
     normalized, roots, scale = back.normalized(role)
     own, by_normalized = back.plan.norms[role], by_X * scale
     axes = (1, 3) if own.over == "all" else 3
@@ -64,12 +64,12 @@ def through_norm(back: "Backward", role: str, by_X: Array) -> tuple[Array, Array
 
 
 def by_scale(scale: Array, by_scaled: Array) -> Array:
-    """The gradient by the scale of a norm, (d,) or (H*d,), from that by scaled heads (B, H, T, d)."""
+    """Return the gradient by the scale of a norm, (d,) or (H*d,), from that by scaled heads (B, H, T, d)."""
     return by_scaled.sum((0, 1, 2) if len(scale) == 1 else (0, 2)).reshape(-1)  # (d,) or (H*d,)
 
 
 def through_dense(back: "Backward", name: str, X: Array, by_result: Array) -> tuple[Array, Steps]:
-    """The gradients of a projection by its input (B, T, in), and by its weights; by_result (B, T, out)."""
+    """Return the gradients of a projection by its input (B, T, in), and by its weights; by_result: (B, T, out)."""
     kernel = widen(back.plan.weights[f"{name}.kernel"])
     by_weights = {f"{name}.kernel": np.tensordot(X, by_result, ((0, 1), (0, 1)))}  # (in, out)
     if f"{name}.bias" in back.plan.weights:
@@ -79,28 +79,22 @@ def through_dense(back: "Backward", name: str, X: Array, by_result: Array) -> tu
 
 @dataclasses.dataclass(frozen=True)
 class Backward:
-    """All that the gradients of a call are computed from; a mistake is a function from one to another.
+    """All that the gradients of a call are computed from; a mistake is a function from one to another."""
 
-    plan: of the call, with all samples and queries; steps, results: of its parts; cotangent: the gradient by the output
-    (B, Q, D); on_the_way: by name, functions of gradients by the output ("output"), heads that are pooled ("pooled"),
-    attention weights ("weights"), scaled scores, for queries and for keys ("scaled_q", "scaled_k"),
-    heads ("q", "k", "v"), inputs and weights (their names); blanked: whether rows of queries and keys that see or are
-    seen by nothing count as 0; computed: what `once` has computed without mistakes. The others: the functions of these
-    names above.
-    """
-
-    plan: Plan
+    plan: Plan  # with all samples and queries
     steps: Steps
-    results: Steps
-    cotangent: Array
+    results: Steps  # of the parts
+    cotangent: Array  # the gradient by the output, (B, Q, D)
+    # Changes of gradients by the "output", "pooled" heads, attention "weights", scaled scores for queries ("scaled_q")
+    # and for keys ("scaled_k"), heads ("q", "k", "v"), inputs and weights (their names).
     on_the_way: Mapping[str, Callable[[Array], Array]] = dataclasses.field(default_factory=dict)
     through_softmax: Callable[["Backward", Array], Array] = through_softmax
     through_cap: Callable[["Backward", Array], Array] = through_cap
-    blanked: bool = True
+    blanked: bool = True  # whether queries and keys that see nothing, or that nothing sees, count as 0
     unshare: Callable[[Array, int], Array] = unshare
     turn_back: Callable[["Backward", str, Array], Array] = turn_back
     through_norm: Callable[["Backward", str, Array], tuple[Array, Array]] = through_norm
-    computed: dict[tuple[Any, ...], Any] = dataclasses.field(default_factory=dict)
+    computed: dict[tuple[Any, ...], Any] = dataclasses.field(default_factory=dict)  # by `once`, without mistakes
 
     @property
     def weights(self) -> Array:
@@ -114,26 +108,26 @@ class Backward:
 
     @property
     def shares(self) -> Array:
-        """What the softmax gives, (B, H, Q, K): the attention weights, and those of sinks as one more column."""
+        """Return the softmax of all scores, (B, H, Q, K): attention weights, and those of sinks as one more column."""
         return shares(self.plan, self.results["scores"], self.visible)
 
     @property
     def counted(self) -> Array:
-        """What counts in the softmax, as `shares`."""
+        """Return which scores enter the softmax, (B, H, Q, K), and sinks as one more column."""
         return beside_sinks(self.plan, self.visible, True)
 
     def normalized(self, role: str) -> tuple[Array, Array, Array]:
-        """Heads (B, H, T, d) as a norm makes them before its scale, what it divides by, and the scale."""
+        """Return heads (B, H, T, d) after a norm but before its scale, their divisors, and the scale."""
         turned = self.plan.norms[role].after and self.plan.frequencies is not None
         return parts_of_norm(self.plan, role, self.steps[f"{'rotate' if turned else 'split'}_{role}"])
 
     @property
     def functions(self) -> tuple[Any, ...]:
-        """What a mistake may replace, but for what is on the way."""
+        """Return the pieces that a mistake may replace, but for changes on the way."""
         return self.through_softmax, self.through_cap, self.blanked, self.unshare, self.turn_back, self.through_norm
 
     def once(self, make: Callable[..., Any], *given: Any) -> Any:
-        """Return make(self, *given), names and arrays; what has no mistakes is computed once, for mistakes after it."""
+        """Return make(self, *given), for names and arrays; without mistakes it is computed once."""
         key = make, self.functions, *(X if isinstance(X, str) else id(X) for X in given)
         if key in self.computed:
             return self.computed[key]
@@ -143,11 +137,11 @@ class Backward:
         return made
 
     def passed(self, name: str, by_X: Array) -> Array:
-        """Return a gradient as it goes on: changed, if a mistake is there."""
+        """Return a gradient, changed if a mistake is at this place on its way."""
         return self.on_the_way.get(name, as_it_is)(by_X)
 
     def used(self, X: Array, seen: Any) -> Array:
-        """Blank the rows (..., T, features) that are not seen, (..., T)."""
+        """Blank the rows of X (..., T, features) that are not seen, (..., T)."""
         return np.where(np.asarray(seen)[..., None], X, 0) if self.blanked else X
 
     def gradients(self) -> Steps:
@@ -175,9 +169,9 @@ class Backward:
         return widen(self.cotangent)
 
     def through_output(self, by_output: Array) -> tuple[Array, Steps]:
-        """The gradients by heads that are pooled (B, H, Q, dv), by W_o and gates, and of these by weights and queries.
+        """Return the gradients by pooled heads (B, H, Q, dv), and by W_o, gates, W_g and queries.
 
-        Those by queries are not all.
+        The gradient by the queries is the output gate's part alone.
         """
         by_merged, found = through_dense(self, "W_o", merge(widen(self.steps["merged"])), by_output)
         by_pooled = split(by_merged, self.plan.heads)  # (B, H, Q, dv)
@@ -194,7 +188,7 @@ class Backward:
         return by_pooled, found
 
     def shared(self, role: str) -> Array:
-        """The queries, or the keys or values of each head of queries, (B, H, T, any)."""
+        """Return queries (role "q"), or the keys or values of each head of queries, (B, H, T, any)."""
         plan, seen = self.plan, self.visible
         if role == "q":
             return self.used(widen(self.results["q"]), seen.any(3))
@@ -209,7 +203,7 @@ class Backward:
         return self.unshare(self.weights.swapaxes(2, 3) @ by_pooled, self.plan.groups)
 
     def through_weights(self, by_weights: Array) -> tuple[Array, Array, Steps]:
-        """The gradients by scores that the softmax takes, by those before the cap, (B, H, Q, K), and by sinks."""
+        """Return the gradients by scores in the softmax, by those before the cap, (B, H, Q, K), and by sinks."""
         by_shares = self.through_softmax(self, beside_sinks(self.plan, by_weights, 0))
         by_biased, rest = np.split(by_shares, [by_weights.shape[3]], 3)
         return by_biased, self.through_cap(self, by_biased), {"sinks": rest.sum((0, 2, 3))} if rest.size else {}
@@ -227,7 +221,7 @@ class Backward:
         return self.unshare(scaled.swapaxes(2, 3) @ self.once(Backward.shared, "q"), self.plan.groups)
 
     def through_scores(self, by_scores: Array) -> tuple[Steps, Steps]:
-        """The gradients by heads of queries and keys, and by the weights of additive scores."""
+        """Return the gradients by heads of queries and keys, and by the weights of additive scores."""
         if self.plan.config.pooling == "dot":
             scaled = self.once(Backward.scaled, by_scores)
             by_q = self.once(Backward.by_queries, self.passed("scaled_q", scaled))
@@ -245,7 +239,7 @@ class Backward:
         return {"q": by_queries @ W_q.T, "k": self.unshare(by_keys @ W_k.T, self.plan.groups)}, by_weights
 
     def through_projection(self, role: str, by_heads: Array) -> Steps:
-        """The gradients by an input and by the weights of its projection; by_heads (B, H, T, d)."""
+        """Return the gradients by an input and by the weights of its projection; by_heads: (B, H, T, d)."""
         plan, name = self.plan, ROLES[role]
         found: Steps = {}
         if plan.temperature is not None and role in plan.tempered:
@@ -266,7 +260,7 @@ WITHOUT_MISTAKES = through_softmax, through_cap, True, unshare, turn_back, throu
 
 
 def backward(plan: Plan, cotangent: Array | None) -> Backward:
-    """Compute the steps of a plan, and return what its gradients are computed from; cotangent: None = ones."""
+    """Compute the steps of a plan, and return the `Backward` of its gradients; cotangent: None = ones."""
     steps: Steps = {}
     results: Steps = {}
     for part in PARTS:

@@ -1,4 +1,4 @@
-"""The parts of the computation, one after the other: each has some steps of `trace`, and a result for the next."""
+"""The parts of the computation in order: each computes some steps of `trace`, and a result for later parts."""
 
 import dataclasses
 from collections.abc import Callable, Iterable
@@ -71,13 +71,13 @@ def projected_gates(plan: Plan) -> Array:
 
 
 def gated(pooled: Array, gates: Array) -> Array:
-    """Multiply pooled heads (B, H, Q, dv) by gates (B, H, Q, dv or 1); what sees nothing stays 0."""
+    """Multiply pooled heads (B, H, Q, dv) by gates (B, H, Q, dv or 1); queries that see nothing stay 0."""
     nothing = (pooled == 0).all(-1, keepdims=True)  # 0 * NaN is NaN
     return np.where(nothing, 0, widen(pooled) * gates).astype(pooled.dtype)
 
 
 def in_slots(plan: Plan, before: dict[str, Array]) -> Steps:
-    """Write keys, values and positions of a call into its slots; nothing without a cache."""
+    """Return the slots after a call: its keys, values and positions are written into them; {} without a cache."""
     if plan.columns is None:
         return {}
     written = {
@@ -110,12 +110,12 @@ def prepared(plan: Plan, role: str) -> tuple[Steps, Array]:
 
 
 def places_of(plan: Plan, role: str, T: int) -> Array:
-    """The positions of queries, or of as many of the last keys, (B or 1, T)."""
+    """Return the positions of queries, or of as many of the last keys, (B or 1, T)."""
     return plan.offsets + np.arange(T) if role == "q" else plan.key_places[:, 0, 0, -T:]
 
 
 def tempered(plan: Plan, role: str, X: Array) -> Array:
-    """Multiply queries, or gradients by them, by a factor that grows with their positions; or keys, by mistake."""
+    """Multiply queries, gradients by them, or by mistake keys, by a factor that grows with their positions."""
     numbers, scale, floor = places_of(plan, role, X.shape[2]), plan.temperature.scale, plan.temperature.floor
     if plan.tempered_places is not None:
         numbers = plan.tempered_places(plan, numbers)
@@ -125,7 +125,7 @@ def tempered(plan: Plan, role: str, X: Array) -> Array:
 
 
 def turned(plan: Plan, role: str, X: Array) -> Array:
-    """Turn queries or keys by their positions."""
+    """Rotate queries or keys by their positions."""
     places = places_of(plan, role, X.shape[2])
     if plan.rotary_offsets is not None:
         places = plan.rotary_offsets(plan, role, places)

@@ -20,7 +20,7 @@ def widen(X: Array) -> Array:
 
 
 def as_it_is(X: Array) -> Array:
-    """Return X."""
+    """Return X unchanged."""
     return X
 
 
@@ -31,18 +31,18 @@ def through(dtype: Any) -> Callable[[Array], Array]:
 
 
 def as_new(plan: Any, role: str, X: Array) -> Array:
-    """Return new keys or values as they are."""
+    """Return new keys or values unchanged, as a cache takes them."""
     return X
 
 
 def split(X: Array, heads: int) -> Array:
-    """(B, T, H*d) -> (B, H, T, d)."""
+    """Split the features into heads: (B, T, H*d) -> (B, H, T, d)."""
     B, T, width = X.shape
     return X.reshape(B, T, heads, width // heads).transpose(0, 2, 1, 3)  # (B, H, T, d)
 
 
 def merge(X: Array) -> Array:
-    """(B, H, T, d) -> (B, T, H*d)."""
+    """Merge the heads: (B, H, T, d) -> (B, T, H*d)."""
     B, H, T, d = X.shape
     return X.transpose(0, 2, 1, 3).reshape(B, T, H * d)  # (B, T, H*d)
 
@@ -64,7 +64,7 @@ def sigmoid(X: Array) -> Array:
 
 
 def norm(plan: Any, role: str, X: Array) -> Array:
-    """Norm the heads of queries, keys or values (B, H, T, d)."""
+    """Normalize the heads of queries, keys or values (B, H, T, d), and scale them."""
     normalized, _, scale = parts_of_norm(plan, role, X)
     return (normalized * scale).astype(X.dtype)
 
@@ -80,12 +80,12 @@ def parts_of_norm(plan: Any, role: str, X: Array) -> tuple[Array, Array, Array]:
 
 
 def root(squares: Array, eps: float) -> Array:
-    """Return the root by which a norm divides."""
+    """Return the divisor of a norm."""
     return np.sqrt(squares + eps)
 
 
 def rotate(plan: Any, role: str, X: Array, places: Array) -> Array:
-    """Turn heads of a role, (B, H, T, d), by positions (B or 1, T)."""
+    """Rotate heads of a role, (B, H, T, d), by positions (B or 1, T)."""
     frequencies = plan.frequencies.astype(plan.angles)
     return turn(
         X, places.astype(plan.angles), frequencies, plan.interleaved, lambda part: plan.table(plan.magnitude * part)
@@ -95,7 +95,7 @@ def rotate(plan: Any, role: str, X: Array, places: Array) -> Array:
 def turn(
     X: Array, places: Array, frequencies: Array, interleaved: bool, table: Callable[[Array], Array] = as_it_is
 ) -> Array:
-    """Turn the pairs of components of X (B, H, T, d) by positions (B or 1, T) times frequencies (n,).
+    """Rotate the pairs of components of X (B, H, T, d) by positions (B or 1, T) times frequencies (n,).
 
     table: applied to cosines and sines.
     """
@@ -114,25 +114,25 @@ def softmax(plan: Any, scores: Array, visible: Array) -> Array:
 
 
 def shares(plan: Any, scores: Array, visible: Array) -> Array:
-    """Return the softmax over the visible keys, (B, H, Q, K), and if there are sinks, their shares as the last."""
+    """Return the softmax over the visible keys, (B, H, Q, K), with one more column for sinks, if there are any."""
     scores, visible = beside_sinks(plan, scores), beside_sinks(plan, visible, True)
     hidden = np.where(visible.any(plan.axis, keepdims=True), -np.inf, 0).astype(scores.dtype)
     return np.where(visible, plain(np.where(visible, scores, hidden), plan.axis), 0).astype(scores.dtype)
 
 
 def normalized(plan: Any, scores: Array) -> Array:
-    """Return the softmax over all keys, and sinks."""
+    """Return the softmax over all keys, hidden ones too, and sinks."""
     return plain(beside_sinks(plan, scores), plan.axis)[..., : scores.shape[3]]
 
 
 def plain(scores: Array, axis: int) -> Array:
-    """Return the plain softmax over an axis."""
+    """Return the softmax over an axis, nothing hidden."""
     exponentials = np.exp(scores - scores.max(axis, keepdims=True, initial=np.finfo(scores.dtype).min))
     return exponentials / exponentials.sum(axis, keepdims=True)
 
 
 def beside_sinks(plan: Any, X: Array, number: Any = None) -> Array:
-    """Return pairs (B, H, Q, K) with one more column, if there are sinks: of these, or of a number."""
+    """Append a column to pairs (B, H, Q, K) if there are sinks: the sinks themselves, or a number."""
     if (sinks := plan.weights.get("sinks")) is None:
         return X
     column = widen(sinks)[:, None, None] if number is None else number
@@ -149,12 +149,12 @@ def scores(plan: Any, q: Array, k: Array) -> Array:
 
 
 def cap(plan: Any, X: Array) -> Array:
-    """Cap scores."""
+    """Cap scores smoothly, by tanh."""
     return plan.softcap * np.tanh(X / plan.softcap)
 
 
 def bend(plan: Any, X: Array) -> Steps:
-    """Cap the scores (B, H, Q, K) and add the bias; minus infinity in it adds nothing: it is a condition that hides."""
+    """Cap the scores (B, H, Q, K) and add the bias; minus infinity in it hides a key, and adds nothing."""
     steps = {}
     if plan.softcap is not None:
         steps["capped"] = X = plan.cap(plan, X)
@@ -170,13 +170,13 @@ def added(plan: Any) -> Array:
 
 
 def finite(X: Array) -> Array:
-    """Return X with 0 for minus infinity."""
+    """Return X with 0 in place of minus infinity."""
     hidden = np.isneginf(X)
     return np.where(hidden, 0, X).astype(X.dtype) if hidden.any() else X
 
 
 def within(plan: Any) -> Array:
-    """Whether keys are in the window: at most so many positions before and after the query; None = any number."""
+    """Return whether keys are in the window: at most so many positions before and after the query; None = any."""
     (left, right), places = plan.window, plan.query_places(plan.window_offsets)
     seen = np.ones((1, 1, 1, 1), bool)
     if left is not None:

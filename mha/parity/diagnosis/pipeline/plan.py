@@ -48,94 +48,82 @@ OF_CALL = (*OF_HIDING, "queries", "keys", "values", "score_bias", "gates", "offs
 class Plan:
     """All that a call is computed from; a mistake is a function from one plan to another.
 
-    queries, keys, values: (B, T, any); lengths (B, 1, 1 or Q, 1), mask and score_bias (four axes) and gates (B, H, 1,
-    1): or None; offsets: (B or 1, 1), positions of the first query, or (B or 1, Q), what is added to the number of
-    each, for the rotation; order_offsets, window_offsets and chunk_offsets: the same for the causal order, the window
-    and the chunks; positions and key_positions, segments and key_segments: those that are given, (B or 1, T), or None;
-    angles: the dtype of frequencies and angles; base: of the rotation; samples: those to compute; rows: the queries to
-    compute, from the scores on; a mistake that needs all of them sets it to all; features: of the output, those to
-    compute; hiding: the conditions for a key to be seen, by name; rotary_offsets: None, or a function from the plan,
-    the role and the right positions to those of the rotation; norms: by role, the norm of its heads, an `mha.Norm`;
-    magnitude: of the rotation, and magnified: the roles that it is applied to; temperature: of the layer, and
-    tempered_places: None, or a function from the plan and the right positions of queries to those that it goes by;
-    factors: applied to its factors; tempered: the roles that these are applied to;
-    opened: from projections of queries for the output gate, (B, H, T, dv or 1), to gates, None = there is none; closed:
-    from (B, T, any) to gates of the output, None = there is none.
-    split, merge, share, share_values, root, rotate, scores, cap, bend, softmax: the functions of these names among the
-    pieces; axis: of (B, H, Q, K), that of the softmax; table: applied to cosines and sines; cached: to keys and values
-    before they are shared; after: to the weights; blanked: whether values that no query sees become 0; into_product:
-    applied to both sides of a matrix product; rounded: applied to every result; kept_k, kept_v: of a call with a cache,
-    keys and values in its slots before it, (B, G, S, any), which come before those of its tokens, and columns: (B, S),
-    which of these T each slot holds after it; else None; read_k: None, or other keys in the slots for this call alone;
-    stored, read: functions of plan, role and heads, to what the slots hold of new keys or values, and what the call
-    sees of them; computed: what `once` has computed, for this plan and those that are made from it.
+    Letters as in the lessons, and S slots before the call. None = there is no such thing in the call.
     """
 
+    # The layer and its call.
     config: Config
     weights: dict[str, Array]
-    queries: Array
+    queries: Array  # (B, T, any), as keys and values
     keys: Array
     values: Array
-    lengths: Any
-    mask: Any
-    score_bias: Any
-    gates: Any
-    offsets: Array
-    order_offsets: Array
+    lengths: Any  # (B, 1, 1 or Q, 1), or None
+    mask: Any  # four axes, or None
+    score_bias: Any  # likewise
+    gates: Any  # (B, H, 1, 1), or None
+    # For each purpose: (B or 1, 1), the position of the first query; or (B or 1, Q), a number to add to that of each.
+    offsets: Array  # for the rotation
+    order_offsets: Array  # for the causal order
     window_offsets: Array
     chunk_offsets: Array
+    # By token, as the call gives them: (B or 1, T), or None.
     positions: Any
     key_positions: Any
     segments: Any
     key_segments: Any
     window: Any
     chunk: Any
+    # The layer's numbers.
     scale: float
     softcap: float | None
-    norms: dict[str, Norm]
+    norms: dict[str, Norm]  # by role, the norm of its heads
     frequencies: Any
-    angles: Any
-    base: float
+    angles: Any  # the dtype of frequencies and angles
+    base: float  # of the rotation
     interleaved: bool
-    magnitude: float
+    magnitude: float  # of the rotation
     temperature: Any
     heads: int
     groups: int
-    samples: Any  # a slice, or a list of integers
-    rows: slice
-    features: Any  # a slice, or a list of integers
-    hiding: dict[str, Callable[..., Array]]
+    samples: Any  # to compute: a slice, or a list of integers
+    rows: slice  # queries to compute, from the scores on; a mistake that needs all of them sets it to all
+    features: Any  # of the output, to compute: a slice, or a list of integers
+    hiding: dict[str, Callable[..., Array]]  # by name, the conditions for a key to be seen
+    # Positions: None = the right ones, or a function of plan, role (not of the temperature) and right positions.
     rotary_offsets: Any = None
     tempered_places: Any = None
-    tempered: tuple[str, ...] = ("q",)
-    factors: Callable[[Array], Array] = as_it_is
-    magnified: tuple[str, ...] = ("q", "k")
+    tempered: tuple[str, ...] = ("q",)  # the roles that the temperature's factors multiply
+    factors: Callable[[Array], Array] = as_it_is  # changes these factors
+    magnified: tuple[str, ...] = ("q", "k")  # the roles that the magnitude multiplies
+    # Pieces of the computation.
     root: Callable[[Array, float], Array] = root
     rotate: Callable[..., Array] = rotate
-    table: Callable[[Array], Array] = as_it_is
-    opened: Callable[[Array], Array] | None = None
-    closed: Callable[[Array], Array] | None = None
+    table: Callable[[Array], Array] = as_it_is  # changes cosines and sines
+    opened: Callable[[Array], Array] | None = None  # makes the output gate of its projection, (B, H, T, dv or 1)
+    closed: Callable[[Array], Array] | None = None  # makes gates of the output from their projection, (B, T, any)
     split: Callable[[Array, int], Array] = split
     merge: Callable[[Array], Array] = merge
     share: Callable[[Array, int], Array] = share
     share_values: Callable[[Array, int], Array] = share
-    cached: Callable[[Array], Array] = as_it_is
+    cached: Callable[[Array], Array] = as_it_is  # changes keys and values before they are shared
     scores: Callable[..., Array] = scores
     cap: Callable[..., Array] = cap
     bend: Callable[..., Steps] = bend
     softmax: Callable[..., Array] = softmax
-    axis: int = 3
-    after: Callable[[Array], Array] = as_it_is
-    blanked: bool = True
-    into_product: Callable[[Array], Array] = as_it_is
-    rounded: Callable[[Array], Array] = as_it_is
-    kept_k: Any = None
+    axis: int = 3  # of the softmax, in (B, H, Q, K)
+    after: Callable[[Array], Array] = as_it_is  # changes the weights
+    blanked: bool = True  # whether values that no query sees become 0
+    into_product: Callable[[Array], Array] = as_it_is  # changes both sides of each matrix product
+    rounded: Callable[[Array], Array] = as_it_is  # changes each result
+    # The slots of a cache.
+    kept_k: Any = None  # keys in the slots before the call, (B, G, S, any)
     kept_v: Any = None
-    columns: Any = None
-    read_k: Any = None
+    columns: Any = None  # (B, S), the slot or token before it, of S + K, that each slot holds after the call
+    read_k: Any = None  # other keys in the slots, for this call alone
+    # Functions of plan, role and heads, from new keys or values to those that the slots keep, and that the call sees.
     stored: Callable[..., Array] = as_new
     read: Callable[..., Array] = as_new
-    computed: dict[tuple[Any, ...], tuple[Any, ...]] = dataclasses.field(default_factory=dict)
+    computed: dict[tuple[Any, ...], tuple[Any, ...]] = dataclasses.field(default_factory=dict)  # by `once`, shared
 
     @property
     def num_keys(self) -> int:
@@ -175,12 +163,12 @@ class Plan:
         return X[..., self.features]
 
     def biased(self, name: str, X: Array, features: Any = slice(None)) -> Array:
-        """Return X + bias; features: of the bias."""
+        """Add the bias of a projection to X; features: of the bias."""
         bias = self.weights.get(f"{name}.bias")
         return X if bias is None else self.rounded(X + bias[features])
 
     def projected(self, name: str, X: Array) -> Array:
-        """Return the projection of inputs (B, T, any) in the samples to compute; a product is computed once."""
+        """Project inputs (B, T, any), the samples to compute; each product is computed once."""
         how = self.into_product, self.rounded
         return self.biased(name, self.once(how, self._product, X, self.weights[f"{name}.kernel"]))
 
@@ -188,7 +176,7 @@ class Plan:
         return self.product(self.of_samples(X), kernel)
 
     def once(self, how: Any, make: Callable[..., Any], *arrays: Array) -> Any:
-        """Return make(*arrays), which is computed once for these very arrays; how: what tells it from others."""
+        """Return make(*arrays), computed once for these very arrays; how: tells the results of one function apart."""
         key = how, *map(id, arrays)
         if (known := self.computed.get(key)) is None:
             known = *arrays, make(*arrays)  # the arrays, so that their ids stay theirs
@@ -201,7 +189,7 @@ class Plan:
         return self.seen(self.hiding)
 
     def seen(self, names: Iterable[str]) -> Array:
-        """Return what these conditions leave visible, likewise."""
+        """Return which query sees which key by these conditions alone, (B, H, Q, K), as `visible`."""
         B, _, Q, _ = self.of_pairs(np.empty((len(self.queries), 1, self.queries.shape[1], 1))).shape
         seen = np.ones((1, 1, 1, 1), bool)
         for name in names:
@@ -209,7 +197,7 @@ class Plan:
         return np.broadcast_to(seen, (B, self.heads, Q, self.num_keys))
 
     def seen_keys(self, role: str, X: Array) -> Array:
-        """Keys or values that the call sees, (B, G, T, any); X: those of its tokens, (B, G, K, any)."""
+        """Return the keys or values that the call sees, (B, G, T, any); X: those of its own tokens, (B, G, K, any)."""
         plan = self if self.read_k is None else dataclasses.replace(self, kept_k=self.read_k)
         return self.cached(plan.behind_slots(role, self.read(self, role, X)))
 
@@ -219,7 +207,7 @@ class Plan:
         return X if kept is None else np.concatenate([regrouped(self.of_samples(kept), X.shape[1]), X], 2)
 
     def by_slots(self, X: Array, axis: int = 3) -> Array:
-        """Take what the slots hold after the call from T slots and tokens; X: of the samples to compute."""
+        """Take what the slots hold after the call, of S slots and K tokens in an axis; X: of the samples to compute."""
         if self.columns is None:
             return X
         columns = self.of_samples(self.columns)
@@ -229,7 +217,7 @@ class Plan:
 
 
 def replace(plan: Plan, **changes: Any) -> Plan:
-    """Return the plan with other fields, as `dataclasses.replace` does, which takes long for so many fields."""
+    """Return the plan with other fields, as `dataclasses.replace` does, which is slow for so many of them."""
     made = object.__new__(Plan)
     vars(made).update(vars(plan), **changes)
     return made
@@ -265,7 +253,7 @@ def plan_of(
 
 
 def kept(problem: Problem, kind: Any) -> dict[str, Any]:
-    """Make the fields of a plan that a cache has."""
+    """Make the fields of a plan that describe the slots of a cache."""
     if not isinstance(problem, Decoding):
         return {}
     slots = problem.slots
@@ -273,7 +261,7 @@ def kept(problem: Problem, kind: Any) -> dict[str, Any]:
 
 
 def of_hiding(call: Call) -> dict[str, Any]:
-    """Make the fields of a plan that say which query sees which key, from the arguments of a checked call."""
+    """Make the fields of a plan that tell which query sees which key, from the arguments of a checked call."""
     lengths = None if call.valid_lens is None else call.valid_lens.reshape(len(call.valid_lens), 1, -1, 1)
     mask, bias = (None if X is None else four_axes(X) for X in (call.mask, call.score_bias))
     if mask is None and bias is not None and hides_alone(bias[..., :1, :]) and hides_alone(bias):
@@ -292,17 +280,17 @@ def of_hiding(call: Call) -> dict[str, Any]:
 
 
 def hides_alone(bias: Array) -> bool:
-    """Whether a bias is a mask: all numbers are 0 or minus infinity."""
+    """Return whether a bias is a mask: all its numbers are 0 or minus infinity."""
     return bool(((bias == 0) | (bias == -np.inf)).all())
 
 
 def same_call(one: Plan, other: Plan) -> bool:
-    """Whether two plans see the same in one call, so that only their formulas may differ."""
+    """Return whether two plans see the same in one call, so that only their formulas may differ."""
     return all(getattr(one, field) is getattr(other, field) for field in OF_CALL)
 
 
 def same(one: Plan, other: Plan) -> bool:
-    """Whether two plans are the same, field by field: then the change between them is no mistake here."""
+    """Return whether two plans are equal, field by field: then the change between them is no mistake here."""
     return all(
         one.computed is other.computed
         if field.name == "computed"
@@ -312,7 +300,7 @@ def same(one: Plan, other: Plan) -> bool:
 
 
 def _equal(X: Any, Y: Any) -> bool:
-    """Whether two fields are the same: arrays by their numbers, mappings of arrays too, the rest by itself."""
+    """Return whether two fields are equal: arrays by their numbers, mappings of arrays too, the rest by itself."""
     if isinstance(X, dict) and isinstance(Y, dict):
         return X.keys() == Y.keys() and all(_equal(X[name], Y[name]) for name in X)
     if isinstance(X, Array) and isinstance(Y, Array):
