@@ -1,1 +1,1 @@
-"""Which cases are compared, and which of their results?"""
+"""The cases that are compared on every backend, and the results of each that are."""

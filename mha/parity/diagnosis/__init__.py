@@ -1,1 +1,1 @@
-"""Where do results differ, and why? Comparisons, the search for known mistakes, and what a comparison does not show."""
+"""Find where results differ, and why: comparisons, the search for known mistakes, and the mistakes that would pass."""

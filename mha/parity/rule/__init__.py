@@ -1,1 +1,1 @@
-"""Are two results, or two weights, the same?"""
+"""The rule of "the same": for two results, and for two weights."""

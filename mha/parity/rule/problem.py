@@ -38,7 +38,7 @@ class Expected(NamedTuple):
         return cls(oracle, bound(dtype, oracle, base), row_bounds(dtype, oracle, base) if by_rows else None)
 
     def ratio(self, theirs: np.ndarray) -> float:
-        """Return an error divided by its bound, at most 1 if the two are the same; theirs: 0 where it does not matter."""
+        """Return an error divided by its bound, at most 1 if they are the same; theirs: 0 where it does not matter."""
         return ratio_of(theirs, self.X, self.limit, self.rows)
 
 

@@ -1,1 +1,1 @@
-"""How does a suite run: in which processes, on which devices, and with which report?"""
+"""Run a suite: in processes, on devices, and with a report."""

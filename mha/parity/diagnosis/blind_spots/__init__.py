@@ -1,1 +1,1 @@
-"""What does a green comparison not show? Known mistakes that would have passed on the same inputs."""
+"""Find the known mistakes that would have passed a green comparison on the same inputs."""

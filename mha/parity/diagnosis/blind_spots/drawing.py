@@ -1,4 +1,4 @@
-"""Inputs and arguments of a call at random, as the declarations of a layer and of a call say that they may be."""
+"""Draw inputs and arguments of a call at random, within the declarations of a layer and of a call."""
 
 import numpy as np
 
@@ -12,7 +12,7 @@ SEEN = 0.6  # the share of a mask that is True
 
 
 def widths(config: Config) -> tuple[int, int, int]:
-    """The widths of queries, keys and values."""
+    """Return the widths of queries, keys and values."""
     return config.query_size, config.key_size, config.value_size
 
 
@@ -26,7 +26,7 @@ def drawn(config: Config, B: int, Q: int, K: int, one_input: bool) -> list[Array
 
 
 def arguments(asked: Problem, Q: int, K: int) -> dict[str, Array]:
-    """Draw the arguments that a call has, for so many queries and keys; an offset stays as it is."""
+    """Draw the arguments that a call has, for so many queries and keys; an offset stays unchanged."""
     random, made, sizes = np.random.default_rng(2), dict[str, Array](), asked.sizes
     given = asked.call.arrays()
     if Q != K:  # then the keys are not of the same texts as the queries

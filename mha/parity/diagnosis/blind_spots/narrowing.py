@@ -1,4 +1,4 @@
-"""A call that says the same in fewer numbers, so that many mistakes are quickly tried in it."""
+"""Rewrite a call in fewer numbers with the same steps and output, so that many mistakes are quickly tried in it."""
 
 from dataclasses import replace
 from typing import Any
@@ -14,7 +14,7 @@ FEATURES = 64  # so many are always left of an input
 
 
 def in_samples(most: int, asked: Problem) -> Problem:
-    """The same call with one sample, or two: those in which most and least is seen; without what is computed of it."""
+    """Return the call with one sample, or two: those in which most and least is seen; nothing of it is computed yet."""
     if len(asked.queries) <= most:
         return replace(asked)
     counted = np.flatnonzero(asked.counted_rows.any(1))  # where no row counts, nothing would show
@@ -30,11 +30,11 @@ def in_samples(most: int, asked: Problem) -> Problem:
 
 
 def narrowed(asked: Problem) -> Problem:
-    """The same call in coordinates of its own tokens, of a layer with fewer features of its inputs.
+    """Return the call in coordinates of its own tokens, of a layer with fewer features of its inputs.
 
     A token is a sum of as many directions as there are tokens; there are some at random besides, for tokens that are
     drawn. The layer projects these directions instead. So its steps and its output are the same, up to rounding. A call
-    with tokens that are not finite, or with nearly as many as there are features, is returned as it is.
+    with tokens that are not finite, or with nearly as many as there are features, is returned unchanged.
     """
     config, weights = asked.config, asked.layer.weights
     inputs: dict[str, Any] = {"queries": asked.queries, "keys": asked.keys, "values": asked.values}
@@ -63,7 +63,7 @@ SIZES = {"query": "queries", "key": "keys", "value": "values"}
 
 
 def directions(arrays: list[Array], width: int) -> Array | None:
-    """Orthogonal directions of a width, (width, n), of which all tokens of arrays are sums; None = hardly fewer.
+    """Return orthogonal directions of a width, (width, n), of which all tokens of arrays are sums; None = hardly fewer.
 
     Each is so long that a number of a token is as large as before.
     """

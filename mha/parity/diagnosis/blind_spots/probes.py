@@ -1,4 +1,4 @@
-"""Other inputs for a layer and a call: what some inputs do not show of a mistake, others do."""
+"""Other inputs for a layer and a call, the probes: a mistake that some inputs do not show, others do."""
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -62,16 +62,16 @@ def inputs(attention: MultiHeadAttention, one_input: bool = False) -> dict[Input
 
 
 def long_enough(config: Config, turned: int) -> int:
-    """The tokens that show the window of a layer, its chunks, and its rotation if so many show that; 0 without these.
+    """Return the number of tokens that show a layer's window, its chunks, and its rotation (`turned` of them); or 0.
 
-    What takes more memory than there may be does not count.
+    Numbers that take more memory than there may be are left out.
     """
     wanted = [bound + 3 for bound in bounds(config)] + [turned] * bool(config.rotary)
     return max((T for T in wanted if memory(config, T) <= MEMORY), default=0)
 
 
 def bounds(config: Config) -> list[int]:
-    """How far a query sees at most: the sides of the window, and the chunk."""
+    """Return how far a query sees at most: the sides of the window, and the chunk."""
     return [bound for bound in (*(config.window or ()), config.chunk) if bound is not None]
 
 
@@ -83,9 +83,9 @@ def memory(config: Config, T: float) -> float:
 
 @dataclasses.dataclass(frozen=True)
 class Probe:
-    """A change of a call.
+    """A change of a call, to show mistakes.
 
-    words: for what the call has then; made: the function that makes it, which returns None if there is no such change;
+    words: describe the changed call; made: the function that makes it, which returns None if there is no such change;
     about: only mistakes with this in their names are tried with it.
     """
 
@@ -102,7 +102,7 @@ def asked_with(
     inputs: Sequence[Array] = (),
     empty_rows: bool = False,
 ) -> Problem:
-    """The same call with other arguments by name, another layer, or other inputs; all rows count, or those that did.
+    """Return the same call with other arguments by name, another layer, or other inputs; the same rows count, or all.
 
     empty_rows: True = rows of queries that see no key count, too.
     """
@@ -116,7 +116,7 @@ def asked_with(
 
 
 def in_wider(dtype: FloatName, asked: Problem) -> Problem | None:
-    """The same call in a dtype that is more precise than its own."""
+    """Return the same call in a dtype that is more precise than its own; None if the dtype is not."""
     if UNIT[dtype] >= UNIT[asked.config.dtype]:
         return None
     floats = {name: X.astype(numpy_dtype(dtype)) for name, X in asked.call.differentiable().items()}
@@ -125,7 +125,7 @@ def in_wider(dtype: FloatName, asked: Problem) -> Problem | None:
 
 
 def other_weights(ending: str, asked: Problem) -> Problem | None:
-    """The same call of a layer with other weights of this kind, at random."""
+    """Return the same call of a layer with other weights of this kind, at random."""
     random, weights = np.random.default_rng(1), asked.layer.weights
     chosen = {name: random.normal(1, 0.5, X.shape) for name, X in weights.items() if name.endswith(ending)}
     if not chosen:
@@ -135,14 +135,14 @@ def other_weights(ending: str, asked: Problem) -> Problem | None:
 
 
 def other_numbers(size: float, different: bool, asked: Problem) -> Problem:
-    """The same call of other inputs; size: their standard deviation; different: queries, keys and values are."""
+    """Return the call with other inputs; size: their standard deviation; different: three inputs, not one for all."""
     B, Q, K = asked.sizes.B, asked.sizes.Q, asked.sizes.K
     made = drawn(asked.config, B, Q, K, asked.one_input and not different)
     return asked_with(asked, inputs=[(size * X).astype(asked.queries.dtype) for X in made])
 
 
 def other_arguments(of_tokens: bool, asked: Problem) -> Problem | None:
-    """The same call with other arrays, if it has positions or segments among them, or if it has none."""
+    """Return the call with other arrays, if it has positions or segments among them, or else if it has none."""
     if of_tokens != any(X is not None for X in (asked.call.placed() | asked.call.packed()).values()):
         return None
     changed = arguments(asked, asked.sizes.Q, asked.sizes.K)
@@ -150,7 +150,7 @@ def other_arguments(of_tokens: bool, asked: Problem) -> Problem | None:
 
 
 def nothing_seen(asked: Problem) -> Problem | None:
-    """The same call with a query that sees no key, if one of its arrays can hide all."""
+    """Return the same call with a query that sees no key, if one of its arrays can hide all."""
     given = asked.call.arrays()
     for name, X in given.items():
         if ROWS[name].hidden is not None and X.size:
@@ -163,14 +163,14 @@ def nothing_seen(asked: Problem) -> Problem | None:
 
 
 def hidden_at(name: str, X: Array, at: Mapping[str, int]) -> Array:
-    """Copy an argument of a call, with what hides at these places of its axes, by their letters."""
+    """Copy an argument of a call, and hide these places in it, which are given by the letters of its axes."""
     changed = np.array(X)
     changed[tuple(at.get(letter, ALL) for letter in axes_of(name, X))] = ROWS[name].hidden
     return changed
 
 
 def nan_in_padding(asked: Problem) -> Problem | None:
-    """The same call with NaN in the keys and values that no query sees, if there are any."""
+    """Return the same call with NaN in the keys and values that no query sees, if there are any."""
     unseen = ~np.asarray(asked.visible.any((1, 2)))[..., None]  # (B, K, 1)
     if not unseen.any():
         return None
@@ -179,19 +179,19 @@ def nan_in_padding(asked: Problem) -> Problem | None:
 
 
 def further(apart: int, asked: Problem) -> Problem | None:
-    """The same call with queries that begin later, by so many more in each sample, if an offset says where."""
+    """Return the call with queries that begin later, by more in each sample, if an offset says where they begin."""
     if not goes_by_offset(asked):
         return None
     return asked_with(asked, {"offset": asked.call.arguments()["offset"] + 3 + apart * (1 + np.arange(asked.sizes.B))})
 
 
 def further_on(T: int, asked: Problem) -> Problem | None:
-    """A call of T tokens that begin later, by so many more in each sample."""
+    """Return a call of T tokens that begin later, by more in each sample."""
     return further(5, longer(T, 0, asked)) if goes_by_offset(asked) else None
 
 
 def beyond_blocks(later: bool, asked: Problem) -> Problem | None:
-    """A call of few queries and keys of more than two blocks; later: of queries where the third of these begins."""
+    """Return a call of few queries and keys of more than two blocks; later: queries begin where the third does."""
     made = longer(7, TWICE - 7, asked)
     if not later:
         return made
@@ -199,7 +199,7 @@ def beyond_blocks(later: bool, asked: Problem) -> Problem | None:
 
 
 def beyond_table(asked: Problem) -> Problem | None:
-    """The same call with queries that begin as late as a long table of angles ends, or as their window reaches."""
+    """Return the call with queries that begin as late as a long table of angles ends, or as their window reaches."""
     if not asked.config.rotary or not goes_by_offset(asked):
         return None
     left = (asked.config.window or (None, None))[0]
@@ -207,7 +207,7 @@ def beyond_table(asked: Problem) -> Problem | None:
 
 
 def later(option: str, first: int, asked: Problem) -> Problem | None:
-    """The same call with all tokens so many positions later, which stay as far from each other, if an option is on."""
+    """Return the call with all positions so many later, so that no distance changes, if an option is on."""
     if getattr(asked.config, option) is None or (option == "rotary" and goes_by_offset(asked)):  # see `beyond_table`
         return None
     offset = np.reshape(asked.call.arguments()["offset"], (-1, 1))
@@ -220,19 +220,19 @@ def later(option: str, first: int, asked: Problem) -> Problem | None:
 
 
 def goes_by_offset(asked: Problem) -> bool:
-    """Whether anything in a call goes by its offset."""
+    """Return whether anything in a call depends on its offset."""
     by_positions = asked.call.causal or bounds(asked.config) or asked.config.rotary or asked.config.temperature
     return bool(by_positions) and asked.call.positions is None
 
 
 def longer(T: int, more: int, asked: Problem) -> Problem:
-    """A call of T queries and T + more keys."""
+    """Return a call of T queries and T + more keys."""
     made = drawn(asked.config, asked.sizes.B, T, T + more, not more and asked.one_input)
     return asked_with(asked, arguments(asked, T, T + more), inputs=[X.astype(asked.queries.dtype) for X in made])
 
 
 def past_window(T: int, asked: Problem) -> Problem:
-    """A call of T tokens, of a layer with a small window and chunk: what shows there shows beyond large ones, too."""
+    """Return a call of T tokens, of a layer with a small window and chunk, which stand for large ones."""
     config = asked.config
     left, right, chunk = (X and min(X, SMALL) for X in (*(config.window or (None, None)), config.chunk))
     layer = restore(replace(config, window=(left, right), chunk=chunk), asked.layer.weights, "numpy", asked.layer.seed)
@@ -240,12 +240,12 @@ def past_window(T: int, asked: Problem) -> Problem:
 
 
 def of_one_sample(change: Callable[[Problem], Problem | None], asked: Problem) -> Problem | None:
-    """A change that makes a call long, of one sample of it."""
+    """Apply a change that makes a call long to one sample of it."""
     return change(in_samples(1, asked).with_layers_of(asked))
 
 
 def all_together(asked: Problem) -> Problem:
-    """A call with many of these changes."""
+    """Return a call with many of these changes."""
     changes: tuple[Callable[[Problem], Problem | None], ...] = (
         longest, partial(other_weights, ".scale"), partial(other_weights, ".bias"), partial(further, 5),
         partial(in_wider, "float64"),
@@ -256,13 +256,13 @@ def all_together(asked: Problem) -> Problem:
 
 
 def longest(asked: Problem) -> Problem:
-    """A call of many tokens, longer than the window and the chunk."""
+    """Return a call of many tokens, longer than the window and the chunk."""
     T = FAR if memory(asked.config, FAR) <= MEMORY else TURNED
     return past_window(T, asked) if bounds(asked.config) else longer(T, 3, asked)
 
 
 def probes(config: Config) -> Iterator[Probe]:
-    """Give the changes of a call from the plainest on, the last with all of them."""
+    """Yield the changes of a call from the plainest on, the last with all of them."""
     far = max(bounds(config), default=0) + 2
     for T in (11, TURNED, *[FAR] * (memory(config, FAR) <= MEMORY)) if bounds(config) else ():
         yield Probe(f"at least {far} tokens", partial(of_one_sample, partial(past_window, T)), "window")

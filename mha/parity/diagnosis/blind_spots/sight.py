@@ -1,4 +1,4 @@
-"""What a comparison could see and what not: mistakes that would have passed; it prints as text."""
+"""The sight of a comparison: known mistakes that it would catch, and those that would pass; it prints as text."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -15,8 +15,10 @@ LISTED = 8  # so many names of mistakes stand in a line
 class Unseen:
     """A form of a known mistake that would have passed on the very inputs of a comparison.
 
-    mistake, how: its name and its form ("" if it has one); ratio: the largest error that it makes, by its bound;
-    shown_by: inputs that would show it, "" = none that were tried, None = there was no time to look for them.
+    Attributes:
+        mistake, how: its name and its form, "" if it has one.
+        ratio: the largest error that it makes, by its bound.
+        shown_by: inputs that would show it, "" = none that were tried, None = there was no time to look for them.
     """
 
     mistake: str
@@ -26,7 +28,7 @@ class Unseen:
 
     @property
     def barely(self) -> bool:
-        """Whether it comes near to the bound, so that it may show with other rounding."""
+        """Return whether it comes near to the bound, so that it may show with other rounding."""
         return self.ratio >= BARELY
 
     def __str__(self) -> str:
@@ -35,11 +37,14 @@ class Unseen:
 
 @dataclasses.dataclass(frozen=True)
 class Sight:
-    """What a comparison that found no difference could see.
+    """The sight of a comparison that found no difference: which known mistakes it would have caught.
 
-    unseen: mistakes that would have passed; narrow: those that differ by at most twice the bound; of: the number of
-    forms of mistakes that were tried; untried: of those for which there was no time; gradients: whether some were
-    compared, too.
+    Attributes:
+        unseen: mistakes that would have passed.
+        narrow: mistakes that differ by at most twice the bound.
+        of: the number of forms of mistakes that were tried.
+        untried: the number of those for which there was no time.
+        gradients: whether some were compared, too.
     """
 
     unseen: tuple[Unseen, ...]
@@ -75,7 +80,7 @@ class Sight:
             yield from lines("gradients were compared, too, which may show some of these", options)
 
     def groups(self) -> dict[str, list[Unseen]]:
-        """The mistakes that would have passed, by what shows them, in words."""
+        """Return the mistakes that would have passed, by the words for inputs that show them."""
         found: dict[str, list[Unseen]] = {}
         for one in sorted(self.unseen, key=lambda one: (one.shown_by == "", one.shown_by is None)):
             words = "shown by other inputs" if one.shown_by is None else f"shown by {one.shown_by}"
@@ -84,7 +89,7 @@ class Sight:
 
 
 def listed(some: Sequence[Unseen]) -> str:
-    """Put the names of mistakes, each once, into a line, those of a long list in part."""
+    """List the names of mistakes, each once, in a line; of a long list, the first."""
     by_name: dict[str, list[str]] = {}
     for one in some:
         by_name.setdefault(one.mistake, []).append(one.how)

@@ -1,4 +1,4 @@
-"""Known mistakes that a comparison could not see: they would have passed on its very inputs; and what shows them."""
+"""Find the known mistakes that would have passed a comparison on its very inputs, and inputs that show them."""
 
 import functools
 import time
@@ -29,9 +29,9 @@ OTHER_NUMBERS = Probe("other numbers", lambda asked: asked)  # as those of the s
 
 
 class View:
-    """The arrays of a call that are compared, and how far forms of mistakes move them: all of them, or some numbers.
+    """The compared arrays of a call, and how far forms of mistakes move them: all numbers, or some.
 
-    samples, rows, features: as of a `Bench`. Of some numbers, errors are at most those of all.
+    samples, rows, features: as of a `Bench`. In some numbers, errors are at most those of all.
     """
 
     def __init__(
@@ -46,20 +46,20 @@ class View:
 
     @property
     def arguments(self) -> int:
-        """The number of arguments of the call."""
+        """Return the number of arguments of the call."""
         return len(self.asked.call.given()) + self.asked.call.causal
 
     @functools.cached_property
     def of_all_rows(self) -> "View":
-        """The same view with all queries."""
+        """Return the same view with all queries."""
         return View(self.asked, self.names, self.samples, ALL, self.features)
 
     def possible(self, form: Form) -> bool:
-        """Whether there is such a mistake in this call."""
+        """Return whether there is such a mistake in this call."""
         return self.bench.planned((form,)) is not None
 
     def ratio(self, form: Form) -> float | None:
-        """The largest error of a form by its bound; None if it is impossible here, or needs queries left out."""
+        """Return the largest error of a form by its bound; None if it is impossible here, or needs queries left out."""
         with np.errstate(all="ignore"):
             plan = self.bench.planned((form,))
             possible = plan is not None and plan.rows == self.rows
@@ -69,14 +69,14 @@ class View:
         return ratio if possible else None
 
     def shows(self, form: Form) -> bool:
-        """Whether a form clearly differs here."""
+        """Return whether a form clearly differs here."""
         ratio = self.ratio(form)
         if ratio is None and self.rows != ALL and self.possible(form):
             ratio = self.of_all_rows.ratio(form)
         return (ratio or 0.0) > NARROW
 
     def without_change(self, form: Form) -> bool:
-        """Whether a form leaves the very numbers from which all is computed, as scales of norms that are all 1 do.
+        """Return whether a form leaves all inputs of the computation the same, as scales of norms that are all 1 do.
 
         So does a part of a mask that hides what something else hides, too.
         """
@@ -87,7 +87,7 @@ class View:
         return anew and only_hides(plan, right) and np.array_equal(plan.visible(), right.visible())
 
     def of(self, form: Form, name: str) -> float:
-        """The error of one array by its bound; 0 for an array that there is not with this mistake."""
+        """Return the error of one array by its bound; 0 if the mistake leaves no such array."""
         if not form.mistake.touches(PART_OF[name]) or (wrong := self.bench.steps((form,), name)) is None:
             return 0.0
         X, limit, rows = self.asked.expected(name)
@@ -98,7 +98,7 @@ class View:
 
 
 def some(asked: Problem, names: Iterable[str]) -> View:
-    """The view of a few numbers of a call: of many queries some, and the first features of the output."""
+    """Return the view of a few numbers of a call: of many queries some, and the first features of the output."""
     Q = asked.sizes.Q
     rows = {*range(FIRST), *np.linspace(0, Q - 1, SPREAD).astype(int).tolist(), *range(Q - LAST, Q)}
     features = slice(FEATURES) if asked.config.num_hiddens > FEATURES else ALL
@@ -113,7 +113,7 @@ class Judged(NamedTuple):
 
 
 def sight(calls: Sequence[tuple[Callable[[], Problem], Sequence[str]]]) -> Sight:
-    """Find the known mistakes that leave the compared arrays the same, in each of these calls that has room for them.
+    """Find the known mistakes that leave the compared arrays the same in each of these calls where they are possible.
 
     calls: each as a function that makes the problem, and the names of the arrays.
     """
@@ -149,7 +149,7 @@ def sight(calls: Sequence[tuple[Callable[[], Problem], Sequence[str]]]) -> Sight
 
 
 def found(form: Form, judged: Judged, shown: str | None) -> Unseen:
-    """Describe a form for a report."""
+    """Make the row of a form for a report."""
     return Unseen(form.mistake.name, form.how, judged.ratio, shown)
 
 
@@ -173,7 +173,7 @@ def measured(view: View, forms: Sequence[Form], end: float) -> dict[Form, float 
 
 
 def shown_by(unseen: Mapping[Form, Judged], end: float) -> dict[Form, str]:
-    """Find what inputs would show each form, as far as the time reaches; "" = none that were tried."""
+    """Find inputs that would show each form, as far as the time reaches; "" = none that were tried."""
     shown: dict[Form, str] = {}
     for first in dict.fromkeys(one.view for one in unseen.values()):
         forms = [form for form, one in unseen.items() if one.view is first]
@@ -193,7 +193,7 @@ def shown_by(unseen: Mapping[Form, Judged], end: float) -> dict[Form, str]:
 def search(
     asked: Problem, names: Sequence[str], forms: Sequence[Form], long: bool, shown: dict[Form, str], end: float
 ) -> bool:
-    """Note in `shown` what shows forms of mistakes in changes of a call; return whether the time sufficed.
+    """Note in `shown` the changes of a call that show forms of mistakes; return whether the time sufficed.
 
     long: whether it has other numbers than the call that was compared.
     """
@@ -213,7 +213,7 @@ def search(
 
 
 def smaller(asked: Problem) -> Problem:
-    """A call of two samples, and of a few tokens for a long one; one with fewer as it is."""
+    """Return the call with two samples at most, and a few tokens if it is long."""
     asked = in_samples(2, asked)
     Q, K = asked.sizes.Q, asked.sizes.K
     return asked if max(Q, K) <= PROBED else longer(37, int(np.clip(K - Q, -16, 16)), asked)

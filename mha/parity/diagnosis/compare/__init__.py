@@ -1,1 +1,1 @@
-"""Where do two results differ, or two layers, and why?"""
+"""Find where two results, or two layers, differ, and why."""

@@ -1,4 +1,4 @@
-"""The reason that the weights themselves show: A's, changed as B's come from them, give B's output."""
+"""The reason of a difference that the weights show: A's weights, changed as B's come from them, give B's output."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ PAIRS, ORDER = "rotary pairs, ", " in another order"  # how the words of these r
 
 
 def permuted(rows: Sequence[WeightRow]) -> bool:
-    """Whether nothing but the order of columns differs: then the weights say why, and no mistake has to be tried."""
+    """Return whether only the order of columns differs: then the weights say why, and no mistake has to be tried."""
     found = [row.relation.how if row.relation else "" for row in rows if not row.same]
     return bool(found) and all(how.startswith(PAIRS) or how.endswith(ORDER) for how in found)
 
@@ -62,7 +62,7 @@ def of_weights(
 
 
 def turned(layer: MultiHeadAttention, rotary: Rotary) -> MultiHeadAttention:
-    """Make a layer with the same output whose pairs of components are neighbours where they were halves, or halves.
+    """Make a layer with the same output and the other pairing of components: neighbours for halves, or halves.
 
     rotary: the layer's.
     """
@@ -86,7 +86,7 @@ def mistake(note: str, names: str) -> tuple[str, str]:
 
 
 def listed(some: Sequence[WeightRow], names: Sequence[str]) -> str:
-    """List weights: W_q alone where both its kernel and its bias are meant, or where it has no bias."""
+    """List weights by name: W_q alone where both its kernel and its bias are meant, or where it has no bias."""
     meant = [row.name for row in some]
     found: dict[str, None] = {}
     for name in meant:

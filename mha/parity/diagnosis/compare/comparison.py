@@ -1,4 +1,4 @@
-"""Where another implementation first differs from a layer: its output, steps and gradients against float64 NumPy."""
+"""Compare another implementation with a layer: its output, steps and gradients against float64 NumPy."""
 
 import math
 from collections.abc import Mapping
@@ -262,7 +262,7 @@ def nan_rows(asked: Problem, theirs: np.ndarray) -> int:
 
 
 def turned(asked: Problem, name: str, X: np.ndarray, shape: tuple[int, ...], layout: str | None) -> Any:
-    """Return the function from their array to the compared shape; or a text, which says why its shape does not fit."""
+    """Return the function from their array to the compared shape; or a text that says why its shape does not fit."""
     came = f"it has shape {X.shape}"
     heads = asked.config.num_heads
     if name.startswith(GRADIENT):

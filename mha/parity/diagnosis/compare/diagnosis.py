@@ -43,10 +43,14 @@ def explained(
     call_is_sure: bool = False,
     ways: Rewritten = NONE,
 ) -> Diagnosis:
-    """Explain arrays that were compared: theirs by name, in the compared shapes; rows: those of the report.
+    """Explain the difference of compared arrays by known mistakes, by another call, or by more than attention.
 
-    call_is_sure: True = theirs was called as the problem says, so that no other call can be the reason; ways: of
-    the steps that are written another way; of those that may be no more than that, nothing is sure.
+    Args:
+        theirs: arrays by name, in the compared shapes.
+        rows: those of the report.
+        others: the weights of other layers, by name.
+        call_is_sure: True = theirs was called as the problem says, so that no other call can be the reason.
+        ways: the steps that are written another way; where a step may be no more than that, nothing is sure.
     """
     first, effort = next((row for row in rows if not row.passed), None), Effort()
     if first is None:
@@ -96,18 +100,18 @@ def explained(
 
 
 def undecided(ways: Mapping[str, Way]) -> str:
-    """Say that steps may be right, and what would show it."""
+    """Return the words that steps may be right, and what would show it."""
     each = "; ".join(f"{name} is ours {way.how}" for name, way in reversed([*ways.items()]))
     return f"why: not known: {each}. It is no mistake if later steps take it back: give scores or the output, too"
 
 
 def rank(one: Explanation) -> tuple[int, float]:
-    """The key by which explanations are sorted: fewer mistakes come first, then smaller ratios, to a tenth."""
+    """Return the key that sorts explanations: fewer mistakes come first, then smaller ratios, to a tenth."""
     return len(one.mistakes), round(one.ratio, 1)
 
 
 def of_gradients(problem: Problem, theirs: Mapping[str, Array], first: Row, output: bool, effort: Effort) -> Diagnosis:
-    """Explain gradients of an implementation; output: whether something before them was given, which is right."""
+    """Explain gradients by known mistakes; output: whether the output or a step was given, too, and is right."""
     with np.errstate(all="ignore"):
         search = Gradients(problem, theirs, effort)
         far = max(problem.expected(name).ratio(theirs[name]) for name in search.wrong)
@@ -133,9 +137,12 @@ def attempts(
 ) -> tuple[list[Explanation], int, str]:
     """Find explanations of the arrays: first what is quickly tried, last what takes longest.
 
-    far: the ratio of the right answer. If theirs has no finite number, nothing is sure; in_padding: whether queries in
-    padding alone differ: that they see nothing explains it without a mistake. Returns also the number of tries, and
-    what was not tried, in words.
+    Args:
+        steps: their arrays by name.
+        far: the ratio of the right answer. If theirs has no finite number, nothing is sure.
+        in_padding: whether queries in padding alone differ: that they see nothing explains it without a mistake.
+
+    Returns the explanations, the number of tries, and a note about mistakes that were not tried.
     """
     some = any(np.isfinite(X[np.broadcast_to(problem.matters(name), X.shape)]).any() for name, X in steps.items())
     far = far if some else 0.0
@@ -175,7 +182,7 @@ def of_numbers(problem: Problem, steps: Mapping[str, Array], searches: Searches,
 
 
 def small_errors(problem: Problem, steps: Mapping[str, Array]) -> bool:
-    """Whether rounding may explain the errors: none is more than a fifth of the largest number."""
+    """Return whether rounding may explain the errors: none is more than a fifth of the largest number."""
     there = {name: counted(problem, name, X) for name, X in steps.items()}
     return all(apart(X, problem.expected(name).X) <= 0.2 * largest(X) for name, X in there.items())
 
@@ -186,7 +193,7 @@ def inexact(problem: Problem, steps: Mapping[str, Array], state: State, focus: F
 
 
 def of_errors(state: State, found: precision.Imprecision) -> Explanation:
-    """Make an explanation of an imprecision, together with these mistakes."""
+    """Make the explanation of an imprecision, together with these mistakes."""
     before = [(form.mistake.name, form.how, form.mistake.what) for form in state]
     names, how, what = zip(*before, (found.name, found.how, found.what), strict=True)
     return Explanation(names, how, what, found.ratio, found.left, found.sure)
@@ -210,8 +217,8 @@ def of_one_formula(
 ) -> list[Explanation]:
     """Join mistakes that are one formula in every call of the layer, such as 1 / d and a scale that is applied twice.
 
-    Or both leave nothing that hides keys, as a mask that is ignored where nothing else hides any, and all that is seen.
-    The first name stays, and the others are said beside it.
+    So are two that leave nothing hidden, such as an ignored mask where nothing else hides a key. The first name stays,
+    and the others are given beside it.
     """
     right, by_name = plan_of(problem, "float64"), {mistake.name: mistake for mistake in mistakes}
     found: list[tuple[Explanation, list[Plan]]] = []
@@ -229,7 +236,7 @@ def of_one_formula(
 
 
 def made(state: State | tuple[GradientForm, ...], verdict: Verdict, far: float) -> Explanation:
-    """Make an explanation; far: the ratio of the right answer."""
+    """Make the explanation of a verdict on mistakes; far: the ratio of the right answer."""
     fields = ((form.mistake.name, form.how, form.mistake.what) for form in state)
     names, how, what = zip(*fields, strict=True)
     sure = verdict.same and (far >= SURE or (far > 0 and verdict.left <= LITTLE))

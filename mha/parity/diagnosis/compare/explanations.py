@@ -1,4 +1,4 @@
-"""What a diagnosis says: explanations of numbers by mistakes; it prints as text."""
+"""The diagnosis of a difference: explanations of numbers by mistakes; it prints as text."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -13,10 +13,15 @@ from mha.core.tables import lines, number, text
 class Explanation:
     """Mistakes that together give their numbers.
 
-    mistakes: the names; how: the form of each ("" if it has one form); what: the effect of each; ratio: how far theirs
-    is from the numbers with these mistakes, by the rule: at most 1 is the same; left: the share of the error that they
-    leave; sure: whether they explain it; also: other names that one mistake has in this layer, as 1 / d is a scale that
-    is applied twice. With mistakes of rounding, the ratio may be above 1.
+    Attributes:
+        mistakes: their names.
+        how: the form of each, "" if it has one form.
+        what: the effect of each.
+        ratio: how far theirs is from the numbers with these mistakes, by the rule: at most 1 is the same. With mistakes
+            of rounding it may be above 1.
+        left: the share of the error that they leave.
+        sure: whether they explain it.
+        also: other names that one mistake has in this layer, as 1 / d is a scale that is applied twice.
     """
 
     mistakes: tuple[str, ...]
@@ -38,11 +43,14 @@ class Explanation:
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Diagnosis:
-    """Why theirs differs: explanations, best first; several if the given arrays fit them all.
+    """The reasons why theirs differs: explanations, best first; several if the given arrays fit them all.
 
-    note: further words, in a line; tried: how many mistakes and combinations were tried; call: if the described call is
-    not the one that was made, the arguments as they should have been, by name, {} = it is; more: what comes after
-    attention in their output, in words, "" = nothing that was recognised.
+    Attributes:
+        note: further words, in a line.
+        tried: how many mistakes and combinations were tried.
+        call: if the described call is not the one that was made, the arguments as they should have been, by name; {} =
+            it is.
+        more: what comes after attention in their output, in words; "" = nothing that was recognised.
     """
 
     explanations: tuple[Explanation, ...]
@@ -53,17 +61,17 @@ class Diagnosis:
 
     @property
     def known(self) -> bool:
-        """Whether an explanation is sure, or it is another call or more than attention."""
+        """Return whether an explanation is sure, or the reason is another call or more than attention."""
         return bool(self.call or self.more) or any(one.sure for one in self.explanations)
 
     @property
     def mistakes(self) -> tuple[str, ...]:
-        """The names of the mistakes in the best explanation that is sure; () if none is."""
+        """Return the names of the mistakes in the best explanation that is sure; () if none is."""
         return next(iter(self.alternatives), ())
 
     @property
     def alternatives(self) -> tuple[tuple[str, ...], ...]:
-        """The names of the mistakes in each explanation that is sure, the best first."""
+        """Return the names of the mistakes in each explanation that is sure, the best first."""
         return tuple(dict.fromkeys(one.mistakes for one in self.explanations if one.sure))
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""The diagnosis of a decoder by mistakes in every call, so that earlier ones left what they should not have."""
+"""The diagnosis of a decoder with a mistake in every call, so that each leaves wrong keys or values in its cache."""
 
 import itertools
 from collections.abc import Callable, Sequence
@@ -23,7 +23,7 @@ Step = Callable[[Cache], Any]
 
 @np.errstate(all="ignore")
 def from_the_start(steps: Sequence[Step], cache: Cache, theirs: Array) -> Diagnosis:
-    """Find the mistakes which, made in each of these calls, give the output of the last one, (B, Q, D).
+    """Find the mistakes that give the output of the last call, (B, Q, D), if they are made in each of these calls.
 
     cache: an empty one of NumPy, before the first call.
     """
@@ -46,7 +46,7 @@ def from_the_start(steps: Sequence[Step], cache: Cache, theirs: Array) -> Diagno
 
 
 def last_of(steps: Sequence[Step], cache: Cache, state: State) -> Any:
-    """The problem of the last call, with the cache that these mistakes leave in those before it."""
+    """Return the problem of the last call, with the cache that these mistakes leave in the calls before it."""
     for step, _ in itertools.pairwise(steps):
         asked = step(cache)
         bench = Bench(asked, asked.config.dtype)
@@ -59,12 +59,12 @@ def last_of(steps: Sequence[Step], cache: Cache, state: State) -> Any:
 
 
 def output_of(asked: Any, dtype: Any, state: State) -> Array:
-    """The output of a call with these mistakes, as far as they are possible in it."""
+    """Return the output of a call with these mistakes, as far as they are possible in it."""
     bench = Bench(asked, dtype)
     found: Any = bench.steps(possible(bench, state), "output")
     return np.asarray(found)
 
 
 def possible(bench: Bench, state: State) -> State:
-    """These mistakes, or none where they are impossible."""
+    """Return these mistakes, or none if they are impossible in a call."""
     return () if bench.planned(state) is None else state

@@ -56,7 +56,7 @@ def of_means(asked: Problem, wrong: np.ndarray, sample: int) -> tuple[str, tuple
 
 
 def across(asked: Problem) -> str:
-    """What the last axis of pairs is of."""
+    """Return the name of the last axis of pairs."""
     return "keys" if asked.sizes.slots is None else "slots"
 
 
@@ -80,7 +80,7 @@ def of_weight(asked: Problem, name: str, wrong: np.ndarray) -> tuple[str, tuple[
 
 
 def used(asked: Problem, name: str, shape: tuple[int, ...]) -> np.ndarray:
-    """Return what is no padding: visible pairs that count, queries and keys of such pairs; it broadcasts."""
+    """Return which numbers are no padding: visible pairs that count, queries and keys of such pairs; it broadcasts."""
     visible = asked.counted_pairs
     if kind(name) == "pairs":
         return asked.by_slots(visible)
@@ -96,7 +96,7 @@ def used(asked: Problem, name: str, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def hints(theirs: np.ndarray, expected: np.ndarray, limit: float) -> list[str]:
-    """List what is easy to see about numbers that differ: NaN, a factor, a transpose."""
+    """List the easily seen reasons of numbers that differ: NaN, a factor, a transpose."""
     found = []
     if missing := int((np.isnan(theirs) & ~np.isnan(expected)).sum()):
         found.append(f"NaN in {missing} of {theirs.size} numbers")

@@ -17,11 +17,14 @@ from mha.parity.rule.rules import fraction
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """Where an array differs.
+    """The place in an array where theirs differs.
 
-    index: of the worst number, in their own layout; theirs, expected: that number, and float64 NumPy's.
-    count: how many numbers exceed the bound; of: how many there are. where: which samples, heads and rows, in padding
-    or not, in words. picture: the same as lines of characters.
+    Attributes:
+        index: of the worst number, in their own layout.
+        theirs, expected: that number, and float64 NumPy's.
+        count, of: how many numbers exceed the bound, and how many there are.
+        where: which samples, heads and rows, in padding or not, in words.
+        picture: the same as lines of characters.
     """
 
     index: tuple[int, ...]
@@ -35,11 +38,13 @@ class Place:
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One array: how far theirs is from float64 NumPy, and how far rounding may carry it.
+    """One array of a report: how far theirs is from float64 NumPy, and how far rounding may carry it.
 
-    name: a step of `trace`, "gradient." and the name of a gradient, or "mean weights". place: None if it is the same,
-    or if the shape differs. note: further words, in a line. rows: of an output in half precision, the largest root mean
-    square of a row's errors, by its own bound.
+    Attributes:
+        name: a step of `trace`, "gradient." and the name of a gradient, or "mean weights".
+        place: None if it is the same, or if the shape differs.
+        note: further words, in a line.
+        rows: of an output in half precision, the largest root mean square of a row's errors, by its own bound.
     """
 
     name: str
@@ -51,12 +56,12 @@ class Row:
 
     @property
     def ratio(self) -> float:
-        """Error by bound, of the largest number or row: the same if at most 1."""
+        """Return error by bound, of the largest number or row: the same if at most 1."""
         return max(fraction(self.error, self.bound), self.rows)
 
     @property
     def passed(self) -> bool:
-        """Whether the error is within its bound."""
+        """Return whether the error is within its bound."""
         return self.ratio <= 1
 
 
@@ -77,27 +82,27 @@ class Report:
 
     @property
     def first(self) -> Row | None:
-        """The first row, in the order of `trace`, that leaves its bound; None if all is the same."""
+        """Return the first row, in the order of `trace`, that leaves its bound; None if all is the same."""
         return next((row for row in self.rows if not row.passed), None)
 
     @property
     def ratio(self) -> float:
-        """The largest ratio: the same if at most 1."""
+        """Return the largest ratio: the same if at most 1."""
         return max(row.ratio for row in self.rows)
 
     @functools.cached_property
     def diagnosis(self) -> Diagnosis:
-        """The known mistakes that give their numbers; computed when it is first used, or printed."""
+        """Return the known mistakes that give their numbers; computed when it is first used, or printed."""
         return self.explain()
 
     @functools.cached_property
     def sight(self) -> Sight | None:
-        """What the comparison could see if it found no difference; None if it did, or if nothing was looked for."""
+        """Return the known mistakes that would not differ here; None if something differs, or none were looked for."""
         return self.look() if self and self.look else None
 
     @property
     def unseen(self) -> tuple[Unseen, ...]:
-        """The known mistakes that would have passed on these very inputs; () if something differs.
+        """Return the known mistakes that would have passed on these very inputs; () if something differs.
 
         They are worked out when they are first asked for, or printed, in five seconds at most.
         """
@@ -135,7 +140,7 @@ class Report:
 
 
 def said(row: Row) -> str:
-    """Put a row that differs into a sentence."""
+    """Describe a row that differs in a sentence."""
     if row.place is None:
         return f"{row.name}: {row.note}"
     place = row.place

@@ -1,4 +1,4 @@
-"""Whether two layers compute the same though their weights differ, and how these are written then.
+"""Do two layers compute the same though their weights differ, and how are these written then?
 
 The calls show it: outputs and gradients of the inputs, with inputs of several sizes, masks, biases of the scores and
 positions. Weights that go together may be written in another way together: a factor of the queries is one of the keys.
@@ -51,7 +51,7 @@ def further_calls(a: Config, b: Config, dtype: FloatName) -> Iterator[tuple[list
 def drawn(
     config: Config, offsets: list[int], size: float, dtype: FloatName, seed: int
 ) -> tuple[list[np.ndarray], dict[str, Any]]:
-    """Draw inputs of a size, a sample for each of these offsets."""
+    """Draw inputs of a standard deviation, `size`, one sample for each of these offsets."""
     random, kind = np.random.default_rng(seed), numpy_dtype(dtype)
     rows = {"query_size": QUERIES, "key_size": KEYS, "value_size": KEYS}
     shapes = [(len(offsets), T, getattr(config, name)) for name, T in rows.items()]
@@ -84,7 +84,7 @@ def compared_calls(
 def expected(
     layer: MultiHeadAttention, inputs: Sequence[np.ndarray], call: dict[str, Any], gradients: bool
 ) -> dict[str, tuple[Expected, np.ndarray]]:
-    """Compute the output, and the gradients by the inputs if they are asked for: what is expected, and in its dtype."""
+    """Compute the output, and the gradients by the inputs if asked for: each as expected, and in the layer's dtype."""
     dtype = layer.config.dtype
     base = arrays(layer, inputs, call, gradients)
     wide = [X.astype(np.float64) for X in inputs], {name: as_wide(X) for name, X in call.items()}
@@ -105,7 +105,7 @@ def as_wide(X: Any) -> Any:
 def arrays(
     layer: MultiHeadAttention, inputs: Sequence[np.ndarray], call: dict[str, Any], gradients: bool
 ) -> dict[str, np.ndarray]:
-    """The gradients by the inputs, if they are asked for, and the output."""
+    """Return the output, and the gradients by the inputs if they are asked for."""
     queries, keys, values = inputs
     by_name = layer.gradients(queries, keys, values, **call) if gradients else {}
     found = {GRADIENT + name: by_name[name] for name in OF_INPUTS if gradients}
@@ -113,14 +113,14 @@ def arrays(
 
 
 def compared_row(name: str, ours: Expected, theirs: Expected, X: np.ndarray) -> Row:
-    """Compare an array of another layer, X, with what is expected; either layer may round more than the other."""
+    """Compare an array of another layer, X, with the expected one; either layer may round more than the other."""
     there = X.astype(np.float64)
     limit, rows = max(ours.limit, theirs.limit), 0.0 if ours.rows is None else ours.ratio(there)
     return Row(name, error(there, ours.X), limit, rows=rows)
 
 
 def written(rows: Sequence[WeightRow]) -> tuple[WeightRow, ...]:
-    """Say of weights that come from A's in no known way how they are written, in layers that compute the same."""
+    """Describe how the weights that come from A's in no known way are written, in layers that compute the same."""
     lone = {row.name for row in rows if row.relation is None and row.name != "W_k.bias"}
     found = []
     for row in rows:

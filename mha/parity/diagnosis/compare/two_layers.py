@@ -32,14 +32,16 @@ KEPT = ("dtype", "dropout", "bias")  # options that change no output by themselv
 class LayersReport:
     """A comparison of two layers, A and B: true if they are the same, printed as a table, its rows as data.
 
-    options: those that differ, as (name, A's, B's). rows: a `WeightRow` for each weight of A or B.
-    outputs: the `Report` of B's steps compared with A's, on the same inputs; None if no inputs fit both.
-    beside: a `WeightRow` for each array of their files that stands beside the weights, such as T5's table of biases.
-
     Two layers are the same if their outputs are, and the gradients of their inputs, in several calls: their weights may
     be written another way, which `rows` say. In half precision, where a similar layer may have the same outputs, each
-    weight of B has to come from A's in a known way. Arrays beside them are the same as they
-    are, or with their heads in the order in which the weights have them.
+    weight of B has to come from A's in a known way. Arrays beside them are the same as they are, or with their heads in
+    the order in which the weights have them.
+
+    Attributes:
+        options: those that differ, as (name, A's, B's).
+        rows: a `WeightRow` for each weight of A or B.
+        outputs: the `Report` of B's steps compared with A's, on the same inputs; None if no inputs fit both.
+        beside: a `WeightRow` for each array of their files beside the weights, such as T5's table of biases.
     """
 
     options: tuple[tuple[str, Any, Any], ...]
@@ -56,30 +58,30 @@ class LayersReport:
 
     @property
     def agree(self) -> bool:
-        """Whether the outputs are the same, and the gradients of inputs; steps before may be written another way."""
+        """Return whether outputs and gradients of inputs are the same; steps before may be written another way."""
         shown = [] if self.outputs is None else self.outputs.rows
         seen = [row.passed for row in shown if row.name == "output" or row.name.startswith(GRADIENT)]
         return bool(seen) and all(seen)
 
     @property
     def changed(self) -> bool:
-        """Whether any weight, or an option, is another one."""
+        """Return whether any weight, or an option, is another one."""
         return not all(row.same for row in self.rows) or any(name not in KEPT for name, _, _ in self.options)
 
     @property
     def rounded(self) -> FloatName | None:
-        """The coarsest dtype to which weights are rounded; None = the numbers are the same."""
+        """Return the coarsest dtype to which weights are rounded; None = the numbers are the same."""
         found = [row.relation.rounded for row in self.rows if row.relation and row.relation.rounded]
         return max(found, key=UNIT.__getitem__, default=None)
 
     @property
     def alike(self) -> bool:
-        """Whether any kernel comes from A's in a known way."""
+        """Return whether any kernel comes from A's in a known way."""
         return any(row.relation is not None for row in self.rows if row.name.endswith(".kernel"))
 
     @property
     def verdict(self) -> str:
-        """The result in a sentence."""
+        """Return the result in a sentence."""
         reasons: dict[str, list[str]] = {}
         for row in (*self.rows, *self.beside):
             if not row.same:
@@ -105,7 +107,7 @@ class LayersReport:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What to know of two layers that are the same, and stored in another way, in lines."""
+        """Return remarks on two layers that are the same, but stored in another way, in lines."""
         other = [row for row in self.rows if not row.same] if self else []
         found = []
         if any(row.name.partition(".")[0] in CACHED for row in other):
@@ -150,7 +152,7 @@ class LayersReport:
 
 
 def shown(value: Any) -> str:
-    """Write the value of an option in short."""
+    """Describe the value of an option in short."""
     if not isinstance(value, Rotary):
         return str(value)
     own = ", own frequencies" if value.frequencies else ""
@@ -205,10 +207,7 @@ def outputs(
     others: Mapping[str, MultiHeadAttention],
     explain: bool,
 ) -> Report:
-    """Compare B's outputs with A's, and where they differ its steps, with a diagnosis.
-
-    That is by the steps, else by the output alone, else by the weights.
-    """
+    """Compare B's outputs with A's, and where they differ its steps, with a diagnosis by steps, output or weights."""
     numpy = [layer if layer.backend == "numpy" else layer.to("numpy") for layer in (a, b)]
     dtypes: list[FloatName] = [of.rounded or "float64"]
     if any(row.relation is None for row in of.rows) and {a.config.dtype, b.config.dtype} <= {"float32", "float64"}:

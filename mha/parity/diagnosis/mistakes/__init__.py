@@ -1,1 +1,1 @@
-"""Known mistakes, as data: what each does, and the functions that put it into a plan."""
+"""Known mistakes as data: a name, an effect, and functions that put the mistake into a plan."""

@@ -1,4 +1,4 @@
-"""What is left where a mistake hides all keys: that an implementation has NaN there, or a mean, is no second mistake.
+"""The other forms of a mistake that hides all keys of a query: NaN there, or a mean, is no second mistake.
 
 Where every query sees a key, it does not matter how a mask is applied: as minus infinity, or as a number that is set or
 added. Once a mistake hides all the keys of a query, or all the queries of a key for a softmax over these, it shows.
@@ -24,7 +24,7 @@ APPLIED: tuple[tuple[str, Callable[[Plan], Plan | None]], ...] = (
 
 @functools.cache
 def emptied(form: Form) -> tuple[Form, ...]:
-    """List the forms of a mistake in implementations that apply their masks otherwise."""
+    """List the forms that a mistake has in implementations that apply their masks otherwise."""
     return tuple(
         Form(form.place, form.mistake, "; ".join(filter(None, [form.how, words])), changed(applied, form.change), True)
         for words, applied in APPLIED
@@ -32,12 +32,15 @@ def emptied(form: Form) -> tuple[Form, ...]:
 
 
 def changed(applied: Callable[[Plan], Plan | None], change: Change) -> Change:
-    """Make a mistake in an implementation that applies its masks so."""
+    """Make a mistake in an implementation that applies its masks in this way."""
     return lambda plan: None if (other := applied(plan)) is None else change(other)
 
 
 def empties(plan: Plan, right: Plan) -> bool:
-    """Whether a plan leaves nothing to see where its softmax looks; right: the plan without the mistake."""
+    """Return whether a plan hides every key of a query, or what else its softmax goes over.
+
+    right: the plan without the mistake.
+    """
     if plan.axis == right.axis and all(getattr(plan, field) is getattr(right, field) for field in OF_HIDING):
         return False
     return not plan.visible().any(plan.axis).all()

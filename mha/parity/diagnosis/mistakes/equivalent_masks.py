@@ -1,4 +1,4 @@
-"""What hides keys, said in another way: several conditions as one mask, or a mask as lengths, order, window and texts.
+"""Rewrite the conditions that hide keys: several as one mask, or a mask as lengths, order, window and texts.
 
 So a mistake can be made whichever way a call says what it hides.
 """
@@ -20,7 +20,7 @@ MADE_OF = (
 
 
 class Part(NamedTuple):
-    """A part of what a mask hides: what it leaves visible, (B or 1, Q or 1, K or 1), and the fields of a plan for it.
+    """A part of what a mask hides: the pairs left visible, (B or 1, Q or 1, K or 1), and the plan's fields for it.
 
     names: of its conditions.
     """
@@ -31,7 +31,7 @@ class Part(NamedTuple):
 
 
 def seen_by(names: Iterable[str], plan: Plan) -> Array:
-    """Return what these conditions leave visible in all samples and queries, (B or 1, H or 1, Q or 1, K or 1)."""
+    """Return the pairs left visible by these conditions in all samples and queries, (B or 1, H or 1, Q or 1, K or 1)."""
     whole, seen = replace(plan, samples=ALL, rows=ALL), np.ones((1, 1, 1, 1), bool)
     for name in names:
         seen = seen & plan.hiding[name](whole)
@@ -44,7 +44,7 @@ def hides(plan: Plan) -> frozenset[str]:
 
 
 def only_hides(made: Plan, plan: Plan) -> bool:
-    """Whether a plan differs from another at most in which query sees which key."""
+    """Return whether a plan differs from another at most in which query sees which key."""
     return same(replace(made, **{name: getattr(plan, name) for name in OF_HIDING}), plan)
 
 
@@ -61,13 +61,13 @@ def as_pairs(plan: Plan) -> list[str]:
 
 
 def one_text(plan: Plan) -> bool:
-    """Whether all tokens that are no padding are in one text."""
+    """Return whether all tokens that are no padding are in one text."""
     own, keys = plan.segments, plan.key_segments
     return bool((own == own.max()).all() and (keys[keys >= 0] == own.max()).all() and own.max() >= 0)
 
 
 def as_mask(names: Iterable[str], plan: Plan) -> Plan:
-    """Say what these conditions hide as one mask."""
+    """Write these conditions as one mask."""
     chosen = set(names)
     rest, other = {name: X for name, X in plan.hiding.items() if name not in chosen}, plan.mask
     if "mask" in rest:
@@ -76,7 +76,7 @@ def as_mask(names: Iterable[str], plan: Plan) -> Plan:
 
 
 def anywhere(change: Change, least: int = 1) -> Change:
-    """Make a change in what a mask says, if it is made of so many parts or more, or else in what is said by itself."""
+    """Apply a change to the parts of a mask, if it has so many or more, or else to separate conditions."""
 
     def made(plan: Plan) -> Plan | None:
         parts = taken_apart(plan, least)
@@ -87,14 +87,14 @@ def anywhere(change: Change, least: int = 1) -> Change:
 
 
 def in_part(change: Change) -> Change:
-    """Make a change in a part of what a mask says, or in what is said by itself; a whole mask has other mistakes."""
+    """Apply a change to a part of a mask, or to a separate condition; whole masks have other mistakes."""
     return anywhere(change, 2)
 
 
 def taken_apart(plan: Plan, least: int = 1) -> Plan | None:
-    """Say as lengths, order, window and texts what a mask hides; None if it is not made of so many of these, or more.
+    """Write a mask as lengths, order, window and texts; None if it does not consist of so many of these, or more.
 
-    So is padding by positions, or by segments where there is one text.
+    Padding by positions is written so, too, or by segments where there is one text.
     """
     names = as_pairs(plan)
     if not names or plan.kept_k is not None:
@@ -135,7 +135,7 @@ def parts_of(seen: Array, plan: Plan) -> list[Part]:
 
 
 def seen_in(parts: list[Part], seen: Array) -> bool:
-    """Whether these parts together leave just these pairs visible."""
+    """Return whether these parts together leave just these pairs visible."""
     found = np.ones((1, 1, 1), bool)
     for part in parts:
         found = found & part.seen
@@ -153,7 +153,7 @@ def together(parts: list[Part]) -> list[Part]:
 
 
 def of_keys(keys: Array, plan: Plan) -> Part:
-    """Say which keys are seen, (B or 1, 1, K or 1), as lengths, if they are."""
+    """Write which keys are seen, (B or 1, 1, K or 1), as lengths, if possible."""
     counts = keys.sum(2, keepdims=True)  # (B or 1, 1, 1)
     if (keys == (np.arange(keys.shape[2]) < counts)).all():
         return Part(keys, ("lengths",), {"lengths": counts[:, None]})
@@ -161,7 +161,7 @@ def of_keys(keys: Array, plan: Plan) -> Part:
 
 
 def of_distances(seen: Array, plan: Plan) -> dict[str, Part]:
-    """Say how far ahead and back queries see as causal order and as a window; seen (B or 1, Q, K)."""
+    """Write how far ahead and back queries see as causal order and as a window; seen: (B or 1, Q, K)."""
     far = (plan.key_places - replace(plan, rows=ALL).query_places(plan.offsets))[:, 0]  # (B or 1, Q, K)
     there = (far + 0 * seen)[seen | np.zeros(far.shape, bool)]
     left, right = -int(there.min()), int(there.max())
@@ -174,7 +174,7 @@ def of_distances(seen: Array, plan: Plan) -> dict[str, Part]:
 
 
 def of_texts(seen: Array, plan: Plan) -> dict[str, Part]:
-    """Say which queries and keys are in one text, if neighbours who see each other are; seen (B or 1, Q, K)."""
+    """Write which queries and keys are in one text, if neighbours who see each other are; seen: (B or 1, Q, K)."""
     if seen.shape[1] != seen.shape[2]:
         return {}
     linked = (seen | seen.swapaxes(1, 2)).diagonal(1, 1, 2)  # (B or 1, Q - 1)

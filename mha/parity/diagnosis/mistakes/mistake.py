@@ -1,4 +1,4 @@
-"""A mistake has a name, its effect, and functions that put it into a plan; and what several of these do."""
+"""The known mistake: a name, an effect, and functions that put it into a plan; and tools for many mistakes."""
 
 import dataclasses
 import functools
@@ -15,10 +15,13 @@ Change = Callable[[Plan], Plan | None]
 class Mistake:
     """One known mistake.
 
-    name: for a diagnosis; what: the effect, in words; parts: those of the pipeline that it changes; forms: one or
-    several functions, each by its words ("" if there is one): from a plan without the mistake to one with it, or None
-    where the mistake is impossible; rare: whether it is tried only where no other mistake alone gives the numbers, and
-    not together with others.
+    Attributes:
+        name: for a diagnosis.
+        what: the effect, in words.
+        parts: those of the pipeline that it changes.
+        forms: functions by their words ("" if there is one): from a plan without the mistake to one with it, or to None
+            where the mistake is impossible.
+        rare: whether it is tried only where no other mistake alone gives the numbers, and not together with others.
     """
 
     name: str
@@ -28,12 +31,12 @@ class Mistake:
     rare: bool = False
 
     def touches(self, part: str) -> bool:
-        """Whether the result of a part may differ."""
+        """Return whether the result of a part may differ."""
         return part in self.touched
 
     @functools.cached_property
     def touched(self) -> frozenset[str]:
-        """The parts whose results may differ."""
+        """Return the parts whose results may differ."""
         found = set(self.parts)
         for part, before in PARTS.items():  # each comes after those that it takes
             if not found.isdisjoint(before):
@@ -60,7 +63,7 @@ def scaled(factor: Callable[[Plan], float], plan: Plan) -> Plan | None:
 
 
 def hiding(name: str, condition: Callable[[Plan], Array] | None, plan: Plan) -> Plan | None:
-    """Replace one condition for a key to be seen; None = ignore it."""
+    """Replace one condition for a key to be seen; None = drop it."""
     if name not in plan.hiding:
         return None
     kept = {key: X for key, X in plan.hiding.items() if key != name}

@@ -23,7 +23,7 @@ def biased_by(factor: Callable[[Plan], float], plan: Plan) -> Plan | None:
 
 
 def mirrored(plan: Plan) -> Plan | None:
-    """Take the bias at minus the distance; beyond the distances that there are, that of the furthest."""
+    """Take the bias at minus the distance; beyond the known distances, that of the furthest."""
     X, places = plan.score_bias, np.unique(plan.offsets)
     if X is None or min(X.shape[2:]) == 1 or len(places) > 1:
         return None
@@ -37,7 +37,7 @@ def mirrored(plan: Plan) -> Plan | None:
 
 
 def repeated(plan: Plan) -> Plan | None:
-    """Repeat the bias of each head for the samples, and split what comes of it into samples and heads."""
+    """Repeat the bias of each head for the samples, and split the result into samples and heads."""
     X, B = plan.score_bias, len(plan.queries)
     if X is None or X.shape[:2] != (1, plan.heads):
         return None

@@ -26,20 +26,20 @@ BEAMS: dict[str, Callable[[int], list[int]]] = {
 
 
 def places_of(plan: Plan) -> tuple[Array, Array]:
-    """Positions of the slots before the call, (B, S), and of its tokens, (B, K); -1 = empty, or padding."""
+    """Return the positions of the slots before the call, (B, S), and of its tokens, (B, K); -1 = empty, or padding."""
     S = plan.kept_k.shape[2]
     return plan.key_positions[:, :S], plan.key_positions[:, S:]
 
 
 def slots_of(plan: Plan) -> Array:
-    """The slot in which each of the T slots and tokens is after the call, (B, T); -1 = in none."""
+    """Return the slot of each of the T slots and tokens after the call, (B, T); -1 = in none."""
     found = np.full(plan.key_positions.shape, -1)
     np.put_along_axis(found, plan.columns, np.arange(plan.columns.shape[1])[None], 1)
     return found
 
 
 def next_places(plan: Plan) -> Array:
-    """The position after the newest of each sample, (B, 1)."""
+    """Return the position after the newest of each sample, (B, 1)."""
     return np.asarray(places_of(plan)[0].max(1, keepdims=True) + 1)
 
 
@@ -56,7 +56,7 @@ def moved(by: Callable[[Plan], Any], slots: bool, plan: Plan) -> Plan | None:
 
 
 def into(by: Any, plan: Plan) -> Plan:
-    """Write the new tokens so many slots further, (B, 1) or one; what is overwritten is not seen."""
+    """Write the new tokens so many slots further, (B, 1) or one; overwritten tokens are not seen."""
     S = plan.columns.shape[1]
     slot = np.broadcast_to(np.arange(S), plan.columns.shape)
     target, columns = (slot + by) % S, slot.copy()  # (B, S)
@@ -66,12 +66,12 @@ def into(by: Any, plan: Plan) -> Plan:
 
 
 def held(plan: Plan) -> Plan:
-    """See what is in a slot after the call, and nothing else."""
+    """Let queries see the tokens in slots after the call, and no others."""
     return replace(plan, hiding=plan.hiding | {"slots": lambda plan: (slots_of(plan) >= 0)[:, None, None]})
 
 
 def by_slots(far: int, plan: Plan) -> Plan:
-    """See the slots up to that of the query, or so many before it, whatever their positions."""
+    """Let queries see the slots up to their own, or so many before it, whatever the positions."""
 
     def condition(plan: Plan) -> Array:
         slots, S = slots_of(plan)[:, None, None], plan.columns.shape[1]  # (B, 1, 1, T)
@@ -82,20 +82,20 @@ def by_slots(far: int, plan: Plan) -> Plan:
 
 
 def written_first(plan: Plan) -> Plan | None:
-    """See what is in the slots of a ring after the call; impossible where the call overwrites no token."""
+    """Let queries see the slots of a ring after the call; impossible where the call overwrites no token."""
     lost = (slots_of(plan) < 0) & (plan.key_positions >= 0)  # (B, T)
     return held(plan) if lost.any() else None
 
 
 def in_order_of_slots(plan: Plan) -> Plan | None:
-    """See the slots of a ring up to that of the query; impossible where the newer token is in the later slot."""
+    """Let queries see the slots of a ring up to their own; impossible where the newer token is in the later slot."""
     places = np.take_along_axis(plan.key_positions, plan.columns, 1)  # (B, S)
     wrapped = (places >= 0) & (places < np.maximum.accumulate(places, 1))
     return by_slots(0, plan) if wrapped.any() else None
 
 
 def seen_empty(plan: Plan) -> Plan | None:
-    """See slots that are empty, but for those into which the call writes."""
+    """Let queries see empty slots, but for those into which the call writes."""
     before, new = places_of(plan)
     empty = np.concatenate([before < 0, np.zeros(new.shape, bool)], 1) & (slots_of(plan) >= 0)  # (B, T)
     return hiding("key_positions", lambda plan: CONDITIONS["key_positions"](plan) | empty[:, None, None], plan)
@@ -124,7 +124,7 @@ def padding_too(stays: bool, plan: Plan) -> Plan | None:
 
 
 def left_behind(count: int, plan: Plan) -> Plan:
-    """Let so many empty slots behind the new tokens have the positions that a crop should have taken."""
+    """Give so many empty slots behind the new tokens the positions that a crop should have taken."""
     before, new = places_of(plan)
     S = before.shape[1]
     last = slots_of(plan)[:, S:].max(1, keepdims=True)  # (B, 1): without a ring, the slot of the newest

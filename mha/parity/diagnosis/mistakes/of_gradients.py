@@ -24,9 +24,11 @@ PlanChange = Callable[[Plan], Plan | None]
 class GradientMistake:
     """One known mistake in gradients.
 
-    name: for a diagnosis; what: the effect, in words; forms: one or several functions, each by its words ("" if there
-    is one): from what gradients are computed from without the mistake to the same with it, or None where the mistake is
-    impossible.
+    Attributes:
+        name: for a diagnosis.
+        what: the effect, in words.
+        forms: functions by their words ("" if there is one): from a `Backward` without the mistake to one with it, or to
+            None where the mistake is impossible.
     """
 
     name: str
@@ -73,7 +75,7 @@ def straight_cap(back: Backward) -> Backward | None:
 
 
 def unhidden(normalized: bool, back: Backward) -> Backward | None:
-    """Compute the attention weights anew without what hides keys; normalized: so that they add up to 1."""
+    """Recompute the attention weights with nothing hidden; normalized: so that they add up to 1."""
     if back.visible.all():
         return None
 
@@ -254,6 +256,6 @@ DROPOUT = GradientMistake(
 
 
 def with_dropout(p: float) -> GradientMistake:
-    """The mistake of dropout's factor, of such a p."""
+    """Make the mistake of dropout's factor, for this p."""
     forms = {f"{how}, p {p:.3g}": partial(of_dropout, places, p) for how, places in DROPPED.items()}
     return replace(DROPOUT, forms=forms)

@@ -23,19 +23,19 @@ def remade(change: OfArray, plan: Plan | None) -> Plan | None:
 
 
 def whole(change: OfArray, plan: Plan, but: Sequence[frozenset[str]]) -> Plan | None:
-    """Change all that hides keys as one mask; but: conditions that have mistakes of their own where no other hides."""
+    """Change all hidden keys as one mask; but: conditions that have mistakes of their own where no other hides."""
     names = hides(plan)
     return None if not names or names in but else remade(change, as_mask(names, plan))
 
 
 def in_mask(plan: Plan) -> tuple[Plan, set[str]]:
-    """Find what hides padding where a mask hides more than that: the plan in which it stands alone, and conditions."""
+    """Find the padding in a mask that hides more: return the plan with it as a condition, and its conditions."""
     parts = taken_apart(plan, 2)
     return (plan, set()) if parts is None else (parts, {"lengths", "mask"} & parts.hiding.keys())
 
 
 def of_padding(change: OfArray, plan: Plan) -> Plan | None:
-    """Change what hides padding, where a mask, or positions and segments, hide more than that."""
+    """Change the hidden padding, where a mask, or positions and segments, hide more than that."""
     parts, names = in_mask(plan)
     if not names:
         names = {"key_positions", "key_segments"} & hides(plan)
@@ -56,17 +56,17 @@ def unlike(plan: Plan) -> set[str]:
 
 
 def of_all_samples(change: OfArray, but: str, plan: Plan) -> Plan | None:
-    """Change all that hides keys as one mask, if that of samples differs, and not by one condition alone."""
+    """Change all hidden keys as one mask, if the samples' masks differ, and not by one condition alone."""
     return remade(change, as_mask(hides(plan), plan)) if unlike(plan) - {but} else None
 
 
 def of_the_mask(change: OfArray, plan: Plan) -> Plan | None:
-    """Change the mask alone, where that of samples differs by other conditions, too."""
+    """Change the mask alone, where the samples differ by other conditions, too."""
     return remade(change, plan) if unlike(plan) - {"mask"} else None
 
 
 def by_sample(change: OfArray, but: str = "") -> dict[str, Change]:
-    """Make forms of a change of what samples have."""
+    """Make forms of a change of the samples' masks."""
     return {"": partial(of_all_samples, change, but), "of the mask alone": partial(of_the_mask, change)}
 
 
@@ -78,7 +78,7 @@ def heads_first(plan: Plan, X: Array) -> Array | None:
 
 
 def groups_first(plan: Plan, X: Array) -> Array | None:
-    """Likewise, of the heads of keys: (B*G) as (G*B)."""
+    """Take the axis (B*G) of the heads of keys as (G*B), as `heads_first` does with (B*H)."""
     B, G = len(plan.queries), plan.groups
     if B == 1 or G in (1, plan.heads) or X.shape[1] > 1:
         return None
@@ -121,7 +121,7 @@ AXES: dict[str, OfArray] = {
 
 
 def of_first(plan: Plan, X: Array) -> Array | None:
-    """Take that of the first sample for all; None where a search begins with that one, as the sample that is worst."""
+    """Take the array of the first sample for all; None where a search begins with that one, as the worst sample."""
     return None if isinstance(plan.samples, list) and plan.samples[0] == 0 else X[:1]
 
 
@@ -164,7 +164,7 @@ def of_bias(change: OfArray, plan: Plan) -> Plan | None:
 
 
 def of_joint_bias(change: OfArray, plan: Plan) -> Plan | None:
-    """Change the bias of scores, and all that hides keys likewise, as where they are one array."""
+    """Change the bias of scores and all hidden keys likewise, as where they are one array."""
     made, names = of_bias(change, plan), hides(plan) - {"bias"}
     if made is None or not unlike(plan) - {"bias"} or not added(plan).any():
         return None

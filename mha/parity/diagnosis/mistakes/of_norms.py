@@ -15,7 +15,7 @@ EPSILONS = (1e-5, 1e-6, 1e-8, 1e-12, 1e-3, 1e-2)
 
 
 def changed(plan: Plan, roles: Collection[str] = ("q", "k"), **options: Any) -> Plan | None:
-    """Take norms with other options for these roles, if they have norms with others than these."""
+    """Take norms with other options for these roles, if their own differ from these."""
     norms = {role: replace(own, **options) if role in roles else own for role, own in plan.norms.items()}
     return None if norms == plan.norms else replace(plan, norms=norms)
 
@@ -41,7 +41,7 @@ def moved(after: bool, plan: Plan) -> Plan | None:
 
 
 def unnormed(kept: tuple[str, ...], plan: Plan) -> Plan | None:
-    """Norm these roles alone."""
+    """Apply the norms of these roles alone."""
     norms = {role: own for role, own in plan.norms.items() if role in kept}
     return None if norms == plan.norms else replace(plan, norms=norms)
 

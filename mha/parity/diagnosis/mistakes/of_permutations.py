@@ -46,7 +46,7 @@ def repaired(interleave: bool, names: Sequence[str], plan: Plan) -> Plan | None:
 
 
 def reordered(plan: Plan, order: Array, X: Array) -> Array:
-    """Return the same as `by_heads`, computed once."""
+    """Return `by_heads` of an order, computed once."""
     return plan.once(("components", *order), partial(by_heads, order), X)
 
 
@@ -122,7 +122,7 @@ BLOCKS = {
 
 
 def steps_of(interleave: bool) -> dict[str, tuple[Step, ...]]:
-    """List what permutations in other blocks come to: alone, after the right one is undone, or before it."""
+    """List the permutations in other blocks: alone, after the right one is undone, or before it."""
     return {
         "": ((True, interleave),),
         ", for the right blocks": ((False, not interleave), (True, interleave)),

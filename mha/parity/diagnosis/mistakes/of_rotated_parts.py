@@ -20,12 +20,12 @@ def turning(plan: Plan) -> int:
 
 
 def is_part(plan: Plan) -> bool:
-    """Whether only the first components turn, and are paired among themselves."""
+    """Return whether only the first components turn, and are paired among themselves."""
     return plan.frequencies is not None and 2 * len(plan.frequencies) < plan.config.key_dim
 
 
 def is_share(plan: Plan) -> bool:
-    """Whether all components are paired, and only the first pairs turn."""
+    """Return whether all components are paired, and only the first pairs turn."""
     return plan.frequencies is not None and 0 < turning(plan) < len(plan.frequencies)
 
 
@@ -54,7 +54,7 @@ def over_head(last: bool, plan: Plan | None) -> Plan | None:
 
 
 def over_part(plan: Plan | None) -> Plan | None:
-    """Pair what turns by itself, (i, i + dim / 2), where the whole head is paired."""
+    """Pair the turning components among themselves, (i, i + dim / 2), where the whole head is paired."""
     if plan is None or not is_share(plan):
         return None
     return replace(plan, frequencies=plan.frequencies[: turning(plan)], interleaved=False)

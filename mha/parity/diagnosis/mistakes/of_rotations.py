@@ -85,7 +85,7 @@ def slower(factor: float, base: float | None, plan: Plan) -> Plan | None:
 
 
 def mixed_up(plan: Plan) -> Plan | None:
-    """Slow down the fast pairs by what the slow ones should be slowed down by, and the other way round."""
+    """Slow the fast pairs down by the factors of the slow ones, and the other way round."""
     plain = of_base(None, plan)
     if plain is None:
         return None
@@ -103,7 +103,7 @@ def shares_of(plan: Plan) -> Array | None:
 
 
 def scaled_back(gradual: bool, plan: Plan) -> Plan | None:
-    """Multiply frequencies by what the model divides them by; gradual: by the factor, where it is between 1 and that.
+    """Multiply frequencies by the factor that the model divides them by; gradual: blend 1 and the factor as the model does.
 
     Pairs that do not turn stay so.
     """

@@ -14,7 +14,7 @@ from mha.parity.diagnosis.pipeline.plan import OFFSETS, Plan, replace
 
 
 def ignored(padding: bool, plan: Plan) -> Plan | None:
-    """Let nothing hide what segments hide; padding: but for padding."""
+    """Drop the condition of segments; padding: whether padding stays hidden."""
     if padding:
         return None if "key_segments" not in plan.hiding or (plan.key_segments >= 0).all() else unpacked(plan)
     apart = unpacked(plan)
@@ -68,7 +68,7 @@ def numbered_by_text(by_place: bool, plan: Plan) -> Plan | None:
 
 
 def kept_apart(plan: Plan) -> Plan | None:
-    """Let tokens see those of their own text alone, which is from one place where positions begin again to the next."""
+    """Let tokens see their own text alone, which ends where positions begin again."""
     places = plan.positions
     if places is None or "segments" in plan.hiding or not np.array_equal(places, plan.key_positions):
         return None

@@ -15,7 +15,7 @@ ALL = slice(None)
 
 
 class Bench:
-    """The pipeline of some samples and queries in one dtype, with mistakes; what several of them share is made once.
+    """The pipeline of some samples and queries in one dtype, with mistakes; their common work is done once.
 
     samples: a slice, or a list of integers; rows: the queries, a slice or a tuple of integers; features: of the output,
     a slice or a list of integers.
@@ -39,7 +39,7 @@ class Bench:
         return self.latest[1]
 
     def forget(self) -> None:
-        """Keep only what has no mistakes."""
+        """Free all results but those without mistakes."""
         self.parts = {key: made for key, made in self.parts.items() if not key[2]}
         self.plans = {(): self.plan}
 
@@ -48,22 +48,22 @@ class Bench:
         return [form for form in forms if (plan := self.planned((form,))) is not None and not same(plan, self.plan)]
 
     def whole(self, state: State) -> bool:
-        """Whether these mistakes need queries beyond those that are to be computed."""
+        """Return whether these mistakes need queries beyond those that are computed."""
         plan = self.planned(state)
         return plan is not None and plan.rows != self.rows
 
     def empties(self, form: Form) -> bool:
-        """Whether a mistake leaves nothing to see somewhere, see `emptied`."""
+        """Return whether a mistake hides everything somewhere, see the module `emptied`."""
         plan = self.planned((form,))
         return plan is not None and empties(plan, self.plan)
 
     def changes_window(self, form: Form) -> bool:
-        """Whether a mistake takes another window."""
+        """Return whether a mistake takes another window."""
         plan = self.planned((form,))
         return plan is not None and plan.window != self.plan.window
 
     def work(self, state: State) -> tuple[bool, int]:
-        """Compare the work for mistakes: whether all queries are needed, and how many projections several change."""
+        """Return the work for mistakes, to sort by: whether all queries are needed, and how many projections change."""
         several = [role for role in ROLES if sum(form.mistake.touches(role) for form in state) > 1]
         return any(self.whole((form,)) for form in state), len(several)
 
@@ -92,7 +92,7 @@ class Bench:
         return right & (seen if plan.rows == self.rows else self.of_rows(name, seen))
 
     def cut(self, name: str, X: Array) -> Array:
-        """Take what is to be computed from a step of the whole call, or from an array that broadcasts to it."""
+        """Take the part to compute from a step of the whole call, or from an array that broadcasts to it."""
         if X.ndim == 0:
             return X
         X = self.plan.of_samples(X)

@@ -1,1 +1,1 @@
-"""The search for known mistakes that give the numbers of another implementation, and verdicts on what it finds."""
+"""Search for known mistakes that give the numbers of another implementation, and judge those that come near."""

@@ -26,7 +26,7 @@ class Form(NamedTuple):
 
 
 class Effect(NamedTuple):
-    """What one mistake does to a gradient: whether it changes it, and whether it is near to theirs then."""
+    """The effect of one mistake on a gradient: whether it changes it, and whether it is near to theirs then."""
 
     changes: bool
     near: bool
@@ -62,11 +62,11 @@ class Gradients:
         return self.among([(form,) for form in forms]) or self.among(list(pairs))
 
     def possible(self, change: Change) -> bool:
-        """Whether a change can be made here."""
+        """Return whether a change can be made here."""
         return change(self.oracle) is not None
 
     def of_dropout(self) -> Iterator[GradientMistake]:
-        """Give the mistake of dropout's factor, of the p that a gradient has if this is all that is wrong."""
+        """Yield the mistake of dropout's factor, with the p that a gradient has if nothing else is wrong."""
         for name in self.wrong:
             X, there = self.right[name].X, self.theirs[name].astype(np.float64)
             factor = float((X * there).sum() / (X * X).sum()) if X.any() else 1.0
@@ -120,14 +120,14 @@ class Gradients:
         return Verdict(ratio, left, noise, 0)
 
     def effect(self, name: str, X: Array) -> Effect:
-        """Say what mistakes do to a gradient, which is X with them."""
+        """Return the effect of mistakes on a gradient, which is X with them."""
         if self.plain is not None and np.array_equal(X, self.plain[name]):
             return Effect(False, name not in self.wrong)
         near = REFUTED * max(self.right[name].limit, 0.01 * self.far[name])
         return Effect(True, error(self.theirs[name], X) <= near)
 
     def refuted(self, state: tuple[Form, ...]) -> bool:
-        """Whether two mistakes cannot be it, by what each does alone: a gradient that one of them changes is far."""
+        """Return whether two mistakes cannot be it: a gradient that one of them alone changes is far then."""
         if len(state) < 2:
             return False
         for name in self.theirs:
@@ -138,7 +138,7 @@ class Gradients:
 
     @property
     def missed(self) -> str:
-        """What was not tried, since there was no time, in words; "" if everything was."""
+        """Return the words for mistakes that were not tried, since there was no time; "" if all were."""
         return untried(self.untried[1], self.untried[2])
 
 

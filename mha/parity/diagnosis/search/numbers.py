@@ -1,4 +1,4 @@
-"""Numbers of a layer that the catalogue does not list, such as the base of its rotation: fitted to their arrays."""
+"""Numbers of a layer that the catalogue does not list, such as the base of its rotation, fitted to their arrays."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -27,11 +27,15 @@ DIGITS = 12
 
 @dataclasses.dataclass(frozen=True)
 class Number:
-    """A number that is fitted, above 0.
+    """A number above 0 that is fitted to their arrays.
 
-    mistake: its name, effect and parts; change: from a number to a function that puts it into a plan; right: that of a
-    problem, None = it has none; first, last: the least and the most to try; step: of its logarithm; said: whether the
-    right one is said beside it.
+    Attributes:
+        mistake: its name, effect and parts.
+        change: from a number to a function that puts it into a plan.
+        right: the right number of a problem, None = it has none.
+        first, last: the least and the most to try.
+        step: of its logarithm.
+        said: whether the report gives the right number beside it.
     """
 
     mistake: Mistake
@@ -70,7 +74,7 @@ def times_of(problem: Problem) -> float | None:
 
 
 def once(problem: Problem) -> float | None:
-    """Return 1, how often a sink counts, where there are sinks."""
+    """Return 1, how often a sink counts, where there are sinks; else None."""
     return 1.0 if problem.config.sinks else None
 
 
@@ -86,7 +90,7 @@ NUMBERS = (
 def fitted(number: Number, problem: Problem, theirs: Mapping[str, Array], focus: Focus, effort: Effort) -> Form | None:
     """Fit a number to the last of their arrays that differs, in a few queries; None if none comes near.
 
-    The first must go by the number, too: what is before the rotation does not go by its base.
+    The number must change the first array that differs, too: the base of the rotation changes nothing before it.
     """
     wrong = [name for name, X in theirs.items() if problem.expected(name).ratio(counted(problem, name, X)) > 1]
     right = number.right(problem)
@@ -107,7 +111,7 @@ def fitted(number: Number, problem: Problem, theirs: Mapping[str, Array], focus:
 
 
 class Fit:
-    """One of their arrays, and what is left of its errors with another number; `at` is the logarithm of that."""
+    """One of their arrays, and how much of its errors another number leaves; `at` is the logarithm of that number."""
 
     def __init__(
         self, number: Number, right: float, problem: Problem, name: str, X: Array, focus: Focus, dtype: FloatName
@@ -123,17 +127,17 @@ class Fit:
         return np.where(self.counts, 0 if X is None else X, 0).astype(np.float64)
 
     def errors(self, at: float) -> Array:
-        """Return what is left of each number."""
+        """Return the error of each number that is left."""
         found = self.bench.steps((self.number.form(np.exp(at), self.own, self.dtype),), self.name)
         self.bench.forget()
         return self.there - self.counted(found)
 
     def left(self, at: float) -> float:
-        """Return the root mean square of what is left."""
+        """Return the root mean square of the errors that are left."""
         return size(self.errors(at))
 
     def goes_by_number(self, name: str) -> bool:
-        """Whether a step would be another one with another number."""
+        """Return whether a step depends on the number."""
         form = self.number.form(2 * self.own, self.own, self.dtype)
         right, other = (self.bench.steps(state, name) for state in ((), (form,)))
         return right is not None and other is not None and not np.array_equal(right, other)
@@ -146,7 +150,7 @@ class Fit:
         return float(best[1])
 
     def refined(self, at: float) -> tuple[float, float]:
-        """Return what is left, and where, after steps by the slope of the errors, as Gauss and Newton take them."""
+        """Refine a number by steps along the slope of the errors, as Gauss and Newton do; return its error, and it."""
         best = self.left(at), at
         while True:
             errors = self.errors(best[1])
@@ -157,7 +161,7 @@ class Fit:
             best = self.left(near), near
 
     def shortest(self, left: float, at: float) -> float:
-        """Return the number of fewest digits that is as good."""
+        """Return the number of fewest digits that leaves no more."""
         numbers = (float(f"{np.exp(at):.{digits}g}") for digits in range(1, DIGITS + 1))
         return next((one for one in numbers if self.left(np.log(one)) <= ALIKE * left), float(np.exp(at)))
 

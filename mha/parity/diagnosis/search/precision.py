@@ -65,7 +65,7 @@ def imitations(
 ) -> Iterator[tuple[Form, float, float, int]]:
     """Imitate each form of rounding in some samples and queries.
 
-    Gives the form, the share of the errors that it leaves in the worst array that differs, the largest error by the
+    Yields the form, the share of the errors that it leaves in the worst array that differs, the largest error by the
     bound, and the number of errors.
     """
     if not forms:
@@ -102,7 +102,7 @@ def remaining(far: Array, same: Array) -> float:
 
 
 def dropout(problem: Problem, theirs: Mapping[str, Array]) -> Imprecision | None:
-    """Find out whether attention weights were dropped: then the others are too large by one factor."""
+    """Find whether attention weights were dropped: then the others are too large by one factor."""
     found = dropped(problem, theirs)
     far = [
         fraction(error(counted(problem, name, X), problem.expected(name).X), problem.expected(name).limit)
@@ -112,7 +112,7 @@ def dropout(problem: Problem, theirs: Mapping[str, Array]) -> Imprecision | None
 
 
 def dropped(problem: Problem, theirs: Mapping[str, Array]) -> Imprecision | None:
-    """Find dropout, by weights or by pooled heads."""
+    """Find dropout by attention weights, or else by pooled heads."""
     right, there = problem.oracle["weights"], theirs.get("weights")
     if there is not None and error(there.astype(np.float64), right) > problem.expected("weights").limit:
         clear = problem.counted_pairs & (right > 1e-3)

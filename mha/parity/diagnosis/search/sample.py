@@ -1,4 +1,4 @@
-"""The samples and queries that tell most about an error: a search computes these alone."""
+"""Choose the few samples, queries and features with the largest errors: a search computes these alone."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple

@@ -26,8 +26,11 @@ CONFIRMED = 12  # near sets of mistakes that are computed in all samples
 class Search:
     """The search for mistakes that give their numbers, in a few samples and queries.
 
-    theirs: their arrays by name, as they are compared, in the order of `trace`; focus: what to compute; effort: the
-    time that is left; before: the search with a narrower focus, if there was one: what it refuted is not tried again.
+    Args:
+        theirs: their arrays by name, as they are compared, in the order of `trace`.
+        focus: the samples, queries and features to compute.
+        effort: the time that is left.
+        before: the search with a narrower focus, if there was one: what it refuted is not tried again.
     """
 
     def __init__(
@@ -79,7 +82,7 @@ class Search:
         return found
 
     def changes(self, form: Form) -> bool:
-        """Whether a mistake changes any of the given arrays, in the samples and queries of the search."""
+        """Return whether a mistake changes any of the given arrays, in the samples and queries of the search."""
         for name in self.small:
             if form.mistake.touches(PART_OF[name]):
                 right, wrong = self.bench.steps((), name), self.bench.steps((form,), name)
@@ -88,7 +91,7 @@ class Search:
         return False
 
     def distances(self, state: State) -> Iterator[float]:
-        """Give for each array in order how far these mistakes are from it, as a share of the limit."""
+        """Yield for each array in order how far these mistakes are from it, as a share of the limit."""
         far = self.known.setdefault(state, [])
         for at, (name, X) in enumerate(self.small.items()):
             if at == len(far):
@@ -124,7 +127,7 @@ class Search:
         return sorted((state for state in frontier if state), key=lambda state: round(max(self.distances(state)), 2))
 
     def tightened(self, state: State) -> bool:
-        """Lower the limits to a quarter of the errors that these mistakes leave; whether any is clearly lower now."""
+        """Lower the limits to a quarter of the errors that these mistakes leave; return whether any fell clearly."""
         room = False
         for name, distance in zip(self.small, self.distances(state), strict=True):
             limit = max(distance * self.limits[name] / 4, 4 * self.problem.expected(name).limit)
@@ -133,13 +136,13 @@ class Search:
         return room
 
     def with_rare(self) -> bool:
-        """Try rare mistakes beside the others from now on; return whether that is news."""
+        """Try rare mistakes beside the others from now on; return whether that is new."""
         known, self.rare = self.rare, len(self.usual) < len(self.forms)
         return self.rare and not known
 
     @functools.cached_property
     def classes(self) -> list[list[Form]]:
-        """The forms of mistakes that are not rare and come with others, grouped by the numbers that they give."""
+        """Return the forms of mistakes that are not rare and come with others, grouped by their numbers."""
         found: dict[tuple[bytes | None, ...], list[Form]] = {}
         for form in self.together:
             made = [self.bench.steps((form,), name) for name in self.small]
@@ -149,12 +152,12 @@ class Search:
 
     @functools.cached_property
     def usual(self) -> list[Form]:
-        """The forms of mistakes that are not rare."""
+        """Return the forms of mistakes that are not rare."""
         return [form for form in self.forms if not form.mistake.rare]
 
     @property
     def together(self) -> list[Form]:
-        """Those of them that come with others."""
+        """Return the forms that are not rare and may be tried together with others."""
         return [form for form in self.usual if not form.alone]
 
     def alike(self, state: State) -> list[State]:
@@ -166,7 +169,7 @@ class Search:
 
     @functools.cached_property
     def pairs(self) -> list[State]:
-        """The pairs of mistakes that give different numbers, those first that are soon computed.
+        """Return the pairs of mistakes that give different numbers, those first that are soon computed.
 
         Two that give the same numbers alone may differ behind another change of the same window.
         """
@@ -196,7 +199,7 @@ class Search:
 
 
 def extended(state: State, additions: Iterable[State]) -> Iterable[State]:
-    """Give the state with each addition, in the order of the catalogue, without two forms of one mistake."""
+    """Yield the state with each addition, in the order of the catalogue, without two forms of one mistake."""
     for addition in additions:
         places = {form.place for form in (*state, *addition)}
         if len(places) == len(state) + len(addition):

@@ -1,4 +1,4 @@
-"""Searches for known mistakes, one after the other with a wider focus, and verdicts on what comes near."""
+"""Run searches for known mistakes one after the other, each with a wider focus, and judge what comes near."""
 
 from collections.abc import Mapping, Sequence
 
@@ -30,7 +30,7 @@ class Searches:
 
     @property
     def tried(self) -> int:
-        """How many sets of mistakes were tried."""
+        """Return how many sets of mistakes were tried."""
         return max((search.tried for search in self.made), default=0)
 
     def search(self, focus: Focus, before: Search | None = None) -> Search:
@@ -90,5 +90,5 @@ class Searches:
 
     @property
     def missed(self) -> str:
-        """What was not tried, since there was no time, in words; "" if everything was tried."""
+        """Return the words for mistakes that were not tried, since there was no time; "" if all were."""
         return untried(self.last.unlooked + self.last.untried[1], self.last.untried[2])

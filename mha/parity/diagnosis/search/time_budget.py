@@ -26,7 +26,7 @@ class Effort:
 
     @property
     def over(self) -> bool:
-        """Whether the time is over; a thread works no longer than time goes by, and its own clock is slow to read."""
+        """Return whether the time is over; a thread's own clock, which runs no faster than time, is slow to read."""
         now = time.monotonic()
         if now < self.soonest:
             return False
@@ -35,7 +35,7 @@ class Effort:
         return left <= 0
 
     def within(self, things: Sequence[Thing]) -> Iterator[Thing]:
-        """Give things one by one until the time is over; show progress if it takes long and stderr is a terminal."""
+        """Yield things one by one until the time is over; show progress if it takes long and stderr is a terminal."""
         console = Console(stderr=True)
         bar = Progress(console=console, transient=True, disable=not console.is_terminal)
         task = bar.add_task("Looking for reasons", total=len(things))
@@ -55,7 +55,7 @@ class Effort:
 
 
 def untried(singles: int, pairs: int) -> str:
-    """Say how many forms and pairs of mistakes were not tried, since there was no time; "" if all were."""
+    """Return the words for forms and pairs of mistakes that were not tried, since there was no time; "" if all were."""
     counts = [counted(number, thing) for number, thing in ((singles, "form"), (pairs, "pair")) if number]
     verb = "was" if singles + pairs == 1 else "were"
     return f"{' and '.join(counts)} of mistakes {verb} not tried, there was no time" if counts else ""

@@ -19,10 +19,13 @@ REFUTED = 8.0  # times the bound, in a few queries: then the others need not be 
 
 
 class Verdict(NamedTuple):
-    """How well these mistakes explain their arrays, in all samples.
+    """The verdict on a set of mistakes: how well it explains their arrays, in all samples.
 
-    ratio: the worst, by the rule; left: the largest share of the error that they leave; noise: the same, divided by
-    NumPy's own rounding; sample, row: the worst sample, and its worst query if it is known.
+    Attributes:
+        ratio: the worst, by the rule.
+        left: the largest share of the error that they leave.
+        noise: the same, divided by NumPy's own rounding.
+        sample, row: the worst sample, and its worst query if it is known.
     """
 
     ratio: float
@@ -33,14 +36,14 @@ class Verdict(NamedTuple):
 
     @property
     def same(self) -> bool:
-        """Whether these mistakes give their numbers: within the bound, and little but noise is left of the error."""
+        """Return whether these mistakes give their numbers: within the bound, with little but noise left over."""
         return self.ratio <= 1 and self.left <= LEFT and self.noise <= NOISE
 
 
 class Judge:
-    """Judges sets of mistakes by their arrays; what a few queries refute is not computed in all.
+    """The judge of sets of mistakes by their arrays; a set that a few queries refute is not computed in all.
 
-    focus: these.
+    focus: these few queries.
     """
 
     def __init__(self, problem: Problem, theirs: Mapping[str, Array], focus: Focus) -> None:
@@ -48,12 +51,12 @@ class Judge:
 
     @functools.cached_property
     def few(self) -> tuple[Bench, Bench]:
-        """The pipeline of a few queries, in float64 and in the layer's dtype."""
+        """Return the pipeline of a few queries, in float64 and in the layer's dtype."""
         return self.benches(self.focus)
 
     @functools.cached_property
     def all(self) -> tuple[Bench, Bench]:
-        """The pipeline of all queries, likewise."""
+        """Return the pipeline of all queries, in float64 and in the layer's dtype."""
         return self.benches(Focus())
 
     def benches(self, focus: Focus) -> tuple[Bench, Bench]:
@@ -62,13 +65,13 @@ class Judge:
         return oracle, base
 
     def judged(self, state: State) -> Verdict:
-        """Judge a set of mistakes."""
+        """Judge a set of mistakes, first in a few queries."""
         if self.focus.rows != ALL and (verdict := self.by(self.few, state)).ratio > REFUTED:
             return verdict._replace(sample=self.focus.samples[verdict.sample])
         return self.by(self.all, state)
 
     def by(self, benches: tuple[Bench, Bench], state: State) -> Verdict:
-        """Compute these mistakes, and judge how far their arrays are from that."""
+        """Compute these mistakes in two pipelines, and judge how far their arrays are from that."""
         verdict = confirmed(self.problem, self.theirs, *benches, state)
         for bench in benches:
             bench.forget()
@@ -100,7 +103,7 @@ def confirmed(problem: Problem, theirs: Mapping[str, Array], oracle: Bench, base
 
 
 def floor(dtype: FloatName, wide: Array, narrow: Array) -> float:
-    """Return NumPy's own rounding in half precision, as a root mean square, with that of the numbers themselves."""
+    """Return the root mean square of NumPy's own rounding in half precision, and that of the numbers themselves."""
     return apart(narrow, wide) + 2 * UNIT[dtype] * apart(wide, 0 * wide)
 
 

@@ -1,1 +1,1 @@
-"""Was it described wrongly what was compared? Another call, other positions, or more than attention."""
+"""Find a wrong description of the comparison: another call, other positions, or more than attention."""

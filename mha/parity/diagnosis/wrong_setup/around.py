@@ -1,4 +1,4 @@
-"""More than attention in the output that was given: the queries are added to it, or a norm comes after it."""
+"""Find more than attention in the given output: the queries are added to it, or a norm comes after it."""
 
 import itertools
 from collections.abc import Mapping
@@ -18,14 +18,14 @@ EPSILONS = (1e-12, 1e-6, 1e-5, 1e-3)
 
 
 class Norm(NamedTuple):
-    """A norm of rows, without scale and shift; centred: whether the mean is taken out."""
+    """A norm of rows, without scale and shift; centred: whether it subtracts the mean."""
 
     name: str
     centred: bool
     eps: float
 
     def __call__(self, X: Array) -> Array:
-        """Return the normed rows (rows, features), in float64."""
+        """Return the normalized rows (rows, features), in float64."""
         X = X.astype(np.promote_types(X.dtype, np.float32))
         X = X - X.mean(-1, keepdims=True) if self.centred else X
         return (X / np.sqrt((X * X).mean(-1, keepdims=True) + self.eps)).astype(np.float64)
@@ -35,9 +35,10 @@ NORMS = [Norm(*kind, eps) for kind in (("a layer norm", True), ("an RMS norm", F
 
 
 class Place(NamedTuple):
-    """A place of a norm: words for it; before, added: what is normed and what is added after it, (rows, features).
+    """A place of a norm, with words for it.
 
-    Each is given in float64 and in the layer's dtype.
+    before, added: the rows (rows, features) before the norm, and those added after it, each in float64 and in the
+    layer's dtype.
     """
 
     words: str
@@ -53,7 +54,7 @@ class Place(NamedTuple):
 
 @np.errstate(all="ignore")
 def more_than_attention(asked: Problem, theirs: Mapping[str, Array]) -> str:
-    """Say what comes after attention in their output, if that explains it, and all steps before it are the same; or "".
+    """Describe what follows attention in their output, if that explains it and no step before it differs; else "".
 
     theirs: in the compared shapes.
     """
@@ -87,7 +88,7 @@ def more_than_attention(asked: Problem, theirs: Mapping[str, Array]) -> str:
 
 
 def same(dtype: FloatName, there: Array, oracle: Array, base: Array) -> bool:
-    """Whether rows are the same as an oracle by the rule; base: the plain computation in the layer's dtype."""
+    """Return whether rows are the same as an oracle by the rule; base: the plain computation in the layer's dtype."""
     return Expected.of(dtype, oracle, base).ratio(there) <= 1
 
 

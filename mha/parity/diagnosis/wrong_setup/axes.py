@@ -1,4 +1,4 @@
-"""Samples and tokens that were taken for each other: arrays (T, B, D) for (B, T, D)."""
+"""Find samples and tokens that were taken for each other: arrays (T, B, D) for (B, T, D)."""
 
 import numpy as np
 
@@ -11,7 +11,7 @@ WHAT = "attention goes over the first axis, as of PyTorch's layer without batch_
 
 @np.errstate(all="ignore")
 def over_samples(asked: Problem, output: Array) -> Expected | None:
-    """Return what is expected of an output whose queries see the other samples, if theirs is that; None if not.
+    """Return the expected output if queries see the other samples, not the other tokens; None if theirs is not that.
 
     output: theirs, (B, Q, D). It is tried where nothing hides keys, and all queries count.
     """

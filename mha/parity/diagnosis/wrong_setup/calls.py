@@ -1,4 +1,4 @@
-"""Other calls than the one that was described: with which arguments would theirs be the same?
+"""Find another call than the one that was described: the arguments with which theirs would be the same.
 
 A few queries tell which calls are near; what is near is computed in all of them.
 """
@@ -34,7 +34,7 @@ EMPTY: dict[str, Change] = {
 
 
 class Other(NamedTuple):
-    """Another call; arguments: where they differ, by name; words: the same, as one writes them."""
+    """Another call; arguments: the different ones, by name; words: the same, as one writes them."""
 
     arguments: dict[str, Any]
     words: str
@@ -101,7 +101,7 @@ def tokens_alone(asked: Problem, theirs: Mapping[str, Array]) -> Array | None:
 
 
 def possible(asked: Problem, theirs: Mapping[str, Array], clear: float) -> bool:
-    """Whether another call can explain theirs: what differs, clearly, comes after the rotation."""
+    """Return whether another call can explain theirs: all clear differences come after the rotation."""
     steps = {name: X for name, X in theirs.items() if name in PART_OF}
     ratios = {name: asked.expected(name).ratio(counted(asked, name, X)) for name, X in steps.items()}
     early = (name for name in steps if PART_OF[name] in EARLY and not name.startswith("rotate"))
@@ -109,7 +109,7 @@ def possible(asked: Problem, theirs: Mapping[str, Array], clear: float) -> bool:
 
 
 def masks_and_order(asked: Problem) -> Iterator[Other]:
-    """List calls with the mask inverted or turned, and with causal order where it was left out."""
+    """Yield calls with the mask inverted or transposed, and with causal order where it was left out."""
     for order in orders(asked):
         for mask in [Other({}, ""), *masks(asked)]:
             if mask.words or order.words:
@@ -117,14 +117,14 @@ def masks_and_order(asked: Problem) -> Iterator[Other]:
 
 
 def orders(asked: Problem) -> Iterator[Other]:
-    """List the call as it is, and with causal order; a window says by itself how far queries look ahead."""
+    """Yield the call as it is, and with causal order; a window says by itself how far queries look ahead."""
     yield Other({}, "")
     if not asked.call.causal and (asked.config.window is None or asked.config.window[1] is None):
         yield Other({"causal": True}, "causal=True")
 
 
 def masks(asked: Problem) -> Iterator[Other]:
-    """List what else the mask may be: its inverse, one of keys instead of pairs, its transpose."""
+    """Yield the other meanings of a mask: its inverse, one of keys instead of pairs, its transpose."""
     mask, sizes = asked.call.mask, asked.sizes
     if mask is None:
         return
@@ -140,14 +140,14 @@ def masks(asked: Problem) -> Iterator[Other]:
 
 
 def bases(asked: Problem) -> Iterator[Other]:
-    """List the calls to which lengths or an offset may be added."""
+    """Yield the calls to which lengths or an offset may be added."""
     yield from orders(asked)
     if asked.call.mask is not None:
         yield Other({"mask": None}, "mask=None")
 
 
 def together(*others: Other) -> Other:
-    """Join the arguments of several calls."""
+    """Join the changes of several calls into one."""
     arguments: dict[str, Any] = {}
     for other in others:
         arguments |= other.arguments
@@ -157,7 +157,7 @@ def together(*others: Other) -> Other:
 def with_offsets(near: Near, base: Other, most: int | None) -> Other | None:
     """Add the offset of each sample to a call, of those from 1 to `most` where none was given; None = any.
 
-    That by which the last query sees the last key comes first.
+    That by which the last query sees the last key is tried first.
     """
     asked = near.asked
     call, sizes = asked.call._replace(**base.arguments), asked.sizes
@@ -192,7 +192,7 @@ def listed(values: Array) -> str:
 
 
 def explains(asked: Problem, other: Other, theirs: Mapping[str, Array], clear: float) -> bool:
-    """Whether theirs are another call's, each step by the rule, where one is clearly not that of the described call."""
+    """Return whether all steps are another call's by the rule, and one of them clearly not the described call's."""
     described, shown, dtype = call_with(asked, other.arguments), False, asked.config.dtype
     for name in (name for name in theirs if name in PART_OF):
         if name not in described.oracle:  # as there is no step of a bias without one
@@ -210,9 +210,9 @@ def explains(asked: Problem, other: Other, theirs: Mapping[str, Array], clear: f
 
 
 def without_keys(asked: Problem, described: Problem, theirs: Mapping[str, Array]) -> bool:
-    """Whether theirs are what ports give for queries that see keys as described, and none in another call.
+    """Return whether theirs is plausible for queries that see a key as described, but none in the other call.
 
-    They are 0, NaN, or the mean of all values.
+    Ports give 0, NaN, or the mean of all values then.
     """
     rows = asked.counted_rows & ~described.counted_rows
     if not rows.any():
@@ -224,14 +224,14 @@ def without_keys(asked: Problem, described: Problem, theirs: Mapping[str, Array]
 
 
 def call_with(asked: Problem, arguments: Mapping[str, Any]) -> Problem:
-    """The same problem with other arguments of the call."""
+    """Return the same problem with other arguments of the call."""
     given = {name: X for name, X in asked.call.arguments().items() if name in ROWS} | dict(arguments)
     inputs = asked.queries, asked.keys, asked.values
     return problem(asked.layer, *inputs, given, asked.cotangent, asked.rows, asked.empty_rows, asked.angles)
 
 
 def said(asked: Problem, other: Other, theirs: Mapping[str, Array]) -> str:
-    """Say that theirs are another call's; with known mistakes that look the same, and gradients that differ even so."""
+    """Describe the call that explains theirs, known mistakes that look the same, and gradients that differ even so."""
     words = f"the same, if it was called with {other.words}"
     if alike := twins(asked, other):
         words += f"; or, in the port: {'; or '.join(alike)}"

@@ -1,4 +1,4 @@
-"""A few queries of a call with other arguments: they tell whether theirs are near, before all is computed."""
+"""Compute a few queries of a call with other arguments: they tell whether theirs are near, before all is computed."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -40,12 +40,12 @@ class Near:
         self.limits = {name: 4 * asked.expected(name).limit for name in self.theirs}
 
     def to(self, call: Call) -> bool:
-        """Whether theirs are near to another call, in each sample of which rows count, one at least."""
+        """Return whether theirs are near to another call, in each sample of which rows count, one at least."""
         far = self.far(call)
         return not np.isnan(far).all() and not bool((far > 1).any())
 
     def far(self, call: Call) -> Array:
-        """How far theirs are from another call, by 4 bounds, the most in each sample, (B,); NaN where no row counts."""
+        """Return the largest error of each sample under another call, by 4 bounds, (B,); NaN where no row counts."""
         plan, results = replace(self.plan, **of_hiding(call)), dict(self.results)
         turned = plan.frequencies is not None and not np.array_equal(plan.offsets, self.plan.offsets)
         steps: dict[str, Array] = {}
@@ -69,7 +69,7 @@ class Near:
         return worst
 
     def best(self, call: Call, name: str, values: list[int]) -> Array | None:
-        """Find the first value, for each sample, of those that are nearest; None if one has none that is near."""
+        """Find for each sample the first of the values that are nearest; None if any sample has none that is near."""
         B, k, v = self.asked.sizes.B, self.results["k"], self.results["v"]
         if not B or len(values) * (k.size + v.size) > WORK:
             return None

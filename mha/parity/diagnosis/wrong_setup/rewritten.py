@@ -1,4 +1,4 @@
-"""Steps that are written another way, and that later steps take back: other numbers, but the same computation.
+"""Find steps that are written another way, which later steps undo: other numbers, but the same computation.
 
 Such as queries and keys whose components are in another order, a scale that is in the queries, and not in the scores,
 or scores from which the largest of each row is taken.
@@ -30,23 +30,24 @@ CLEAR = 4.0  # so many bounds away a later step would be
 
 
 class Way(NamedTuple):
-    """A way in which a step is written: words for it, and how far it is from theirs, by the bound of the step."""
+    """A way in which a step is written, in words, and how far the step is from theirs then, by its bound."""
 
     how: str
     ratio: float
 
     @property
     def note(self) -> str:
-        """The words beside a step that later ones take back."""
+        """Return the words beside a step that later ones undo."""
         return f"ours {self.how}, which later steps take back"
 
 
 class Rewritten(NamedTuple):
-    """Steps that are written another way.
+    """Steps that are written another way, by name.
 
-    taken_back: by name, those for which later steps, or the products of queries and keys, show that nothing comes of
-    it; open: those for which nothing shows it, as nothing after them was given; strange: those of which nothing comes
-    either, and which are in no known way, each with the step that shows it.
+    Attributes:
+        taken_back: those that later steps, or the products of queries and keys, show to have no effect.
+        open: those for which nothing shows it, as nothing after them was given.
+        strange: those without effect that are written in no known way, each with the step that shows it.
     """
 
     taken_back: dict[str, Way]
@@ -101,12 +102,12 @@ def rewritten(asked: Problem, taken: Mapping[str, Array], passed: Mapping[str, b
 
 
 def follows(part: str, after: str) -> bool:
-    """Whether a part of the computation is this one, or is computed from it."""
+    """Return whether a part of the computation is this one, or is computed from it."""
     return part == after or any(follows(part, one) for one in PARTS[after])
 
 
 def would_show(asked: Problem, name: str, X: Array, later: str) -> bool:
-    """Whether a later step would differ clearly if it were computed from theirs."""
+    """Return whether a later step would differ clearly if it were computed from theirs."""
     if PART_OF[later] == PART_OF[name]:
         return True
     plan, handed = plan_of(asked, "float64"), dict[str, Array]()
@@ -120,7 +121,7 @@ def would_show(asked: Problem, name: str, X: Array, later: str) -> bool:
 
 
 def decided(asked: Problem, name: str, taken: Mapping[str, Array]) -> bool:
-    """Whether queries and keys, as they are scored, were both given, and this is one of them: their products tell."""
+    """Return whether the scored queries and keys were both given, this among them: their products decide then."""
     if asked.config.pooling != "dot":
         return False
     scored = [scored_as(asked, names, taken) for names in (OF_QUERIES, OF_KEYS)]
@@ -128,7 +129,7 @@ def decided(asked: Problem, name: str, taken: Mapping[str, Array]) -> bool:
 
 
 def of_products(asked: Problem, taken: Mapping[str, Array], way: Way | None) -> Way | None:
-    """Say how queries or keys, as they are scored, are written, if their products are the same."""
+    """Return how scored queries or keys are written, if their products are the same; None if not."""
     scored = [scored_as(asked, names, taken) for names in (OF_QUERIES, OF_KEYS)]
     pairs = []
     for arrays in (asked.oracle, taken):
@@ -143,14 +144,14 @@ def of_products(asked: Problem, taken: Mapping[str, Array], way: Way | None) -> 
 
 
 def scored_as(asked: Problem, names: tuple[str, ...], taken: Mapping[str, Array]) -> str | None:
-    """Find the step of queries, or of keys, that was given and has the numbers that are scored; None if none was."""
+    """Return the given step of queries, or of keys, that has the numbers that are scored; None if there is none."""
     there = [name for name in asked.oracle if name in names]
     last = asked.oracle[there[-1]]
     return next((name for name in there if name in taken and np.array_equal(asked.oracle[name], last)), None)
 
 
 def way_of(asked: Problem, name: str, X: Array) -> Way | None:
-    """Find how a step is written; None if it is in no way that is known here."""
+    """Find how a step is written; None if in no known way."""
     expected, counts = asked.expected(name), np.broadcast_to(asked.matters(name), X.shape)
     right, there = expected.X, np.where(counts, X, 0).astype(np.float64)
     if not np.isfinite(there).all() or not right.any() or not there.any():
@@ -163,7 +164,7 @@ def way_of(asked: Problem, name: str, X: Array) -> Way | None:
 
 
 def of_both(asked: Problem, name: str, right: Array, there: Array) -> Iterator[tuple[str, Array]]:
-    """Give what may be any step, each in words: another step, a factor, heads in another order."""
+    """Yield the ways in which any step may be written, each with its words: another step, a factor, reordered heads."""
     for other, X in asked.oracle.items():
         if other != name and kind(other) == kind(name) and X.shape == right.shape and name != "weights":
             yield f"as {other} is", X
@@ -174,7 +175,7 @@ def of_both(asked: Problem, name: str, right: Array, there: Array) -> Iterator[t
 
 
 def of_pairs(asked: Problem, name: str, right: Array, there: Array, counts: Array) -> Iterator[tuple[str, Array]]:
-    """Give the ways in which scores (B, H, Q, K) may be written."""
+    """Yield the ways in which scores (B, H, Q, K) may be written."""
     yield from of_both(asked, name, right, there)
     if name in PAIRS and name != "weights":
         far = np.where(counts, there - right, 0)
@@ -182,7 +183,7 @@ def of_pairs(asked: Problem, name: str, right: Array, there: Array, counts: Arra
 
 
 def of_rows(asked: Problem, name: str, right: Array, there: Array, counts: Array) -> Iterator[tuple[str, Array]]:
-    """Give the ways in which the rows of heads (B, H, T, d) may be written."""
+    """Yield the ways in which the rows of heads (B, H, T, d) may be written."""
     yield from of_both(asked, name, right, there)
     B, H, T, d = right.shape
     if name in (*OF_QUERIES, *OF_KEYS):
@@ -202,7 +203,7 @@ def of_rows(asked: Problem, name: str, right: Array, there: Array, counts: Array
 
 
 def by_head(X: Array) -> Array:
-    """Return what each head has as a row, (B, H, T, any) -> (H, B*T*any)."""
+    """Reshape an array to one row for each head, (B, H, T, any) -> (H, B*T*any)."""
     return X.swapaxes(0, 1).reshape(X.shape[1], -1)
 
 

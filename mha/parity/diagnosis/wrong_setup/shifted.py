@@ -1,4 +1,4 @@
-"""Rotated queries and keys whose positions are all shifted by one number: other numbers, but the same scores.
+"""Find rotated queries and keys whose positions are all shifted by one number: other numbers, but the same scores.
 
 With padding on the left, some count positions from the first token on, others from the first place.
 """
@@ -17,7 +17,7 @@ ROTATED = ("rotate_q", "rotate_k")
 
 
 def unshifted(asked: Problem, taken: Mapping[str, Array], passed: Mapping[str, bool]) -> tuple[dict[str, Array], str]:
-    """Turn rotated steps back whose positions are shifted: those steps, {} if none is shifted, and a note about it.
+    """Rotate steps with shifted positions back: return them by name, {} if none is shifted, and a note.
 
     taken: arrays by name, in the compared shapes; passed: whether each is the same, in the order of `trace`. One shift
     of queries and keys leaves the scores the same. It has to be that of both; where one of them alone is given, what
@@ -51,7 +51,7 @@ def shift_of(asked: Problem, name: str, X: np.ndarray) -> np.ndarray:
 
 
 def components(X: np.ndarray, rotary: Any) -> np.ndarray:
-    """Take the pairs of components that turn together as complex numbers, (B, H, T, d) -> (B, H, T, n)."""
+    """Return the pairs of components that rotate together as complex numbers, (B, H, T, d) -> (B, H, T, n)."""
     n, X = len(rotary.angles()), X.astype(np.float64)
     if rotary.interleaved:
         return X[..., 0 : 2 * n : 2] + 1j * X[..., 1 : 2 * n : 2]
@@ -59,6 +59,6 @@ def components(X: np.ndarray, rotary: Any) -> np.ndarray:
 
 
 def turned_by(asked: Problem, shift: np.ndarray, X: np.ndarray) -> np.ndarray:
-    """Turn heads (B, H, T, d) by so many positions a sample, (B,), in float64."""
+    """Rotate heads (B, H, T, d) by so many positions a sample, (B,), in float64."""
     rotary: Any = asked.config.rotary
     return turn(X.astype(np.float64), shift[:, None], np.array(rotary.angles()), rotary.interleaved)
