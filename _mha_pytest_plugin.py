@@ -14,7 +14,7 @@ NAME = "mha_backend"
 
 @pytest.fixture(scope="session")
 def mha_backend(request: pytest.FixtureRequest) -> str:
-    """The name of an installed backend of `mha`: a test that takes it runs once on each.
+    """Return the name of an installed backend of `mha`: a test that takes it runs once on each.
 
     If a framework is installed but broken, the tests that take it fail with the framework's own message.
     """
@@ -33,6 +33,6 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def _names(mark: pytest.Mark) -> bool:
-    """True if a mark of a test parametrizes this fixture."""
+    """Return whether a mark of a test parametrizes this fixture."""
     given: Any = mark.args[0] if mark.args else mark.kwargs["argnames"]
     return NAME in ([one.strip() for one in given.split(",")] if isinstance(given, str) else given)

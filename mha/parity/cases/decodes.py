@@ -21,7 +21,7 @@ NORMS |= {"temperature": Temperature(0.4, 3)}
 
 @dataclasses.dataclass(frozen=True)
 class Portion:
-    """One call: the number of its tokens, which of them are real, and where the cache is cropped before it."""
+    """One call of a decode: how many tokens, which of them are real, and where the cache is cropped before it."""
 
     tokens: int = 1
     valid_lens: list[int] | None = None
@@ -33,8 +33,13 @@ class Portion:
 class Decode:
     """One layer, and calls of it with one cache.
 
-    name: as files have it; options: of `mha.MultiHeadAttention`; portions: the calls; size: of the cache, None = as the
-    window or the chunk says; batch: B; dtypes: those that files are published in.
+    Attributes:
+        name: as files have it.
+        options: of `mha.MultiHeadAttention`.
+        portions: the calls.
+        size: of the cache, None = as the window or the chunk says.
+        batch: B.
+        dtypes: those that files are published in.
     """
 
     name: str

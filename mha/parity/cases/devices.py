@@ -41,12 +41,12 @@ class Group:
 
     @property
     def name(self) -> str:
-        """The text for it: torch:2."""
+        """Return the text for it: torch:2."""
         return f"{self.backend}:{self.count}"
 
     @property
     def cases(self) -> tuple[str, ...]:
-        """The names of its cases."""
+        """Return the names of its cases."""
         return tuple(case.name for case in cases_of(self.count))
 
 
@@ -140,9 +140,13 @@ def plan(
 ) -> list[Check]:
     """Plan the checks of one rank, which all ranks call one after the other in the same order.
 
-    backend, suite, cases, dtypes: as for `suite.plan`, with the cases for so many devices; rank, count: which rank of
-    how many; meet, limit: a file where ranks find one another, and the seconds that one waits for the others. A check
-    raises the errors of its call.
+    Args:
+        backend, suite, cases, dtypes: as for `suite.plan`, with the cases for so many devices.
+        rank, count: which rank of how many.
+        meet: a file where ranks find one another.
+        limit: the seconds that a rank waits for the others.
+
+    A check raises the errors of its call.
     """
     group = Group(backend, count)
     ranks = importlib.import_module(f"mha.parallel.{backend}.proof").Ranks(rank, count, meet, limit)
@@ -165,9 +169,9 @@ def plan(
 def part_of_call(
     call: dict[str, Any], samples: slice = ALL, queries: slice = ALL
 ) -> tuple[dict[str, Any], dict[str, tuple[slice, ...]]]:
-    """Cut the arguments of a call, other than queries, keys and values, for some samples and queries, as NumPy arrays.
+    """Cut the arguments of a call, other than queries, keys and values, to some samples and queries, as NumPy arrays.
 
-    Returns them, and the places of those that have gradients in the whole: an axis that is not cut is there as a whole.
+    Returns them, and for each of those with a gradient its place in the whole, a slice for each axis.
     """
     cuts, own, places = {"B": samples, "Q": queries}, dict(call), {}
     for name, given in call.items():

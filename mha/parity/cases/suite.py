@@ -52,12 +52,12 @@ class Result:
 
     @property
     def ratio(self) -> float:
-        """Error by bound, see `fraction`: 0 without an error, infinite where nothing may pass."""
+        """Return error by bound, see `fraction`: 0 without an error, infinite where nothing may pass."""
         return fraction(self.error, self.bound)
 
     @property
     def passed(self) -> bool:
-        """Whether the error is within its bound, and the bound is finite."""
+        """Return whether the error is within its bound, and the bound is finite."""
         return self.error <= self.bound < np.inf
 
 

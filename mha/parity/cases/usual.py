@@ -30,12 +30,18 @@ ALL = WIDTHS | REST | {"scale": 0.7, "rotary": Rotary(10), "qk_norm": Norm("laye
 class Case:
     """One layer and one call of it, with random numbers that are the same in every run.
 
-    name: as the table shows it; options: of `mha.MultiHeadAttention`; valid_lens, causal, offset, positions,
-    key_positions, segments, key_segments: of the call; mask, score_bias, head_gates: None, or the shapes of these
-    random arrays of the call; scale: standard deviation of queries, keys and values; batch, num_queries, num_keys:
-    sizes B, Q and K; dtypes: those to compare in, if the backend has them; quick: those of the quick suite; lesson:
-    those in which the full suite compares the lesson's own layer too, whose operations JAX compiles one by one;
-    quick_lesson: whether the quick suite does so.
+    Attributes:
+        name: as the table shows it.
+        options: of `mha.MultiHeadAttention`.
+        valid_lens, causal, offset, positions, key_positions, segments, key_segments: of the call.
+        mask, score_bias, head_gates: None, or the shapes of these random arrays of the call.
+        scale: standard deviation of queries, keys and values.
+        batch, num_queries, num_keys: sizes B, Q and K.
+        dtypes: those to compare in, if the backend has them.
+        quick: the dtypes of the quick suite.
+        lesson: the dtypes in which the full suite compares the lesson's own layer, too; JAX compiles its operations one
+            by one.
+        quick_lesson: whether the quick suite does so.
     """
 
     name: str
@@ -93,7 +99,7 @@ class Case:
         return call
 
     def visible(self) -> np.ndarray:
-        """Return which query sees which key, (B, H, Q, K), by slices: no backend does it so."""
+        """Return which query sees which key, (B, H, Q, K), by slices: no backend computes it so."""
         visible = np.ones((self.batch, self.options["num_heads"], self.num_queries, self.num_keys), bool)
         (left, right), chunk = self.options.get("window") or (None, None), self.options.get("chunk")
         for b, i in np.ndindex(self.batch, self.num_queries):
@@ -127,7 +133,7 @@ class Case:
         return visible
 
     def _sees(self, query: int, key: int) -> bool:
-        """Whether a query at a position sees a key at another, where positions are given."""
+        """Return whether a query at a position sees a key at another, where positions are given."""
         left, right = self.options.get("window") or (None, None)
         padding = (self.positions and query < 0) or (self.key_positions and key < 0)
         near = (left is None or query - left <= key) and (right is None or key <= query + right)
@@ -136,7 +142,7 @@ class Case:
 
 
 def _of_sample(positions: list | None, b: int, otherwise: Sequence[int]) -> Sequence[int]:
-    """The positions or segments of a sample, of lists of all or one for all; otherwise: where none are given."""
+    """Return the positions or segments of a sample, of lists of all or one for all; otherwise: where none are given."""
     if positions is None:
         return otherwise
     return positions[b] if isinstance(positions[0], list) else positions

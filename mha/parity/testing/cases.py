@@ -31,8 +31,10 @@ LARGEST = 128.0
 class Trial:
     """A case in a dtype: the layer on the implementation's backend, and the arguments of its call, in NumPy.
 
-    inputs: queries (B, Q, query_size), keys (B, K, key_size) and values (B, K, value_size); cotangent: (B, Q, D); call:
-    the other arguments, without those at their defaults.
+    Attributes:
+        inputs: queries (B, Q, query_size), keys (B, K, key_size) and values (B, K, value_size).
+        cotangent: (B, Q, D).
+        call: the other arguments, without those at their defaults.
     """
 
     attention: MultiHeadAttention
@@ -85,7 +87,7 @@ def chosen(
 
 
 def long_sequences(options: Mapping[str, Any]) -> list[Case]:
-    """The cases that show the window of a layer, its chunks and its rotation: one sample, longer than those."""
+    """Make the cases that show the window of a layer, its chunks and its rotation: one sample, longer than those."""
     config = Config(**options)
     if not (T := long_enough(config, TURNED)):
         return []
@@ -95,7 +97,7 @@ def long_sequences(options: Mapping[str, Any]) -> list[Case]:
 
 
 def options_of(of: MultiHeadAttention | Mapping[str, Any]) -> dict[str, Any]:
-    """The options of a layer, checked, without its dtype."""
+    """Return the options of a layer, checked, without its dtype."""
     if not isinstance(of, MultiHeadAttention):
         if not isinstance(of, Mapping):
             raise TypeError(
@@ -108,7 +110,7 @@ def options_of(of: MultiHeadAttention | Mapping[str, Any]) -> dict[str, Any]:
 
 
 def fitted(case: Case, options: Mapping[str, Any]) -> Case:
-    """The same call for a layer with other options."""
+    """Return the same call for a layer with other options."""
     shapes = _resized(case, "H", lambda size: options["num_heads"])
     positions = case.causal or any(options[name] for name in ("window", "chunk", "rotary"))
     offset = case.offset if positions else 0  # without positions, an offset changes nothing
@@ -116,7 +118,7 @@ def fitted(case: Case, options: Mapping[str, Any]) -> Case:
 
 
 def of_one_input(case: Case) -> Case:
-    """The same call with as many keys as queries.
+    """Return the same call with as many keys as queries.
 
     Raises NotImplementedError if there is no such call.
     """
@@ -131,7 +133,7 @@ def of_one_input(case: Case) -> Case:
 
 
 def _resized(case: Case, letter: str, size_of: Callable[[int], int]) -> dict[str, Any]:
-    """The shapes of the random arrays of a call, by name, with another size of the axes of a letter, but for a 1."""
+    """Return the shapes of the random arrays of a call, by name, with another size of a letter's axes; 1 stays 1."""
     found = {}
     for name, row in ROWS.items():
         shape = getattr(case, name)
@@ -146,7 +148,7 @@ def _resized(case: Case, letter: str, size_of: Callable[[int], int]) -> dict[str
 def trial(
     case: Case, dtype: FloatName, backend: BackendName, of: MultiHeadAttention | None, alone: bool, empty_rows: bool
 ) -> Trial:
-    """The layer and the arguments for a case.
+    """Make the layer and the arguments for a case.
 
     of: the layer, None = the case's own; alone: True = one input; empty_rows: True = queries may see no key.
     Raises NotImplementedError if there is no such call.
@@ -168,7 +170,7 @@ def trial(
 
 
 def as_mask(tried: Trial, takes: Collection[str], by_itself: bool) -> Trial:
-    """The trial in which a mask (B, 1 or H, Q, K) hides what the implementation has no argument for, if it takes masks.
+    """Return the trial with a mask (B, 1 or H, Q, K) for arguments that the implementation lacks, if it takes masks.
 
     An implementation without `valid_lens` gets each mask in this shape, so that it needs to know no other.
     by_itself: True = an implementation that takes no `causal` hides what follows by itself.
@@ -195,7 +197,7 @@ def asked(
     cotangent: Any = None,
     empty_rows: bool = True,
 ) -> Problem:
-    """The call in the form of `mha.parity`."""
+    """Make a `Problem` of a call, for a comparison."""
     queries, keys, values = inputs
     defaults: dict[str, Any] = dict.fromkeys(ROWS) | {"causal": False, "offset": 0}
     return problem(attention, queries, keys, values, defaults | call, cotangent, None, empty_rows)
@@ -221,7 +223,7 @@ def without_empty_rows(
 
 
 def arguments(names: Any) -> tuple[str, ...]:
-    """The names of arguments of a call, checked; TypeError or ValueError if one is none."""
+    """Return the names of arguments of a call, checked; TypeError or ValueError if one is none."""
     if not isinstance(names, Collection):
         raise TypeError(f"takes is {checks.brief(names)}, expected names of {', '.join(ROWS)}")
     return tuple(checks.choice("takes", name, tuple(ROWS), {}) for name in _listed(names))
@@ -232,7 +234,7 @@ def _listed(names: Any) -> list[Any]:
 
 
 def _known(name: Any, cases: Collection[Case]) -> str:
-    """The name of one of these cases; ValueError if it is none."""
+    """Return the name of one of these cases, checked; ValueError if it is none."""
     known = [case.name for case in cases]
     if name not in known:
         near = difflib.get_close_matches(str(name), known, 1)

@@ -1,4 +1,4 @@
-"""The assertion: run somebody's implementation on each case of a suite, and compare by the project's rule."""
+"""Assert that an implementation computes the same: run it on each case of a suite, and compare by the rule."""
 
 import dataclasses
 import functools
@@ -32,8 +32,10 @@ LISTED = 4  # so many cases of a long list are named
 class Outcome:
     """The result of `assert_parity`; prints as text.
 
-    reports: an `mha.parity.Report` for each compared case, by its dtype and name: "float64, mask"; left_out: the reason
-    for each case that was not compared; note: a remark, or "".
+    Attributes:
+        reports: an `mha.parity.Report` for each compared case, by its dtype and name: "float64, mask".
+        left_out: the reason for each case that was not compared.
+        note: a remark, or "".
     """
 
     reports: dict[str, Report]
@@ -43,12 +45,12 @@ class Outcome:
 
     @functools.cached_property
     def sight(self) -> Sight | None:
-        """What the compared cases could see together."""
+        """Return the known mistakes that no compared case would show; None if none were looked for."""
         return self.look() if self.look else None
 
     @property
     def unseen(self) -> tuple[Unseen, ...]:
-        """The known mistakes that would have passed each of the compared cases.
+        """Return the known mistakes that would have passed each of the compared cases.
 
         They are worked out when they are first asked for, or printed, in five seconds at most.
         """
@@ -154,7 +156,7 @@ def assert_parity(
 
 
 def compared(it: Implementation, tried: Trial, layout: str | None, by_itself: bool) -> Report:
-    """The report of one case; by_itself: True = what takes neither `causal` nor `mask` hides what follows by itself.
+    """Compare one case; by_itself: True = what takes neither `causal` nor `mask` hides what follows by itself.
 
     Raises NotImplementedError if the implementation does not take an argument of the case, and any error of its own.
     """
@@ -170,7 +172,7 @@ def compared(it: Implementation, tried: Trial, layout: str | None, by_itself: bo
 
 
 def of_trial(tried: Trial) -> Problem:
-    """The call of a trial, as a comparison has it."""
+    """Make a `Problem` of a trial, for a comparison."""
     return asked(tried.attention, tried.inputs, tried.call)
 
 
@@ -183,7 +185,7 @@ def failure(
     places: Mapping[str, str],
     of_suite: bool,
 ) -> str:
-    """The message of a failure: a line for each error, and the report of the first case that differs.
+    """Write the message of a failure: a line for each error, and the report of the first case that differs.
 
     places: where a decoder first differs, in words; of_suite: True if the layer is the suite's; then the message
     describes it.
@@ -217,7 +219,7 @@ def failure(
 
 
 def _raised(labels: list[str], reports: Mapping[str, Report], trials: Mapping[str, Trial]) -> Iterator[str]:
-    """What an implementation was given where it raised: the first such call, and what all of them alone have."""
+    """Yield lines about calls in which an implementation raised: the first call, and what all of them alone have."""
     if made := [trials[label] for label in labels if label in trials]:
         named = zip(("queries", "keys", "values"), made[0].inputs, strict=True)
         sizes = ", ".join(f"{one} {X.shape}" for one, X in named)
@@ -229,7 +231,7 @@ def _raised(labels: list[str], reports: Mapping[str, Report], trials: Mapping[st
 
 
 def _shapes(tried: Trial) -> set[str]:
-    """The arguments of a call beside its inputs, each with its axes in words: "valid_lens (batch, queries)"."""
+    """Return the arguments of a call beside its inputs, each with its axes in words: "valid_lens (batch, queries)"."""
     found = set()
     for name, value in tried.call.items():
         axes = next((axes for axes in ROWS[name].axes if axes and len(axes) == np.ndim(value)), "")
@@ -239,18 +241,18 @@ def _shapes(tried: Trial) -> set[str]:
 
 
 def _call(tried: Trial) -> str:
-    """The arguments of a call beside its inputs, as text."""
+    """Describe the arguments of a call beside its inputs."""
     return "".join(f", {name}={_brief(value)}" for name, value in tried.call.items())
 
 
 def _named(labels: list[str], of: int) -> str:
-    """The number of some cases among all, and the first names."""
+    """Describe some of all cases: their number, and the first names."""
     more = "; ..." if len(labels) > LISTED else ""
     return f"{len(labels)} of {counted(of, 'case')} ({'; '.join(labels[:LISTED])}{more})"
 
 
 def _said(left_out: Mapping[str, str]) -> list[str]:
-    """A line for each reason why cases are left out."""
+    """Return a line for each reason why cases are left out."""
     by_reason: dict[str, list[str]] = {}
     for label, reason in left_out.items():
         by_reason.setdefault(reason, []).append(label)
@@ -258,7 +260,7 @@ def _said(left_out: Mapping[str, str]) -> list[str]:
 
 
 def _brief(value: Any) -> str:
-    """An argument of a call as text: lists of integers in full, other arrays by dtype and shape."""
+    """Describe an argument of a call: lists of integers in full, other arrays by dtype and shape."""
     if isinstance(value, np.ndarray) and value.dtype.kind in "iu":
         return str(value.tolist())
     return f"{value.dtype}{list(value.shape)}" if isinstance(value, np.ndarray) else repr(value)

@@ -1,4 +1,4 @@
-"""A decoder: an implementation with a state gets a prompt, then its tokens one by one, and some of them at once.
+"""Test a decoder, an implementation with a state: it gets a prompt, then tokens one by one, and some of them at once.
 
 Together its outputs are those of one causal call. The first call that differs is explained by that call with a cache,
 by a mistake in every call, or by one call of all tokens up to there.
@@ -38,7 +38,7 @@ LAYERS: dict[str, dict[str, Any]] = {
 
 
 def decodings(options: Mapping[str, Any] | None) -> list[Case]:
-    """The cases of a decoder, each with a full prompt and with a ragged one, which is padded on the right.
+    """Make the cases of a decoder, each with a full prompt and with a ragged one, which is padded on the right.
 
     options: of the layer, whose prompt is longer than window and chunk, if memory reaches; None = layers of the suite.
     """
@@ -65,7 +65,7 @@ def decodings(options: Mapping[str, Any] | None) -> list[Case]:
 
 
 def decoded(it: Implementation, tried: Trial, empty_rows: bool) -> tuple[Report, str]:
-    """The report of a decoder: of all its tokens, or of the first call that differs; and the words which one that is.
+    """Report on a decoder: on all its tokens, or on the first call that differs, with words for which one that is.
 
     empty_rows: whether what it gives for padding must be 0. Raises NotImplementedError if it takes nothing that says
     what is padding, and any error of its own.
@@ -91,7 +91,7 @@ def decoded(it: Implementation, tried: Trial, empty_rows: bool) -> tuple[Report,
 
 
 def explained(tried: Trial, cuts: list[slice], theirs: np.ndarray, empty_rows: bool) -> Report | None:
-    """The report of the last of these calls, or of all their tokens at once, with a known reason; None = there is none.
+    """Report on the last of these calls, or on all their tokens at once, if a known reason is found; None if not.
 
     The reason may be in that call, or in what each call left.
     """
@@ -123,13 +123,13 @@ def explained(tried: Trial, cuts: list[slice], theirs: np.ndarray, empty_rows: b
 
 
 def portions(tokens: int) -> list[slice]:
-    """The tokens of each call: those of the prompt, then a few of them."""
+    """Return the tokens of each call: those of the prompt, then a few of them."""
     ends = np.cumsum([tokens - sum(LATER), *LATER]).tolist()
     return [slice(*edges) for edges in zip([0, *ends], ends, strict=False)]
 
 
 def outputs_of(it: Implementation, tried: Trial, cuts: list[slice]) -> np.ndarray:
-    """The outputs of a decoder that is given some tokens after others, side by side: (B, T, D)."""
+    """Return the outputs of a decoder that is given some tokens after others, side by side: (B, T, D)."""
     (B, T), D = tried.inputs[0].shape[:2], tried.attention.config.num_hiddens
     positions = np.broadcast_to(tried.call.get("positions", np.arange(T, dtype=np.int32)), (B, T))
     outputs: list[np.ndarray] = []

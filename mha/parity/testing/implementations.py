@@ -31,11 +31,17 @@ Run = Callable[..., Any]
 class Implementation:
     """Somebody's implementation, and how to call it.
 
-    name: its name in messages; backend: the backend of its arrays; run: a function of a layer, three inputs and a
-    cotangent in these arrays, and the other arguments of a call in NumPy, which returns what `parity.compare` takes.
-    attention: the layer that it should equal, if its weights can be read; takes: the arguments that it takes; alone:
-    True if it takes one input for all three; cotangent: True if it takes a cotangent; empty_rows: True if queries that
-    see no key must give 0; decodes: True if it has a state, which `run` takes last.
+    Attributes:
+        name: its name in messages.
+        backend: the backend of its arrays.
+        run: a function of a layer, three inputs and a cotangent in these arrays, and the other arguments of a call in
+            NumPy, which returns what `parity.compare` takes.
+        attention: the layer that it should equal, if its weights can be read.
+        takes: the arguments that it takes.
+        alone: True if it takes one input for all three.
+        cotangent: True if it takes a cotangent.
+        empty_rows: True if queries that see no key must give 0.
+        decodes: True if it has a state, which `run` takes last.
     """
 
     name: str
@@ -85,7 +91,7 @@ def read(given: Any, backend: str | None, weights_known: bool, takes: tuple[str,
 
 
 def is_layer(given: Any) -> bool:
-    """True for a layer of a framework, False for a function, compiled or not."""
+    """Return True for a layer of a framework, False for a function, compiled or not."""
     roots = {base.__module__.partition(".")[0] for base in type(given).__mro__}
     return any(
         method and dispatch.FRAMEWORKS[name].needs[-1] in roots and hasattr(given, method)
@@ -94,14 +100,14 @@ def is_layer(given: Any) -> bool:
 
 
 def method(layer: Any) -> Any:
-    """The method in which a layer of any framework computes; its parameters are those of the layer."""
+    """Return the method in which a layer of any framework computes; its parameters are those of the layer."""
     return next(getattr(layer, name) for name in ("forward", "call", "__call__") if hasattr(layer, name))
 
 
 def by_name(
     given: Any, function: Any, backend: BackendName, weights_known: bool, takes: tuple[str, ...] | None
 ) -> Implementation:
-    """An implementation that is called by the names of its parameters; function: has these parameters.
+    """Make an implementation that is called by the names of its parameters; function: has these parameters.
 
     takes: the arguments of a call that its `**kwargs` take, None = all if it has a parameter `attention`, or else none.
     Raises TypeError if the parameters are neither three inputs nor one, besides the known arguments, and TypeError or
@@ -140,14 +146,14 @@ def by_name(
 
 
 def _rest(signature: inspect.Signature) -> str | None:
-    """The name of the parameter that takes all others by name, such as `kwargs`; None = there is none."""
+    """Return the name of the parameter that takes all others by name, such as `kwargs`; None = there is none."""
     return next((one.name for one in signature.parameters.values() if one.kind is one.VAR_KEYWORD), None)
 
 
 def _taken(
     name: str, signature: inspect.Signature, inputs: list[str], takes: tuple[str, ...] | None
 ) -> tuple[str, ...]:
-    """The arguments of a call that an implementation takes; takes: as of `by_name`.
+    """Return the arguments of a call that an implementation takes; takes: as of `by_name`.
 
     Most modules of `transformers` accept any argument by name, and use few of them.
     Raises ValueError if `takes` has what it cannot be given, TypeError if nobody says how it hides keys.
@@ -179,7 +185,7 @@ def _taken(
 
 
 def _is_mask(parameter: inspect.Parameter) -> bool:
-    """True for a mask by another name than ours; False for a switch, such as `use_causal_mask=False`."""
+    """Return True for a mask by another name than ours; False for a switch, such as `use_causal_mask=False`."""
     return parameter.name.endswith("mask") and not isinstance(parameter.default, bool)
 
 
@@ -203,7 +209,7 @@ def evaluating(given: Any) -> Iterator[None]:
 
 
 def _inputs(name: str, signature: inspect.Signature) -> list[str]:
-    """The parameters that are queries, keys and values, in this order; or the one that is all of them."""
+    """Return the parameters that are queries, keys and values, in this order; or the one that is all of them."""
     known = [one for one in signature.parameters.values() if one.name not in (*ROWS, *ASKED)]
     named = [next((one.name for one in known if one.name in names), "") for names in INPUTS]
     if all(named):
@@ -219,7 +225,7 @@ def _inputs(name: str, signature: inspect.Signature) -> list[str]:
 
 
 def _ours(given: MultiHeadAttention, backend: BackendName) -> Implementation:
-    """An implementation that is a layer of `mha` itself."""
+    """Make an implementation of a layer of `mha` itself."""
 
     def run(_: Any, arrays: tuple[Any, ...], call: Call, cotangent: Any) -> Mapping[str, Any]:
         steps, output = given.trace(*arrays, **call), given(*arrays, **call)
@@ -230,7 +236,7 @@ def _ours(given: MultiHeadAttention, backend: BackendName) -> Implementation:
 
 
 def _of_framework(given: Any, attention: MultiHeadAttention) -> Implementation:
-    """A framework's own layer, or one of a subclass, with its own masks; attention: a layer of mha with its weights."""
+    """Make an implementation of a framework's own layer or a subclass; attention: a layer of mha with its weights."""
     backend = attention.backend
 
     def run(_: Any, arrays: tuple[Any, ...], call: Call, cotangent: Any) -> Mapping[str, Any]:
@@ -243,13 +249,13 @@ def _of_framework(given: Any, attention: MultiHeadAttention) -> Implementation:
 
 
 def _of_book(given: Any, attention: MultiHeadAttention, takes: tuple[str, ...] | None) -> Implementation:
-    """A layer of the book, as printed there or of `mha.d2l`, or the `layer` of an `mha.MultiHeadAttention`."""
+    """Make an implementation of the book's layer, as printed there or of `mha.d2l`, or of the `layer` of mha's."""
     named = by_name(given, method(given), attention.backend, True, takes)
     return dataclasses.replace(named, name=_kind(given), attention=attention, empty_rows=hasattr(given, "config"))
 
 
 def _masks(call: Call, B: int, Q: int, K: int) -> tuple[np.ndarray | None, np.ndarray | None]:
-    """The keys that are no padding, (B, K), and the keys that each query sees, (B, 1 or H, Q, K); None = all."""
+    """Return the keys that are no padding, (B, K), and those that each query sees, (B, 1 or H, Q, K); None = all."""
     lengths, mask = call.get("valid_lens"), call.get("mask")
     padding = None if lengths is None else np.arange(K) < lengths[..., None]  # (B, K) or (B, Q, K)
     pairs = [] if mask is None else [mask[:, None] if mask.ndim == 3 else mask]  # (Q, K), (B, 1, Q, K) or (B, H, Q, K)
@@ -263,12 +269,12 @@ def _masks(call: Call, B: int, Q: int, K: int) -> tuple[np.ndarray | None, np.nd
 
 
 def _same(asked: str | None, backend: BackendName) -> BackendName:
-    """The backend of a layer; ValueError if another one is asked for."""
+    """Return the backend of a layer; ValueError if another one is asked for."""
     if asked is not None and dispatch.backend_name(asked) != backend:
         raise ValueError(f"backend is {asked!r}, expected {backend!r}, the backend of the implementation, or None")
     return backend
 
 
 def _kind(given: Any) -> str:
-    """The full name of an implementation's class."""
+    """Return the full name of an implementation's class."""
     return f"{type(given).__module__}.{type(given).__qualname__}"

@@ -82,7 +82,7 @@ def make_decode(
 
 
 def _made(name: str, attention: MultiHeadAttention, inputs: Arrays, given: dict[str, Any]) -> CaseFile:
-    """Compute what is expected of a call or a decode, and the bounds; see `make`."""
+    """Compute the expected results of a call or a decode, and their bounds; see `make`."""
     if not name.isprintable():
         raise ValueError(f"name is {name!r}, expected one that can be printed")
     if empty := [key for key, X in inputs.items() if 0 in X.shape]:

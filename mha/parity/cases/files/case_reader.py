@@ -1,4 +1,4 @@
-"""The reader of case files: what is in a file, and whether it fits together before any number is read.
+"""The reader of case files; it checks that the descriptions in a file fit together before it reads any number.
 
 Letters: B batch, Q queries, K key-value pairs, H heads, D num_hiddens.
 """
@@ -124,7 +124,7 @@ def _call(source: Source) -> dict[str, Any]:
 
 
 def _described(source: Source, config: Config, call: dict[str, Any]) -> tuple[Kinds, Kinds, Kinds]:
-    """Return what inputs, arguments and results are, in order; raises ValueError if an array is described otherwise."""
+    """Return the expected inputs, arguments and results, in order; ValueError if an array is described otherwise."""
     entries = source.entries
     try:
         claimed = {name: entry.claimed(name, ALL) for name, entry in entries.items()}
@@ -148,7 +148,7 @@ def _described(source: Source, config: Config, call: dict[str, Any]) -> tuple[Ki
 def _of_call(
     config: Config, call: Mapping[str, Any], claimed: Mapping[str, np.ndarray], stored: np.dtype
 ) -> tuple[Kinds, Kinds, Kinds]:
-    """Return what inputs, arguments and results of a call have to be; raises ValueError or TypeError as a call does."""
+    """Return the expected inputs, arguments and results of a call; raises ValueError or TypeError as a call does."""
     if missing := [key for key in (f"inputs/{name}" for name in INPUTS) if key not in claimed]:
         raise ValueError(f"{', '.join(missing)} is not there")
     inputs = {f"inputs/{name}": claimed[f"inputs/{name}"] for name in INPUTS}

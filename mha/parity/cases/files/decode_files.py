@@ -1,7 +1,7 @@
 """Case files of a decode: calls of a layer with one cache, and the cache after each of them.
 
-What is of a call begins with its number: "step1.queries", "step1.output", "step1.cache.keys". Letters: B batch, Q new
-tokens of a call, S slots, D num_hiddens.
+The names of a call's arrays begin with its number: "step1.queries", "step1.output", "step1.cache.keys". Letters: B
+batch, Q new tokens of a call, S slots, D num_hiddens.
 """
 
 import itertools
@@ -42,13 +42,13 @@ def taken(attention: MultiHeadAttention, steps: Sequence[Mapping[str, Any]], siz
 
 
 def begun(names: Collection[str], before: str = "") -> list[str]:
-    """Return how the names of each step begin, of these names of arrays; before: what stands before all of them."""
+    """Return the prefixes of the names of each step's arrays; before: a prefix of all of them."""
     numbers = itertools.takewhile(lambda number: f"{before}step{number}.queries" in names, itertools.count(1))
     return [f"step{number}." for number in numbers]
 
 
 def shapes_given(queries: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of the integers of a step, whose queries have a shape that begins with these sizes."""
+    """Return the shapes of the integers of a step, from the shape of its queries, which begins with the same sizes."""
     B, Q = queries[:2]
     return {"valid_lens": (B,), "positions": (B, Q), "crop": (B,)}
 
@@ -72,7 +72,7 @@ def results(attention: MultiHeadAttention, inputs: Arrays, call: Mapping[str, An
 def described(
     config: Config, call: Mapping[str, Any], claimed: Mapping[str, np.ndarray], stored: np.dtype
 ) -> tuple[Kinds, Kinds, Kinds]:
-    """Return what the arrays of a file have to be: inputs, arguments and results, in order.
+    """Return the expected inputs, arguments and results of a file, in order.
 
     Args:
         call: the arguments that are no arrays.

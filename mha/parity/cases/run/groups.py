@@ -42,8 +42,10 @@ def group(argument: str, text: str) -> Group:
 class GroupRunner:
     """A suite to run on groups of devices.
 
-    suite, cases, dtypes: as for `devices.plan`; limit: a rank that reports nothing for so many seconds is ended;
-    progress(name, done, total): is called after each check of the first rank.
+    Attributes:
+        suite, cases, dtypes: as for `devices.plan`.
+        limit: a rank that reports nothing for so many seconds is ended.
+        progress: progress(name, done, total) is called after each check of the first rank.
     """
 
     suite: SuiteName = "quick"
@@ -109,7 +111,7 @@ class GroupRunner:
 
 
 def _ended_early(outcome: Outcome) -> bool:
-    """Whether a rank died, hung or did not start, which is a result without a bound."""
+    """Return whether a rank died, hung or did not start, which is a result without a bound."""
     return any(one.error == math.inf and not one.dtype for one in outcome.results)
 
 

@@ -1,4 +1,4 @@
-"""The results of a suite as a file: JUnit's XML for services that show tests, and a page for people."""
+"""Write the results of a suite as a file: JUnit's XML for services that show tests, or a page for people."""
 
 import itertools
 from collections.abc import Iterable

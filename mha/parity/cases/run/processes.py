@@ -1,4 +1,4 @@
-"""Tools of the commands that start other processes: free memory, a process's output, and why it ended."""
+"""Tools of commands that start other processes: the free memory, a process's own stdout, and why a process ended."""
 
 import os
 import signal
@@ -7,7 +7,7 @@ from typing import TextIO
 
 
 def available() -> float:
-    """The memory that is free, in MiB."""
+    """Return the free memory, in MiB."""
     try:
         lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
         return next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")) / 2**10
@@ -16,14 +16,14 @@ def available() -> float:
 
 
 def own_stdout() -> TextIO:
-    """A stdout for this process's own lines alone; whatever a framework prints goes to stderr from now on."""
+    """Return a stdout for this process's own lines alone; a framework's lines go to stderr from now on."""
     lines = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     return lines
 
 
 def why_it_ended(status: int, said: str) -> str:
-    """One line that says why a process ended too early; status: its exit code; said: its stderr."""
+    """Describe in one line why a process ended too early; status: its exit code; said: its stderr."""
     last = (said.strip().splitlines() or [""])[-1].strip()
     if status >= 0:
         return last or f"the process ended with {status}"

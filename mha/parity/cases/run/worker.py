@@ -1,4 +1,4 @@
-"""One backend's part of a suite, as a process: `python -m mha.parity.cases.run.worker '{"backend": "torch", ...}'`.
+"""Run one backend's part of a suite, as a process: `python -m mha.parity.cases.run.worker '{"backend": "torch", ...}'`.
 
 With "ranks" among its arguments, the process is one rank of a group on several devices.
 

@@ -47,10 +47,13 @@ class Outcome:
 
 @dataclasses.dataclass(frozen=True)
 class Runner:
-    """A suite to run.
+    """A suite to run on backends.
 
-    suite, cases, dtypes: as for `plan`; pythons: other interpreters, by backend; limit: a process that reports nothing
-    for so many seconds is ended; progress(backend, done, total): is called after each check.
+    Attributes:
+        suite, cases, dtypes: as for `plan`.
+        pythons: other interpreters, by backend.
+        limit: a process that reports nothing for so many seconds is ended.
+        progress: progress(backend, done, total) is called after each check.
     """
 
     suite: SuiteName = "quick"
@@ -164,7 +167,7 @@ def _listen(
 
 
 def _place(doing: str, done: int, total: int) -> str:
-    """Say where a process was when it failed."""
+    """Describe where a process was when it failed."""
     return f"in check {done + 1} of {total} ({doing})" if doing else "before its first check"
 
 

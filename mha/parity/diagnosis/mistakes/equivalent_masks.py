@@ -31,7 +31,7 @@ class Part(NamedTuple):
 
 
 def seen_by(names: Iterable[str], plan: Plan) -> Array:
-    """Return the pairs left visible by these conditions in all samples and queries, (B or 1, H or 1, Q or 1, K or 1)."""
+    """Return the pairs that these conditions leave visible in all of the call, (B or 1, H or 1, Q or 1, K or 1)."""
     whole, seen = replace(plan, samples=ALL, rows=ALL), np.ones((1, 1, 1, 1), bool)
     for name in names:
         seen = seen & plan.hiding[name](whole)

@@ -27,8 +27,8 @@ class GradientMistake:
     Attributes:
         name: for a diagnosis.
         what: the effect, in words.
-        forms: functions by their words ("" if there is one): from a `Backward` without the mistake to one with it, or to
-            None where the mistake is impossible.
+        forms: functions by their words ("" if there is one): from a `Backward` without the mistake to one with it, or
+            to None where the mistake is impossible.
     """
 
     name: str

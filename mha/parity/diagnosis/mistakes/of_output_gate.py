@@ -63,7 +63,7 @@ def by_feature(back: bool, plan: Plan, width: int) -> Array:
 
 
 def beside_queries(stored: bool, plan: Plan) -> Plan | None:
-    """Cut one array of q and gate of each head, (H, d + dv or 1), as if all of q came first; stored: False = reverse."""
+    """Cut one array of q and gate of each head, (H, d + dv or 1), as if all of q came first; stored: False = back."""
     if plan.opened is None:
         return None
     H, changed = plan.heads, dict[str, Array | None]()

@@ -103,7 +103,7 @@ def shares_of(plan: Plan) -> Array | None:
 
 
 def scaled_back(gradual: bool, plan: Plan) -> Plan | None:
-    """Multiply frequencies by the factor that the model divides them by; gradual: blend 1 and the factor as the model does.
+    """Multiply frequencies by the factor that the model divides them by; gradual: blend 1 and it as the model does.
 
     Pairs that do not turn stay so.
     """
