@@ -8,7 +8,7 @@ from typing import Any
 from mha.parity import CATALOGUE
 from mha.parity.diagnosis.mistakes import catalogue, of_gradients, of_precision, of_scores, of_sinks
 from mha.parity.diagnosis.search import precision
-from mha.parity.diagnosis.wrong_setup import axes
+from mha.parity.diagnosis.wrong_setup import calls
 
 PAGE = Path(__file__).parent / "parity.md"
 
@@ -24,7 +24,7 @@ SECTIONS: dict[str, Known] = {
     "Kernels, heads and biases of projections": [
         *known(*catalogue.OF_KERNELS, *catalogue.OF_HEADS, *catalogue.OF_GROUPS, *catalogue.OF_ORDERS_AND_BIASES),
         ("weights of another layer", "all, or those of one projection"),
-        (axes.SWAPPED, axes.WHAT),
+        (calls.SWAPPED, calls.SWAPPED_EFFECT),
     ],
     "Scale, cap and biases of scores": known(
         *catalogue.OF_SCALE, *catalogue.OF_SCORES, *catalogue.OF_BIASES, of_scores.ANOTHER_SCALE,

@@ -13,7 +13,7 @@ from mha.parity.diagnosis.blind_spots.probes import asked_with
 from mha.parity.diagnosis.compare.comparison import report_of
 from mha.parity.diagnosis.pipeline.parts import all_steps
 from mha.parity.diagnosis.pipeline.plan import plan_of
-from mha.parity.diagnosis.wrong_setup import axes
+from mha.parity.diagnosis.wrong_setup import calls
 from mha.parity.diagnosis.wrong_setup.calls import call_with
 from mha.parity.rule.decoding import decoding
 from mha.parity.rule.problem import problem
@@ -134,7 +134,7 @@ def test_samples_for_tokens_beside_rounded_angles_are_named():
     layer = mha.MultiHeadAttention(**OPTIONS | {"rotary": fast})
     theirs = ported(X.swapaxes(0, 1), layer, first=0, causal=False).swapaxes(0, 1)
     problems = (problem(layer, X, X, X, planted.DEFAULTS, angles=angles) for angles in (True, False))
-    assert [axes.over_samples(one, theirs) is not None for one in problems] == [True, False]
+    assert [calls.over_samples(one, theirs) is not None for one in problems] == [True, False]
 
 
 def test_a_call_with_a_cache_has_them_too():

@@ -12,7 +12,7 @@ from mha.parity.diagnosis.blind_spots.sight import BARELY
 from mha.parity.diagnosis.mistakes.of_gradients import DROPOUT, GRADIENT_MISTAKES
 from mha.parity.diagnosis.mistakes.of_precision import ROUNDINGS
 from mha.parity.diagnosis.search.numbers import NUMBERS
-from mha.parity.diagnosis.wrong_setup.axes import SWAPPED
+from mha.parity.diagnosis.wrong_setup.calls import SWAPPED
 
 RIGHT = [port for port in PORTS if not port.seen]
 WRONG = [port for port in PORTS if port.seen]

@@ -39,18 +39,22 @@ STORED = {"bfloat16": "float32"}
 class CaseFile:
     """A layer, a call of it or a decode, the results in float64 NumPy, and how far others may be from these.
 
-    name: of the case; config: of the layer, its dtype being the one to compute in; weights: canonical ones.
-    inputs: "queries" (B, Q, query_size), "keys" (B, K, key_size), "values" (B, K, value_size) and "cotangent"
-        (B, Q, D), the gradient of a loss by the output.
-    call: the other arguments by name: causal, offset, and the arrays that are given.
-    expected: in float64, in the order in which they are computed: "steps/..." of `trace`, "attention_weights"
-        (B, H, Q, K), "output" (B, Q, D), "gradients/...".
-    bounds: by the same names, the largest absolute difference that rounding explains in the layer's dtype.
+    A decode has several calls with one cache. The names of one call's arrays begin with its number: inputs are
+    "step1.queries", "step1.keys" and "step1.values", without a cotangent; in `call`, beside causal and size, the
+    slots of the cache, are "step1.valid_lens" (B,), "step1.positions" (B, Q) and "step1.crop" (B,), where it is
+    cropped before the call; expected are "step1.output" and, as the cache is after the call, "step1.cache.keys" and
+    so on.
 
-    A decode has several calls with one cache. What is of one of them begins with its number: inputs "step1.queries",
-    "step1.keys" and "step1.values", without a cotangent; in `call`, beside causal and size, the slots of the cache,
-    "step1.valid_lens" (B,), "step1.positions" (B, Q) and "step1.crop" (B,), where the cache is cropped before the call;
-    expected are "step1.output" and, as the cache is after the call, "step1.cache.keys" and so on.
+    Attributes:
+        name: of the case.
+        config: of the layer, its dtype being the one to compute in.
+        weights: canonical ones.
+        inputs: "queries" (B, Q, query_size), "keys" (B, K, key_size), "values" (B, K, value_size) and "cotangent"
+            (B, Q, D), the gradient of a loss by the output.
+        call: the other arguments by name: causal, offset, and the arrays that are given.
+        expected: in float64, in the order in which they are computed: "steps/..." of `trace`, "attention_weights"
+            (B, H, Q, K), "output" (B, Q, D), "gradients/...".
+        bounds: by the same names, the largest absolute difference that rounding explains in the layer's dtype.
     """
 
     name: str

@@ -40,7 +40,7 @@ def arguments(asked: Problem, Q: int, K: int) -> dict[str, Array]:
         shape = [new[letter] if n == old[letter] else n for letter, n in zip(axes, X.shape, strict=True)]
         if row.usual is not None:
             first, below = row.usual(Q if row.axes[0] == "Q" else K)
-            # What is one for all samples is drawn for each.
+            # An array that is one for all samples is drawn for each.
             made[name] = random.integers(first, max(below, first + 1), shape if "B" in axes else (sizes.B, *shape))
         elif row.holds == "booleans":
             made[name] = random.random(shape) < SEEN

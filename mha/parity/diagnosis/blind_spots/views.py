@@ -136,7 +136,7 @@ def sight(calls: Sequence[tuple[Callable[[], Problem], Sequence[str]]]) -> Sight
     untried -= {form for form in judged if judged[form].ratio > 1}
     unseen = {form: one for form, one in judged.items() if one.ratio <= 1 and form not in untried}
     shown = shown_by(unseen, end)
-    # What changes nothing, here or with the inputs that were tried, is no mistake in such a layer.
+    # A form that changes nothing, here or with the inputs that were tried, is no mistake in such a layer.
     nothing = {form for form, one in unseen.items() if not shown.get(form) and one.view.without_change(form)}
     unseen = {form: one for form, one in unseen.items() if form not in nothing}
     return Sight(

@@ -24,7 +24,7 @@ from mha.parity.diagnosis.search.sample import Focus, counted
 from mha.parity.diagnosis.search.searches import Searches
 from mha.parity.diagnosis.search.time_budget import Effort
 from mha.parity.diagnosis.search.verdicts import Verdict, apart
-from mha.parity.diagnosis.wrong_setup import axes, calls
+from mha.parity.diagnosis.wrong_setup import calls
 from mha.parity.diagnosis.wrong_setup.around import more_than_attention
 from mha.parity.diagnosis.wrong_setup.rewritten import NONE, Rewritten, Way
 from mha.parity.rule.layouts import GRADIENT
@@ -83,10 +83,10 @@ def explained(
         return Diagnosis(perhaps, undecided(ways.open), tried)
     sure = [one for one in explanations if one.sure]
     swapped = "output" in steps and far >= SURE and not sure and problem.sizes.slots is None
-    if swapped and (expected := axes.over_samples(problem, steps["output"])):
+    if swapped and (expected := calls.over_samples(problem, steps["output"])):
         there, right = steps["output"], problem.expected("output")
         left = apart(there, expected.X) / apart(there, right.X)
-        sure = [Explanation((axes.SWAPPED,), ("",), (axes.WHAT,), expected.ratio(there), left, True)]
+        sure = [Explanation((calls.SWAPPED,), ("",), (calls.SWAPPED_EFFECT,), expected.ratio(there), left, True)]
     reason = f"none of {tried} tries among known mistakes gives these numbers{'; ' * bool(missed)}{missed}"
     note = "" if sure else f"why: unknown, {reason}; first to differ: {said(wrong[0])}"
     if tokens is not None:

@@ -98,12 +98,12 @@ class Backward:
 
     @property
     def weights(self) -> Array:
-        """The attention weights, (B, H, Q, K)."""
+        """Return the attention weights, (B, H, Q, K)."""
         return widen(self.results["weights"])
 
     @property
     def visible(self) -> Array:
-        """Which query sees which key, (B, H, Q, K)."""
+        """Return which query sees which key, (B, H, Q, K)."""
         return self.plan.visible()
 
     @property
@@ -165,7 +165,7 @@ class Backward:
         return {name: self.passed(name, X) for name, X in found.items()}
 
     def by_output(self) -> Array:
-        """The gradient by the output, (B, Q, D)."""
+        """Return the gradient by the output, (B, Q, D)."""
         return widen(self.cotangent)
 
     def through_output(self, by_output: Array) -> tuple[Array, Steps]:
@@ -195,11 +195,11 @@ class Backward:
         return self.used(widen(plan.share(self.results[role], plan.heads // plan.groups)), seen.any(2))
 
     def through_pooling(self, by_pooled: Array) -> Array:
-        """The gradient by attention weights, (B, H, Q, K)."""
+        """Return the gradient by attention weights, (B, H, Q, K)."""
         return by_pooled @ self.once(Backward.shared, "v").swapaxes(2, 3)
 
     def by_values(self, by_pooled: Array) -> Array:
-        """The gradient by heads of values, (B, G, K, dv)."""
+        """Return the gradient by heads of values, (B, G, K, dv)."""
         return self.unshare(self.weights.swapaxes(2, 3) @ by_pooled, self.plan.groups)
 
     def through_weights(self, by_weights: Array) -> tuple[Array, Array, Steps]:
@@ -209,15 +209,15 @@ class Backward:
         return by_biased, self.through_cap(self, by_biased), {"sinks": rest.sum((0, 2, 3))} if rest.size else {}
 
     def scaled(self, by_scores: Array) -> Array:
-        """The gradient by dot products, (B, H, Q, K)."""
+        """Return the gradient by dot products, (B, H, Q, K)."""
         return by_scores * self.plan.scale
 
     def by_queries(self, scaled: Array) -> Array:
-        """The gradient by heads of queries, (B, H, Q, d)."""
+        """Return the gradient by heads of queries, (B, H, Q, d)."""
         return scaled @ self.once(Backward.shared, "k")
 
     def by_keys(self, scaled: Array) -> Array:
-        """The gradient by heads of keys, (B, G, K, d)."""
+        """Return the gradient by heads of keys, (B, G, K, d)."""
         return self.unshare(scaled.swapaxes(2, 3) @ self.once(Backward.shared, "q"), self.plan.groups)
 
     def through_scores(self, by_scores: Array) -> tuple[Steps, Steps]:

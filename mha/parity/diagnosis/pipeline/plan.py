@@ -127,17 +127,17 @@ class Plan:
 
     @property
     def num_keys(self) -> int:
-        """The number of keys to see: those in slots before the call, and its own."""
+        """Return the number of keys to see: those in slots before the call, and its own."""
         return int(self.keys.shape[1] + (0 if self.kept_k is None else self.kept_k.shape[2]))
 
     @property
     def key_places(self) -> Array:
-        """Positions of keys, (B or 1, 1, 1, K)."""
+        """Return the positions of keys, (B or 1, 1, 1, K)."""
         places = np.arange(self.num_keys)[None] if self.key_positions is None else self.key_positions
         return places[:, None, None]
 
     def query_places(self, offsets: Array) -> Array:
-        """Positions of the queries to compute, (B or 1, 1, rows, 1), by these offsets."""
+        """Return the positions of the queries to compute, (B or 1, 1, rows, 1), by these offsets."""
         return (offsets + np.arange(self.queries.shape[1]))[:, None, self.rows, None]
 
     def of_samples(self, X: Array) -> Array:

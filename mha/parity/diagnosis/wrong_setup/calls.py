@@ -24,10 +24,12 @@ from mha.parity.diagnosis.search.sample import Focus, counted
 from mha.parity.diagnosis.search.verdicts import NOISE, Judge, apart, floor
 from mha.parity.diagnosis.wrong_setup.near import EARLY, Near
 from mha.parity.rule.layouts import GRADIENT
-from mha.parity.rule.problem import Problem, problem
+from mha.parity.rule.problem import Expected, Problem, problem
 from mha.parity.rule.rules import fraction
 
-# What ports compute for a query that sees no key.
+SWAPPED = "samples and tokens are swapped"
+SWAPPED_EFFECT = "attention goes over the first axis, as of PyTorch's layer without batch_first"
+# The results of ports for a query that sees no key.
 EMPTY: dict[str, Change] = {
     "0": lambda plan: plan, "NaN": divided_by_nothing, "mean": partial(filled, -np.inf, False)
 }  # fmt: skip
@@ -98,6 +100,22 @@ def tokens_alone(asked: Problem, theirs: Mapping[str, Array]) -> Array | None:
         if right.ratio(np.where(described.matters(name), counted(asked, name, theirs[name]), right.X)) > 1:
             return None
     return tokens
+
+
+@np.errstate(all="ignore")
+def over_samples(asked: Problem, output: Array) -> Expected | None:
+    """Return the expected output if queries see the other samples, not the other tokens; None if theirs is not that.
+
+    output: theirs, (B, Q, D). It is tried where nothing hides keys, and all queries count.
+    """
+    sizes, call = asked.sizes, asked.call
+    if sizes.B == 1 or sizes.Q != sizes.K or call.given() or call.hides() or not asked.counted_rows.all():
+        return None
+    queries, keys, values = (X.swapaxes(0, 1) for X in (asked.queries, asked.keys, asked.values))  # (T, B, any)
+    found = problem(asked.layer, queries, keys, values, {"causal": False}, angles=asked.angles).outputs()
+    oracle, base = (X.swapaxes(0, 1) for X in found)  # (B, Q, D)
+    expected = Expected.of(asked.config.dtype, oracle, base)
+    return expected if expected.ratio(output) <= 1 else None
 
 
 def possible(asked: Problem, theirs: Mapping[str, Array], clear: float) -> bool:
