@@ -135,7 +135,7 @@ def check_case(backend: BackendName, case: Case, dtype: FloatName, lesson: bool 
         rows = {name: row_bounds(dtype, X, based[name]) for name, X in expected.items() if name.startswith("output")}
         return _worst(found, expected, bounds, rows)
 
-    def hidden() -> Verdict:
+    def hides() -> Verdict:
         by, weights = gradients(attention(), call, *inputs), outputs(attention(), call, *inputs)["weights"]
         found = {"queries": by["queries"][~sees], "keys": by["keys"][~seen], "values": by["values"][~seen]}
         found["weights"] = weights[~visible]
@@ -161,7 +161,7 @@ def check_case(backend: BackendName, case: Case, dtype: FloatName, lesson: bool 
             "gradients of the lesson": partial(against_oracle, gradients, readable=True),
         }
     if not visible.all():
-        checks |= {"hidden keys": hidden, "padding": padding}
+        checks |= {"hidden keys": hides, "padding": padding}
     return [_result(backend, check, case.name, dtype, function) for check, function in checks.items()]
 
 
@@ -183,7 +183,7 @@ def check_exact(backend: BackendName, dtype: FloatName) -> list[Result]:
         found = {name: arrays.to_numpy(array) for name, array in found.items()}
         return _identical(found, {"transpose_qkv": heads, "transpose_output": X})
 
-    def synced() -> Verdict:
+    def syncs() -> Verdict:
         source = case.layer("numpy", dtype)
         there = MultiHeadAttention(**case.options, dtype=dtype, seed=5, backend=backend)
         back = MultiHeadAttention(**case.options, dtype=dtype, seed=6, backend="numpy")
@@ -191,7 +191,7 @@ def check_exact(backend: BackendName, dtype: FloatName) -> list[Result]:
         sync(there, back)
         return _identical(back.weights, source.weights)
 
-    def saved() -> Verdict:
+    def saves() -> Verdict:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "layer.safetensors"
             case.layer(backend, dtype).save(path)
@@ -214,7 +214,7 @@ def check_exact(backend: BackendName, dtype: FloatName) -> list[Result]:
         }
         return _worst({"output": output, "weights": weights}, expected, dict.fromkeys(expected, 16 * UNIT[dtype]))
 
-    checks = {"transposes": transposes, "sync": synced, "save and load": saved, "answer by hand": by_hand}
+    checks = {"transposes": transposes, "sync": syncs, "save and load": saves, "answer by hand": by_hand}
     return [_result(backend, check, "", dtype, function) for check, function in checks.items()]
 
 

@@ -126,14 +126,14 @@ def in_steps(attention: MultiHeadAttention) -> None:
     if config.pooling == "dot":
         pooling.scale = 1.0
 
-    def rounded(X: Any) -> Any:
+    def round_to_dtype(X: Any) -> Any:
         return X.astype(dtype).astype(X.dtype)
 
     def scores(queries: Any, keys: Any) -> Any:
-        found = rounded(products(queries, keys))  # (B, Q, K)
-        return rounded(found * scale) if config.pooling == "dot" else found
+        found = round_to_dtype(products(queries, keys))  # (B, Q, K)
+        return round_to_dtype(found * scale) if config.pooling == "dot" else found
 
-    pooling.scores, pooling.drop = scores, lambda weights, training: rounded(weights)
+    pooling.scores, pooling.drop = scores, lambda weights, training: round_to_dtype(weights)
 
 
 def worst(oracle: np.ndarray, results: list[np.ndarray]) -> np.ndarray:

@@ -105,20 +105,20 @@ def explained(tried: Trial, cuts: list[slice], theirs: np.ndarray, empty_rows: b
     def step(cut: slice, cache: Cache) -> Problem:
         return decoding(asked(layer, *call_of(cut, cache), None, empty_rows))
 
-    def compared(cut: slice, cache: Cache) -> Report:
+    def report_call(cut: slice, cache: Cache) -> Report:
         return report_of(step(cut, cache), theirs[:, cut], call_is_sure=True)
 
     cache = copy.copy(empty)
     for cut in cuts[:-1]:
         inputs, call = call_of(cut, cache)
         _, cache = layer(*inputs, **call)
-    alone = compared(cuts[-1], cache)
+    alone = report_call(cuts[-1], cache)
     if not alone and alone.diagnosis.known:
         return alone
     found = from_the_start([partial(step, cut) for cut in cuts], empty, theirs[:, cuts[-1]])
     if not alone and found.known:
         return dataclasses.replace(alone, explain=lambda: found)
-    together = compared(slice(0, cuts[-1].stop), empty)
+    together = report_call(slice(0, cuts[-1].stop), empty)
     return together if not together and together.diagnosis.known else None
 
 

@@ -56,12 +56,12 @@ class View:
 
     def possible(self, form: Form) -> bool:
         """Return whether there is such a mistake in this call."""
-        return self.bench.planned((form,)) is not None
+        return self.bench.plan_with((form,)) is not None
 
     def ratio(self, form: Form) -> float | None:
         """Return the largest error of a form by its bound; None if it is impossible here, or needs queries left out."""
         with np.errstate(all="ignore"):
-            plan = self.bench.planned((form,))
+            plan = self.bench.plan_with((form,))
             possible = plan is not None and plan.rows == self.rows
             changes = possible and not self.without_change(form)
             ratio = max(self.of(form, name) for name in self.names) if changes else 0.0
@@ -80,7 +80,7 @@ class View:
 
         So does a part of a mask that hides what something else hides, too.
         """
-        plan, right = self.bench.planned((form,)), self.bench.plan
+        plan, right = self.bench.plan_with((form,)), self.bench.plan
         if plan is None or same(plan, right):
             return plan is not None
         anew = bool(plan.hiding.keys() - right.hiding.keys())

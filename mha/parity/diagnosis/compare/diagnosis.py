@@ -176,7 +176,7 @@ def of_numbers(problem: Problem, steps: Mapping[str, Array], searches: Searches,
     """Explain the arrays by a number that is fitted, if that is sure; far: as for `attempts`."""
     for number in numbers.NUMBERS:
         form = numbers.fitted(number, problem, steps, searches.first, searches.effort)
-        if form is not None and (one := made(*searches.judged((form,)), far)).sure:
+        if form is not None and (one := made(*searches.verdict_on((form,)), far)).sure:
             return [one]
     return []
 

@@ -18,11 +18,11 @@ from mha.parity.rule.layouts import CACHED
 from mha.parity.rule.problem import Expected
 
 # A call of a decoder: from the cache before it to its problem, a `Decoding`.
-Step = Callable[[Cache], Any]
+DecodeCall = Callable[[Cache], Any]
 
 
 @np.errstate(all="ignore")
-def from_the_start(steps: Sequence[Step], cache: Cache, theirs: Array) -> Diagnosis:
+def from_the_start(steps: Sequence[DecodeCall], cache: Cache, theirs: Array) -> Diagnosis:
     """Find the mistakes that give the output of the last call, (B, Q, D), if they are made in each of these calls.
 
     cache: an empty one of NumPy, before the first call.
@@ -45,7 +45,7 @@ def from_the_start(steps: Sequence[Step], cache: Cache, theirs: Array) -> Diagno
     return Diagnosis(tuple(merged(found)), "made in every call, from the prompt on" * bool(found), len(forms))
 
 
-def last_of(steps: Sequence[Step], cache: Cache, state: State) -> Any:
+def last_of(steps: Sequence[DecodeCall], cache: Cache, state: State) -> Any:
     """Return the problem of the last call, with the cache that these mistakes leave in the calls before it."""
     for step, _ in itertools.pairwise(steps):
         asked = step(cache)
@@ -67,4 +67,4 @@ def output_of(asked: Any, dtype: Any, state: State) -> Array:
 
 def possible(bench: Bench, state: State) -> State:
     """Return these mistakes, or none if they are impossible in a call."""
-    return () if bench.planned(state) is None else state
+    return () if bench.plan_with(state) is None else state

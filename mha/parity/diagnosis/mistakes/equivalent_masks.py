@@ -78,12 +78,12 @@ def as_mask(names: Iterable[str], plan: Plan) -> Plan:
 def anywhere(change: Change, least: int = 1) -> Change:
     """Apply a change to the parts of a mask, if it has so many or more, or else to separate conditions."""
 
-    def made(plan: Plan) -> Plan | None:
+    def change_parts(plan: Plan) -> Plan | None:
         parts = taken_apart(plan, least)
         found = None if parts is None else change(parts)
         return change(plan) if found is None else found
 
-    return made
+    return change_parts
 
 
 def in_part(change: Change) -> Change:

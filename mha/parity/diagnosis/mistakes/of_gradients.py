@@ -16,7 +16,7 @@ from mha.parity.diagnosis.pipeline.pieces import Array
 from mha.parity.diagnosis.pipeline.plan import Plan
 from mha.parity.rule.layouts import PAIRS
 
-Change = Callable[[Backward], Backward | None]
+GradientChange = Callable[[Backward], Backward | None]
 PlanChange = Callable[[Plan], Plan | None]
 
 
@@ -33,7 +33,7 @@ class GradientMistake:
 
     name: str
     what: str
-    forms: Mapping[str, Change]
+    forms: Mapping[str, GradientChange]
 
 
 def on_the_way(changes: Mapping[str, Callable[[Array], Array]], back: Backward) -> Backward:
@@ -46,12 +46,12 @@ def on_the_way(changes: Mapping[str, Callable[[Array], Array]], back: Backward) 
     return replace(back, on_the_way={**before, **both})
 
 
-def stopped(*names: str) -> Change:
+def stopped(*names: str) -> GradientChange:
     """Make a form: gradients stop at these places."""
     return partial(on_the_way, dict.fromkeys(names, np.zeros_like))
 
 
-def detached(role: str) -> dict[str, Change]:
+def detached(role: str) -> dict[str, GradientChange]:
     """Make the forms of detached queries, keys or values."""
     return {"after the projection": stopped(role), "before the projection": stopped(ROLES[role])}
 
@@ -82,7 +82,7 @@ def unhidden(normalized: bool, back: Backward) -> Backward | None:
     def through_softmax(back: Backward, by_weights: Array) -> Array:
         scores = [X for name, X in back.steps.items() if name in PAIRS and name != "weights"][-1]
         scores = pieces.beside_sinks(back.plan, scores)
-        counted = np.ones_like(back.counted) if normalized else back.counted
+        counted = np.ones_like(back.in_softmax) if normalized else back.in_softmax
         largest = np.where(counted, scores, -np.inf).max(-1, keepdims=True, initial=np.finfo(scores.dtype).min)
         shares = np.exp(scores - largest)
         shares = shares / np.maximum(np.where(counted, shares, 0).sum(-1, keepdims=True), np.finfo(shares.dtype).tiny)
@@ -123,7 +123,9 @@ def in_empty_rows(change: PlanChange, added: bool, kept: str, back: Backward) ->
 
 def without_sum(back: Backward) -> Backward:
     """Leave out the sum over a row in the gradient of the softmax."""
-    return replace(back, through_softmax=lambda back, by_weights: back.shares * np.where(back.counted, by_weights, 0))
+    return replace(
+        back, through_softmax=lambda back, by_weights: back.shares * np.where(back.in_softmax, by_weights, 0)
+    )
 
 
 def rescaled(factor: Callable[[Backward], float], roles: str, back: Backward) -> Backward | None:
@@ -172,7 +174,7 @@ def fixed_norm(back: Backward) -> Backward | None:
         return None
 
     def through_norm(back: Backward, role: str, by_X: Array) -> tuple[Array, Array]:
-        normalized, roots, scale = back.normalized(role)
+        normalized, roots, scale = back.parts_of_norm(role)
         return by_X * scale / roots, backward.by_scale(scale, by_X * normalized)
 
     return replace(back, through_norm=through_norm)

@@ -105,11 +105,11 @@ def split_regrouped(back: bool, plan: Plan) -> Plan | None:
     if (order := regrouped(back, plan)) is None:
         return None
 
-    def reordered(X: Array) -> Array:
+    def reorder(X: Array) -> Array:
         return X.reshape(*X.shape[:-1], plan.heads, -1)[..., order, :].reshape(X.shape)  # (..., H*d)
 
     found = {name: X for name, X in plan.weights.items() if name in ("W_q.kernel", "W_q.bias")}
-    return with_weights(plan, {name: plan.once(("heads", *order), reordered, X) for name, X in found.items()})
+    return with_weights(plan, {name: plan.once(("heads", *order), reorder, X) for name, X in found.items()})
 
 
 def merge_regrouped(back: bool, plan: Plan) -> Plan | None:

@@ -14,7 +14,7 @@ from mha.parity.diagnosis.pipeline.pieces import Array
 from mha.parity.diagnosis.pipeline.plan import Plan
 
 Block = tuple[int, int]  # the columns that are permuted by themselves, and the pairs of these that change places
-Step = tuple[bool, bool]  # whether in other blocks, and whether pairs become neighbours
+Permutation = tuple[bool, bool]  # whether in other blocks, and whether pairs become neighbours
 WAYS = {"halves to neighbours": True, "neighbours to halves": False}  # the words, and whether pairs become neighbours
 ONE = "columns of a head are permuted for the other pairing: not at all, or twice"
 
@@ -59,7 +59,9 @@ def in_both_ways(forms: Mapping[str, tuple[str, ...]]) -> dict[str, Change]:
     }
 
 
-def permuted(block: Callable[[Plan, int], Block | None], roles: str, steps: Sequence[Step], plan: Plan) -> Plan | None:
+def permuted(
+    block: Callable[[Plan, int], Block | None], roles: str, steps: Sequence[Permutation], plan: Plan
+) -> Plan | None:
     """Permute kernels and biases in other blocks of columns than heads have.
 
     block: from the number of heads to these blocks, None = it is impossible; roles: "q", "k", or both; steps:
@@ -121,7 +123,7 @@ BLOCKS = {
 }
 
 
-def steps_of(interleave: bool) -> dict[str, tuple[Step, ...]]:
+def steps_of(interleave: bool) -> dict[str, tuple[Permutation, ...]]:
     """List the permutations in other blocks: alone, after the right one is undone, or before it."""
     return {
         "": ((True, interleave),),

@@ -16,12 +16,12 @@ def short(bits: int, nearest: bool) -> Callable[[Array], Array]:
     """Make a function that keeps so many bits after the leading one of float32, rounded to the nearest or cut off."""
     drop = 23 - bits
 
-    def shortened(X: Array) -> Array:
+    def shorten(X: Array) -> Array:
         whole = np.ascontiguousarray(X, np.float32).view(np.uint32)
         half = np.uint32(1 << (drop - 1)) if nearest else np.uint32(0)
         return ((whole + half) & np.uint32(0xFFFFFFFF << drop & 0xFFFFFFFF)).view(np.float32).astype(X.dtype)
 
-    return shortened
+    return shorten
 
 
 def products(function: Callable[[Array], Array]) -> Change:
@@ -89,11 +89,11 @@ def of_cache(function: Callable[[Array], Array]) -> Change:
 def to_int8(axes: tuple[int, ...]) -> Callable[[Array], Array]:
     """Make a function that rounds to 127 steps on each side of 0; axes: of (B, G, K, d), those with one largest."""
 
-    def rounded(X: Array) -> Array:
+    def to_steps(X: Array) -> Array:
         steps = np.abs(X.astype(np.float64)).max(axes, keepdims=True) / 127
         return (np.rint(X / np.where(steps == 0, 1, steps)) * steps).astype(X.dtype)
 
-    return rounded
+    return to_steps
 
 
 def coarse_turns(plan: Plan) -> Plan | None:

@@ -49,7 +49,7 @@ def added_as_numbers(names: frozenset[str] | None, plan: Plan) -> Plan | None:
     right = plan.softmax
 
     def softmax(plan: Plan, scores: Array, visible: Array) -> Array:
-        return right(plan, scores + visible.astype(scores.dtype), plan.seen(plan.hiding.keys() - chosen))
+        return right(plan, scores + visible.astype(scores.dtype), plan.visible_by(plan.hiding.keys() - chosen))
 
     return replace(plan, softmax=softmax)
 
@@ -67,8 +67,8 @@ def capped_when_hidden(names: frozenset[str] | None, last: bool, plan: Plan) -> 
 
     def softmax(plan: Plan, scores: Array, visible: Array) -> Array:
         low = least + (0 if last or plan.score_bias is None else pieces.added(plan))
-        scores = np.where(plan.seen(chosen), scores, low).astype(scores.dtype)
-        return right(plan, scores, plan.seen(plan.hiding.keys() - chosen))
+        scores = np.where(plan.visible_by(chosen), scores, low).astype(scores.dtype)
+        return right(plan, scores, plan.visible_by(plan.hiding.keys() - chosen))
 
     return replace(made, softmax=softmax)
 
@@ -158,7 +158,7 @@ def lowest_for_each(together: frozenset[str], plan: Plan) -> Plan | None:
 
     def softmax(plan: Plan, scores: Array, visible: Array) -> Array:
         for mask in masks:
-            seen = plan.seen(mask & plan.hiding.keys())
+            seen = plan.visible_by(mask & plan.hiding.keys())
             scores = np.where(seen, scores, scores + np.finfo(scores.dtype).min)
         return pieces.normalized(plan, scores)
 

@@ -109,7 +109,7 @@ def other_inputs(order: tuple[str, ...], plan: Plan) -> Plan | None:
 def of_another_layer(others: Mapping[str, Mapping[str, Array]]) -> list[Mistake]:
     """Make the mistakes of taking weights of one of these layers, all or those of one projection."""
 
-    def taken(weights: Mapping[str, Array], chosen: str, plan: Plan) -> Plan | None:
+    def take(weights: Mapping[str, Array], chosen: str, plan: Plan) -> Plan | None:
         mine = {name: X for name, X in plan.weights.items() if name.startswith(chosen)}
         if any(name not in weights or weights[name].shape != X.shape for name, X in mine.items()):
             return None
@@ -118,7 +118,7 @@ def of_another_layer(others: Mapping[str, Mapping[str, Array]]) -> list[Mistake]
     made = []
     for chosen in ("", *PROJECTIONS):
         parts = (PART[chosen],) if chosen else tuple(PARTS)
-        forms = {name: partial(taken, weights, chosen) for name, weights in others.items()}
+        forms = {name: partial(take, weights, chosen) for name, weights in others.items()}
         what = f"{chosen or 'every weight'} of another layer of the same file"
         made.append(Mistake(f"{chosen or 'all weights'} of another layer", what, parts, forms))
     return made

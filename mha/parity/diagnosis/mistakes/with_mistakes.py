@@ -27,12 +27,12 @@ class Bench:
         self.plans: dict[State, Plan | None] = {(): self.plan}
         self.latest: tuple[State, Plan | None] = (), self.plan
 
-    def planned(self, state: State) -> Plan | None:
+    def plan_with(self, state: State) -> Plan | None:
         """Return the plan with these mistakes, None if one of them is impossible here."""
         if state in self.plans:
             return self.plans[state]
         if state != self.latest[0]:
-            before = self.planned(state[:-1])
+            before = self.plan_with(state[:-1])
             self.latest = state, None if before is None else state[-1].change(before)
             if len(state) == 1:
                 self.plans[state] = self.latest[1]
@@ -45,21 +45,21 @@ class Bench:
 
     def possible(self, forms: Sequence[Form]) -> list[Form]:
         """List the forms of mistakes that change the plan."""
-        return [form for form in forms if (plan := self.planned((form,))) is not None and not same(plan, self.plan)]
+        return [form for form in forms if (plan := self.plan_with((form,))) is not None and not same(plan, self.plan)]
 
     def whole(self, state: State) -> bool:
         """Return whether these mistakes need queries beyond those that are computed."""
-        plan = self.planned(state)
+        plan = self.plan_with(state)
         return plan is not None and plan.rows != self.rows
 
     def empties(self, form: Form) -> bool:
         """Return whether a mistake hides everything somewhere, see the module `emptied`."""
-        plan = self.planned((form,))
+        plan = self.plan_with((form,))
         return plan is not None and empties(plan, self.plan)
 
     def changes_window(self, form: Form) -> bool:
         """Return whether a mistake takes another window."""
-        plan = self.planned((form,))
+        plan = self.plan_with((form,))
         return plan is not None and plan.window != self.plan.window
 
     def work(self, state: State) -> tuple[bool, int]:
@@ -69,7 +69,7 @@ class Bench:
 
     def steps(self, state: State, name: str) -> Array | None:
         """Return a step with these mistakes, None if there is no such step or they are impossible here."""
-        plan = self.planned(state)
+        plan = self.plan_with(state)
         X = None if plan is None else self.part(state, plan, PART_OF[name])[0].get(name)
         return X if X is None or plan is None or plan.rows == self.rows else self.of_rows(name, X)
 
@@ -83,7 +83,7 @@ class Bench:
 
         Scores that the mistakes hide do not: many implementations have minus infinity there, or scores of blank keys.
         """
-        plan = self.planned(state) if PART_OF[name] == "scores" else None
+        plan = self.plan_with(state) if PART_OF[name] == "scores" else None
         if plan is None or plan.heads != self.plan.heads:
             return right
         if all(getattr(plan, field) is getattr(self.plan, field) for field in (*OF_HIDING, "score_bias")):

@@ -28,7 +28,7 @@ from mha.parity.diagnosis.pipeline.plan import Plan
 def through_softmax(back: "Backward", by_weights: Array) -> Array:
     """Return the gradient by scores in the softmax, 0 for hidden keys; by_weights: (B, H, Q, K or K + 1)."""
     shares = back.shares
-    by_weights = np.where(back.counted, by_weights, 0)  # 0 * NaN is NaN
+    by_weights = np.where(back.in_softmax, by_weights, 0)  # 0 * NaN is NaN
     return shares * (by_weights - (shares * by_weights).sum(-1, keepdims=True))
 
 
@@ -54,7 +54,7 @@ def turn_back(back: "Backward", role: str, by_X: Array) -> Array:
 
 def through_norm(back: "Backward", role: str, by_X: Array) -> tuple[Array, Array]:
     """Return the gradients by heads before a norm, (B, H, T, d), and by its scale (d,)."""
-    normalized, roots, scale = back.normalized(role)
+    normalized, roots, scale = back.parts_of_norm(role)
     own, by_normalized = back.plan.norms[role], by_X * scale
     axes = (1, 3) if own.over == "all" else 3
     by_heads = by_normalized - normalized * (by_normalized * normalized).mean(axes, keepdims=True)
@@ -112,11 +112,11 @@ class Backward:
         return shares(self.plan, self.results["scores"], self.visible)
 
     @property
-    def counted(self) -> Array:
+    def in_softmax(self) -> Array:
         """Return which scores enter the softmax, (B, H, Q, K), and sinks as one more column."""
         return beside_sinks(self.plan, self.visible, True)
 
-    def normalized(self, role: str) -> tuple[Array, Array, Array]:
+    def parts_of_norm(self, role: str) -> tuple[Array, Array, Array]:
         """Return heads (B, H, T, d) after a norm but before its scale, their divisors, and the scale."""
         turned = self.plan.norms[role].after and self.plan.frequencies is not None
         return parts_of_norm(self.plan, role, self.steps[f"{'rotate' if turned else 'split'}_{role}"])
@@ -136,21 +136,21 @@ class Backward:
             self.computed[key] = made
         return made
 
-    def passed(self, name: str, by_X: Array) -> Array:
+    def pass_on(self, name: str, by_X: Array) -> Array:
         """Return a gradient, changed if a mistake is at this place on its way."""
         return self.on_the_way.get(name, as_it_is)(by_X)
 
-    def used(self, X: Array, seen: Any) -> Array:
+    def blank_unseen(self, X: Array, seen: Any) -> Array:
         """Blank the rows of X (..., T, features) that are not seen, (..., T)."""
         return np.where(np.asarray(seen)[..., None], X, 0) if self.blanked else X
 
     def gradients(self) -> Steps:
         """Compute all gradients, by the names of `attention.gradients`."""
         plan = self.plan
-        by_output = self.passed("output", self.once(Backward.by_output))
+        by_output = self.pass_on("output", self.once(Backward.by_output))
         by_pooled, found = self.once(Backward.through_output, by_output)
-        by_pooled = self.passed("pooled", by_pooled)
-        by_weights = self.passed("weights", self.once(Backward.through_pooling, by_pooled))
+        by_pooled = self.pass_on("pooled", by_pooled)
+        by_weights = self.pass_on("weights", self.once(Backward.through_pooling, by_pooled))
         by_biased, by_scores, by_sinks = self.once(Backward.through_weights, by_weights)
         found, by_gates = found | by_sinks, found.get("queries", 0)
         if plan.score_bias is not None:
@@ -160,9 +160,9 @@ class Backward:
         by_heads["v"] = self.once(Backward.by_values, by_pooled)
         found |= by_pooling
         for role in ROLES:
-            found |= self.once(Backward.through_projection, role, self.passed(role, by_heads[role]))
+            found |= self.once(Backward.through_projection, role, self.pass_on(role, by_heads[role]))
         found["queries"] = found["queries"] + by_gates
-        return {name: self.passed(name, X) for name, X in found.items()}
+        return {name: self.pass_on(name, X) for name, X in found.items()}
 
     def by_output(self) -> Array:
         """Return the gradient by the output, (B, Q, D)."""
@@ -176,7 +176,7 @@ class Backward:
         by_merged, found = through_dense(self, "W_o", merge(widen(self.steps["merged"])), by_output)
         by_pooled = split(by_merged, self.plan.heads)  # (B, H, Q, dv)
         if self.plan.opened is not None:
-            X = self.used(widen(self.plan.queries), self.visible.any((1, 3)))
+            X = self.blank_unseen(widen(self.plan.queries), self.visible.any((1, 3)))
             gates = sigmoid(projected_gates(dataclasses.replace(self.plan, queries=X)))  # (B, H, Q, dv or 1)
             by_gates = by_pooled * widen(self.steps.get("head_gated", self.steps["pooled"])) * gates * (1 - gates)
             by_gates = by_gates if gates.shape[3] > 1 else by_gates.sum(3, keepdims=True)  # (B, H, Q, dv or 1)
@@ -187,16 +187,16 @@ class Backward:
             by_pooled = by_pooled * widen(self.plan.gates)
         return by_pooled, found
 
-    def shared(self, role: str) -> Array:
+    def heads_of(self, role: str) -> Array:
         """Return queries (role "q"), or the keys or values of each head of queries, (B, H, T, any)."""
         plan, seen = self.plan, self.visible
         if role == "q":
-            return self.used(widen(self.results["q"]), seen.any(3))
-        return self.used(widen(plan.share(self.results[role], plan.heads // plan.groups)), seen.any(2))
+            return self.blank_unseen(widen(self.results["q"]), seen.any(3))
+        return self.blank_unseen(widen(plan.share(self.results[role], plan.heads // plan.groups)), seen.any(2))
 
     def through_pooling(self, by_pooled: Array) -> Array:
         """Return the gradient by attention weights, (B, H, Q, K)."""
-        return by_pooled @ self.once(Backward.shared, "v").swapaxes(2, 3)
+        return by_pooled @ self.once(Backward.heads_of, "v").swapaxes(2, 3)
 
     def by_values(self, by_pooled: Array) -> Array:
         """Return the gradient by heads of values, (B, G, K, dv)."""
@@ -208,25 +208,25 @@ class Backward:
         by_biased, rest = np.split(by_shares, [by_weights.shape[3]], 3)
         return by_biased, self.through_cap(self, by_biased), {"sinks": rest.sum((0, 2, 3))} if rest.size else {}
 
-    def scaled(self, by_scores: Array) -> Array:
+    def by_products(self, by_scores: Array) -> Array:
         """Return the gradient by dot products, (B, H, Q, K)."""
         return by_scores * self.plan.scale
 
     def by_queries(self, scaled: Array) -> Array:
         """Return the gradient by heads of queries, (B, H, Q, d)."""
-        return scaled @ self.once(Backward.shared, "k")
+        return scaled @ self.once(Backward.heads_of, "k")
 
     def by_keys(self, scaled: Array) -> Array:
         """Return the gradient by heads of keys, (B, G, K, d)."""
-        return self.unshare(scaled.swapaxes(2, 3) @ self.once(Backward.shared, "q"), self.plan.groups)
+        return self.unshare(scaled.swapaxes(2, 3) @ self.once(Backward.heads_of, "q"), self.plan.groups)
 
     def through_scores(self, by_scores: Array) -> tuple[Steps, Steps]:
         """Return the gradients by heads of queries and keys, and by the weights of additive scores."""
         if self.plan.config.pooling == "dot":
-            scaled = self.once(Backward.scaled, by_scores)
-            by_q = self.once(Backward.by_queries, self.passed("scaled_q", scaled))
-            return {"q": by_q, "k": self.once(Backward.by_keys, self.passed("scaled_k", scaled))}, {}
-        q, k = self.shared("q"), self.shared("k")
+            scaled = self.once(Backward.by_products, by_scores)
+            by_q = self.once(Backward.by_queries, self.pass_on("scaled_q", scaled))
+            return {"q": by_q, "k": self.once(Backward.by_keys, self.pass_on("scaled_k", scaled))}, {}
+        q, k = self.heads_of("q"), self.heads_of("k")
         W_q, W_k, w_v = (widen(self.plan.weights[f"attention.{name}.kernel"]) for name in ("W_q", "W_k", "w_v"))
         features = np.tanh((q @ W_q)[:, :, :, None] + (k @ W_k)[:, :, None])  # (B, H, Q, K, n)
         by_sums = by_scores[..., None] * w_v[:, 0] * (1 - features**2)
@@ -251,7 +251,7 @@ class Backward:
             by_heads = self.turn_back(self, role, by_heads)
         if own and not own.after:
             by_heads, found[f"{role}_norm.scale"] = self.through_norm(self, role, by_heads)
-        X = self.used(widen(getattr(plan, name)), self.visible.any((1, 3) if role == "q" else (1, 2)))
+        X = self.blank_unseen(widen(getattr(plan, name)), self.visible.any((1, 3) if role == "q" else (1, 2)))
         found[name], by_weights = through_dense(self, f"W_{role}", X, merge(by_heads))
         return found | by_weights
 

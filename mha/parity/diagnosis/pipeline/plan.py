@@ -157,12 +157,12 @@ class Plan:
     def output(self, merged: Array) -> Array:
         """Return merged heads (B, Q, H*dv) @ kernel + bias, in the features to compute."""
         kernel = self.once("features", self._of_features, self.weights["W_o.kernel"])
-        return self.biased("W_o", self.product(merged, kernel), self.features)
+        return self.add_bias("W_o", self.product(merged, kernel), self.features)
 
     def _of_features(self, X: Array) -> Array:
         return X[..., self.features]
 
-    def biased(self, name: str, X: Array, features: Any = slice(None)) -> Array:
+    def add_bias(self, name: str, X: Array, features: Any = slice(None)) -> Array:
         """Add the bias of a projection to X; features: of the bias."""
         bias = self.weights.get(f"{name}.bias")
         return X if bias is None else self.rounded(X + bias[features])
@@ -170,7 +170,7 @@ class Plan:
     def projected(self, name: str, X: Array) -> Array:
         """Project inputs (B, T, any), the samples to compute; each product is computed once."""
         how = self.into_product, self.rounded
-        return self.biased(name, self.once(how, self._product, X, self.weights[f"{name}.kernel"]))
+        return self.add_bias(name, self.once(how, self._product, X, self.weights[f"{name}.kernel"]))
 
     def _product(self, X: Array, kernel: Array) -> Array:
         return self.product(self.of_samples(X), kernel)
@@ -186,9 +186,9 @@ class Plan:
 
     def visible(self) -> Array:
         """Return which query sees which key, (B, H, Q, K), in the samples and queries to compute."""
-        return self.seen(self.hiding)
+        return self.visible_by(self.hiding)
 
-    def seen(self, names: Iterable[str]) -> Array:
+    def visible_by(self, names: Iterable[str]) -> Array:
         """Return which query sees which key by these conditions alone, (B, H, Q, K), as `visible`."""
         B, _, Q, _ = self.of_pairs(np.empty((len(self.queries), 1, self.queries.shape[1], 1))).shape
         seen = np.ones((1, 1, 1, 1), bool)

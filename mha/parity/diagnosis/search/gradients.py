@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mha.parity.diagnosis.mistakes.of_gradients import GRADIENT_MISTAKES, Change, GradientMistake, with_dropout
+from mha.parity.diagnosis.mistakes.of_gradients import GRADIENT_MISTAKES, GradientChange, GradientMistake, with_dropout
 from mha.parity.diagnosis.pipeline.backward import Backward, backward
 from mha.parity.diagnosis.pipeline.pieces import Array, Steps
 from mha.parity.diagnosis.pipeline.plan import plan_of
@@ -22,7 +22,7 @@ class Form(NamedTuple):
 
     mistake: GradientMistake
     how: str
-    change: Change
+    change: GradientChange
 
 
 class Effect(NamedTuple):
@@ -46,8 +46,8 @@ class Gradients:
         far = {name: error(X, self.right[name].X) for name, X in theirs.items()}
         self.far = {name: distance if distance < np.inf else 0.0 for name, distance in far.items()}  # NaN has no size
         self.wrong = [name for name, X in theirs.items() if self.right[name].ratio(X) > 1]
-        self.plain = self.computed(self.base, ())
-        self.alone: dict[Change, dict[str, Effect]] = {}
+        self.plain = self.compute(self.base, ())
+        self.alone: dict[GradientChange, dict[str, Effect]] = {}
         self.tried, self.untried = 0, {1: 0, 2: 0}
 
     def run(self) -> list[tuple[tuple[Form, ...], Verdict]]:
@@ -61,7 +61,7 @@ class Gradients:
         pairs = (pair for pair in itertools.combinations(forms, 2) if pair[0].mistake is not pair[1].mistake)
         return self.among([(form,) for form in forms]) or self.among(list(pairs))
 
-    def possible(self, change: Change) -> bool:
+    def possible(self, change: GradientChange) -> bool:
         """Return whether a change can be made here."""
         return change(self.oracle) is not None
 
@@ -81,30 +81,30 @@ class Gradients:
         for state in self.effort.within(states):
             left -= 1
             self.tried += 1
-            if (verdict := self.judged(state)).same:
+            if (verdict := self.verdict_on(state)).same:
                 found.append((state, verdict))
         if states:
             self.untried[len(states[0])] = left
         return found
 
-    def computed(self, back: Backward, state: tuple[Form, ...]) -> Steps | None:
+    def compute(self, back: Backward, state: tuple[Form, ...]) -> Steps | None:
         """Compute their gradients with these mistakes, in the shapes in which they are compared; None = impossible."""
         changed: Backward | None = back
         for form in state:
             changed = None if changed is None else form.change(changed)
         return None if changed is None else shaped(changed.gradients(), {n: X.shape for n, X in self.theirs.items()})
 
-    def judged(self, state: tuple[Form, ...]) -> Verdict:
+    def verdict_on(self, state: tuple[Form, ...]) -> Verdict:
         """Judge how far their gradients are from those with these mistakes."""
         none = Verdict(np.inf, np.inf, np.inf, 0)
-        if self.refuted(state) or (narrow := self.computed(self.base, state)) is None:
+        if self.refuted(state) or (narrow := self.compute(self.base, state)) is None:
             return none
         effects = {name: self.effect(name, narrow[name]) for name in self.theirs}
         if len(state) == 1:
             self.alone[state[0].change] = effects
         if not all(effect.near for effect in effects.values()):  # in the layer's dtype
             return none
-        if (wide := self.computed(self.oracle, state)) is None:
+        if (wide := self.compute(self.oracle, state)) is None:
             return none
         dtype = self.problem.config.dtype
         everything = self.problem.oracle_gradients | {name.removeprefix(GRADIENT): X for name, X in wide.items()}

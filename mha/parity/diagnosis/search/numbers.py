@@ -119,10 +119,10 @@ class Fit:
         self.number, self.own = number, right
         self.bench, self.name, self.dtype = Bench(problem, dtype, *focus), name, dtype
         self.counts = self.bench.cut(name, problem.matters(name))
-        self.there = self.counted(self.bench.cut(name, X))
-        self.right = size(self.there - self.counted(self.bench.steps((), name)))
+        self.there = self.blank(self.bench.cut(name, X))
+        self.right = size(self.there - self.blank(self.bench.steps((), name)))
 
-    def counted(self, X: Array | None) -> Array:
+    def blank(self, X: Array | None) -> Array:
         """Return numbers in float64, 0 where they do not matter."""
         return np.where(self.counts, 0 if X is None else X, 0).astype(np.float64)
 
@@ -130,7 +130,7 @@ class Fit:
         """Return the error of each number that is left."""
         found = self.bench.steps((self.number.form(np.exp(at), self.own, self.dtype),), self.name)
         self.bench.forget()
-        return self.there - self.counted(found)
+        return self.there - self.blank(found)
 
     def left(self, at: float) -> float:
         """Return the root mean square of the errors that are left."""

@@ -40,10 +40,10 @@ class Searches:
             self.made.append(Search(self.problem, self.theirs, self.forms, focus, self.effort, before))
         return (known or self.made)[-1]
 
-    def judged(self, state: State) -> tuple[State, Verdict]:
+    def verdict_on(self, state: State) -> tuple[State, Verdict]:
         """Judge a set of mistakes in all samples, once."""
         if state not in self.verdicts:
-            self.verdicts[state] = self.judge.judged(state)
+            self.verdicts[state] = self.judge.verdict_on(state)
         return state, self.verdicts[state]
 
     def run(self, pairs: bool) -> list[tuple[State, Verdict]]:
@@ -67,12 +67,12 @@ class Searches:
                     break
                 search = wider
                 continue
-            judged = [self.judged(state) for state in states[:CONFIRMED]]
+            judged = [self.verdict_on(state) for state in states[:CONFIRMED]]
             found += judged
             if same := [state for state, verdict in judged if verdict.same]:
                 known = {state for state, _ in found}
                 alike = dict.fromkeys(other for state in same for other in search.alike(state) if other not in known)
-                return [*found, *map(self.judged, alike)]
+                return [*found, *map(self.verdict_on, alike)]
             if not search.tightened(states[0]):
                 focus = self.counterexample(search.focus, [verdict for _, verdict in judged])
                 if focus != search.focus and len(focus.samples) <= SAMPLES:
