@@ -99,7 +99,7 @@ class Decoding(Problem):
         steps, (B, heads, S, _) = dispatch.lesson("numpy").by_slots(steps, own), left.keys.shape
         own_heads = {f"cache.{name}": getattr(left, name).reshape(B * heads, S, -1) for name in ("keys", "values")}
         steps |= {**own_heads, PLACED: left.positions}
-        # A call may push out what it sees, which is then in no slot; a frozen cache has no tokens, and stays.
+        # A call may push out tokens that it sees, which are in no slot then; a frozen cache takes no tokens, and stays.
         gone = (*PAIRS,) * self.cached.plan.step.early + (*OF_KEYS, *OF_VALUES, *CACHED) * cache.frozen
         return {name: X for name, X in steps.items() if name not in gone}
 

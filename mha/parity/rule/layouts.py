@@ -18,7 +18,7 @@ LayoutName = Literal["(B*H, T, d)", "(B, H, T, d)", "(B, T, H, d)"]
 LAYOUTS: tuple[LayoutName, ...] = ("(B*H, T, d)", "(B, H, T, d)", "(B, T, H, d)")
 GRADIENT = "gradient."  # the name of every gradient begins so
 OF_INPUTS = ("queries", "keys", "values")
-INPUTS = "inputs"  # what is queries, keys and values at once
+INPUTS = "inputs"  # one array that is queries, keys and values
 # The steps of `trace` in order, all but the output.
 STEPS = (
     *(f"{step}_{role}" for step in ("W", "split") for role in "qkv"), "norm_v", "norm_q", "norm_k", "rotate_q",
@@ -32,7 +32,7 @@ PAIRS = STEPS_OF_PAIRS
 MEANS = "mean weights"  # attention weights that are averaged over the heads, (B, Q, K)
 PLACED = "cache.positions"
 CACHED = ("cache.keys", "cache.values", PLACED)  # the slots, as they are after a call with a cache
-FROM_SOFTMAX = ("weights", MEANS, *POOLED, "output")  # a row of these that sees no key is a result, too
+FROM_SOFTMAX = ("weights", MEANS, *POOLED, "output")  # of these, rows that see no key are results, too
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,9 +15,9 @@ from mha.parity.rule.rules import UNIT, largest
 Array = np.ndarray
 WIDE: tuple[FloatName, ...] = ("float64", "float32")
 HALVES: dict[FloatName, float] = {"float16": 2.0**-24, "bfloat16": 0.0}  # with the distance of their smallest numbers
-ROWS = 4  # so many rows are compared first: if they differ, the rest does not matter
+ROWS = 4  # rows that are compared first: if they differ, the rest does not matter
 HEADS = "heads in another order"
-SORTED = 8  # so many rows show which column is which
+SORTED = 8  # rows that tell the columns apart
 
 
 @dataclasses.dataclass(frozen=True)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # the rule alone needs no layer
 # Unit roundoff: half the distance from 1 to the next number.
 UNIT: dict[FloatName, float] = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 
-# Of an output in half precision: how far a row may be, by plain NumPy's, with so many features or more.
+# In half precision a row of an output may be 8 times as far as plain NumPy's, from 64 features on.
 ROW, FEATURES = 8.0, 64
 
 

@@ -25,7 +25,7 @@ from mha.parity.testing.cases import Trial, arguments, as_mask, asked, chosen, o
 from mha.parity.testing.decoding import decoded, decodings
 from mha.parity.testing.implementations import Implementation, own, read
 
-LISTED = 4  # so many cases of a long list are named
+LISTED = 4  # names of cases in a long list, at most
 
 
 @dataclasses.dataclass(frozen=True)

@@ -141,7 +141,7 @@ def by_name(
         with evaluating(given):
             return given(*bound.args, **bound.kwargs)
 
-    alone, decodes = len(inputs) == 1, "state" in asked  # a decoder may give what it likes for padding
+    alone, decodes = len(inputs) == 1, "state" in asked  # a decoder may give anything for padding
     return Implementation(name, backend, run, None, taken, alone, "cotangent" in asked, not decodes, decodes)
 
 

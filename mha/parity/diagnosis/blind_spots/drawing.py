@@ -46,7 +46,7 @@ def arguments(asked: Problem, Q: int, K: int) -> dict[str, Array]:
             made[name] = random.random(shape) < SEEN
         else:
             number = random.normal(size=shape)
-            if row.hides and not np.isfinite(X).all():  # what hid something hides something else
+            if row.hides and not np.isfinite(X).all():  # it hides other keys then
                 number[random.random(shape) > SEEN] = row.hidden
             made[name] = number.astype(X.dtype)
     return made

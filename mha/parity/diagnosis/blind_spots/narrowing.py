@@ -10,7 +10,7 @@ from mha.layer import restore
 from mha.parity.diagnosis.blind_spots.drawing import Array, widths
 from mha.parity.rule.problem import Problem
 
-FEATURES = 64  # so many are always left of an input
+FEATURES = 64  # features of an input that are always left
 
 
 def in_samples(most: int, asked: Problem) -> Problem:

@@ -20,12 +20,12 @@ from mha.parity.rule.rules import UNIT, in_dtype
 
 Array = np.ndarray
 Inputs = Literal["queries", "keys", "values"]
-TURNED = 67  # so many tokens that a rotation matters, slow frequencies too
+TURNED = 67  # tokens that show a rotation, slow frequencies too
 FAR = 269  # tokens with positions that half precision rounds
 MANY = 523  # tokens of more than one block of keys, and beyond the end of a short table of angles
 TWICE = 1031  # keys of more than two blocks
 TABLE = 8200  # positions beyond the end of a long one
-SMALL = 5  # the largest bound of a window in a probe: what shows beyond it shows beyond a larger one, too
+SMALL = 5  # the largest bound of a window in a probe, which stands for larger ones
 MEMORY = 1e9  # bytes that the comparison of a long sequence may take, about
 
 
@@ -77,7 +77,7 @@ def bounds(config: Config) -> list[int]:
 
 def memory(config: Config, T: float) -> float:
     """Estimate the bytes of a comparison of T tokens: four steps of pairs, in float64 and in half its size."""
-    each = config.key_dim if config.pooling == "additive" else 1  # which has so many numbers for a pair
+    each = config.key_dim if config.pooling == "additive" else 1  # additive scores have key_dim numbers for a pair
     return 4 * (8 + 4) * config.num_heads * each * T**2
 
 

@@ -8,7 +8,7 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from mha.core.tables import counted, few, lines
 
 BARELY, NARROW = 0.5, 2.0  # from here to 1 a mistake barely passes, from 1 to here it is narrowly caught
-LISTED = 8  # so many names of mistakes stand in a line
+LISTED = 8  # names of mistakes in a line, at most
 
 
 @dataclasses.dataclass(frozen=True)

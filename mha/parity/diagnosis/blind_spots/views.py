@@ -22,7 +22,7 @@ from mha.parity.rule.problem import Expected, Problem
 USUAL = [form for form in FORMS if not form.mistake.rare]
 SECONDS = 5.0  # for all of it, about
 FIRST, SPREAD, LAST = 4, 4, 16  # queries that are looked at, of many
-PAIRS = 1e6  # from so many pairs on
+PAIRS = 1e6  # of more pairs, a few are looked at first
 CLEAR = 20.0  # a mistake with such a ratio in coordinates of the tokens has one above 1 in those of the layer
 PROBED = 67  # tokens at most, of a call that is changed to show more
 OTHER_NUMBERS = Probe("other numbers", lambda asked: asked)  # as those of the shorter call are
@@ -39,7 +39,7 @@ class View:
     ) -> None:
         self.asked, self.samples, self.rows, self.features = asked, samples, rows, features
         self.names = [name for name in names if name in PART_OF]
-        # In some numbers rounding need not be imitated, which takes long in half precision.
+        # Some numbers need no imitation of rounding, which takes long in half precision.
         whole = rows == features == ALL
         wide = np.result_type(asked.queries, np.float32)
         self.bench = Bench(asked, asked.config.dtype if whole else wide, samples, rows, features)
@@ -182,7 +182,7 @@ def shown_by(unseen: Mapping[Form, Judged], end: float) -> dict[Form, str]:
         few = narrowed(asked)
         there = View(few, first.names)
         narrow = [form for form in forms if there.possible(form)]
-        # Mistakes that need square kernels have none in a layer of fewer features.
+        # A layer of fewer features has no square kernels; mistakes that need them are tried in the whole layer.
         for of, some in ((few, narrow), (asked, [form for form in forms if form not in narrow])):
             if not search(of, first.names, some, long, shown, end):
                 return shown

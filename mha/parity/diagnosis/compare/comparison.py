@@ -157,7 +157,7 @@ def ratio(
     if checks.dtype_name(found.dtype) != dtype:
         raise TypeError(f"output has dtype {found.dtype}, expected {dtype} as the layer")
     given = call_of("ratio", valid_lens, call)._asdict()
-    asked = with_rows(problem(attention, queries, keys, values, given, None, rows, empty_rows))  # raises what is wrong
+    asked = with_rows(problem(attention, queries, keys, values, given, None, rows, empty_rows))  # or raises
     counts = asked.matters("output")
     oracle, base = (np.where(counts, X, 0) for X in asked.outputs())
     expected = Expected.of(dtype, oracle, base)

@@ -31,7 +31,7 @@ from mha.parity.rule.layouts import GRADIENT
 from mha.parity.rule.problem import Problem
 from mha.parity.rule.rules import largest
 
-# To be sure, the right answer is so many bounds away, or so little of the error is left.
+# An explanation is sure if the right answer is so many bounds away, or if it leaves so little of the error.
 SURE, LITTLE = 4.0, 0.1
 
 

@@ -34,7 +34,7 @@ def from_the_start(steps: Sequence[DecodeCall], cache: Cache, theirs: Array) -> 
     for form in forms:
         try:
             asked = last_of(steps, cache, (form,))
-        except ValueError:  # no call takes what the mistake leaves
+        except ValueError:  # no call takes the cache that the mistake leaves
             continue
         dtype = asked.config.dtype
         wide, narrow = (np.where(counts, output_of(asked, kind, (form,)), 0) for kind in ("float64", dtype))

@@ -24,7 +24,7 @@ from mha.parity.rule.weight_rows import WeightRow, same, weight_row
 Others = Callable[[list[str]], Mapping[str, MultiHeadAttention]]  # of the names of weights: layers by name
 LARGE = 10**8  # numbers in the weights: no diagnosis then, as each mistake that is tried may copy a kernel
 SIZES = ("query_size", "key_size", "value_size", "num_hiddens")
-CACHED = ("W_k", "W_v", "k_norm", "v_norm")  # weights of what a cache holds
+CACHED = ("W_k", "W_v", "k_norm", "v_norm")  # weights that make the contents of a cache
 KEPT = ("dtype", "dropout", "bias")  # options that change no output by themselves
 
 

@@ -72,7 +72,7 @@ def other_heads(heads: int, plan: Plan) -> Plan | None:
     plain = plan.groups == H == plan.heads and not plan.norms and plan.frequencies is None
     if not plain or heads == H or (H * d) % heads or (H * dv) % heads:
         return None
-    if plan.gates is not None or "sinks" in plan.weights or config.output_gate == "head":  # of so many heads
+    if plan.gates is not None or "sinks" in plan.weights or config.output_gate == "head":  # these have an axis of heads
         return None
     if any(X is not None and X.shape[1] != 1 for X in (plan.mask, plan.score_bias)) or config.pooling != "dot":
         return None

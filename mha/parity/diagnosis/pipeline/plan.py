@@ -59,7 +59,7 @@ class Plan:
     values: Array
     lengths: Any  # (B, 1, 1 or Q, 1), or None
     mask: Any  # four axes, or None
-    score_bias: Any  # likewise
+    score_bias: Any  # as the mask
     gates: Any  # (B, H, 1, 1), or None
     # For each purpose: (B or 1, 1), the position of the first query; or (B or 1, Q), a number to add to that of each.
     offsets: Array  # for the rotation

@@ -19,9 +19,9 @@ from mha.parity.diagnosis.search.sample import Focus, counted
 from mha.parity.diagnosis.search.time_budget import Effort
 from mha.parity.rule.problem import Problem
 
-BEST, FINER = 3, 5  # so many of the first steps are looked at more closely, each time by a quarter of the step
+BEST, FINER = 3, 5  # the best numbers of the grid are refined; each time the step is a quarter of the last
 BETTER = 0.5  # of the error of the right number: the one that is fitted leaves less
-ALIKE = 1.25  # a number of fewer digits may leave so much of the error of the best
+ALIKE = 1.25  # a number of fewer digits may leave this share of the error of the best
 DIGITS = 12
 
 

@@ -20,11 +20,11 @@ from mha.parity.rule.problem import Problem
 from mha.parity.rule.rules import error, fraction
 
 LEFT = 0.6  # the share of the error that an imitation of rounding may leave
-ROUGHLY = 0.8  # likewise, in a few queries
-ENOUGH = 24  # so few numbers with errors would prove nothing
+ROUGHLY = 0.8  # the same share, in a few queries
+ENOUGH = 24  # fewer numbers with errors prove nothing
 ROWS = 200  # rows of heads in which dropout is looked for
 DROPOUT = "some attention weights are 0, the rest is too large by 1 / (1 - p)"
-ENUMERATED = 12  # up to so many keys of a query, each set of dropped keys is tried
+ENUMERATED = 12  # keys of a query: up to so many, each set of dropped keys is tried
 
 
 @dataclasses.dataclass(frozen=True)

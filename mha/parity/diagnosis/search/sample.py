@@ -12,7 +12,7 @@ from mha.parity.rule.problem import Problem
 
 WORST, SPREAD = 3, 3  # queries with the largest errors, and others
 FEATURES = 32  # of the output, with the largest errors
-FEW = 16  # so few queries are all computed
+FEW = 16  # queries: up to so many, all are computed
 
 
 class Focus(NamedTuple):

@@ -47,7 +47,8 @@ class Search:
         self.bench = Bench(problem, kind, *focus)
         self.small = {name: self.bench.cut(name, X).astype(kind) for name, X in theirs.items()}
         self.counts = {name: self.bench.cut(name, problem.matters(name)) for name in theirs}
-        self.all_see = bool((problem.visible.any(3) | ~problem.counted_rows[:, None]).all())  # what counts sees a key
+        # Whether every query that counts sees a key.
+        self.all_see = bool((problem.visible.any(3) | ~problem.counted_rows[:, None]).all())
         self.limits = {name: self.limit(name) for name in theirs}
         seen = [] if before is None else [state for state in before.known if state and before.progress(state) == 0]
         self.known: dict[State, list[float]] = {state: [np.inf] for state in seen}

@@ -77,7 +77,7 @@ class Searches:
                 focus = self.counterexample(search.focus, [verdict for _, verdict in judged])
                 if focus != search.focus and len(focus.samples) <= SAMPLES:
                     search = self.search(focus, search)
-                elif not search.with_rare():  # what is near is not the same, so a rare mistake may be
+                elif not search.with_rare():  # nothing near is the same, so a rare mistake may be it
                     break
         return found
 

@@ -12,7 +12,7 @@ from mha.parity.diagnosis.pipeline.parts import PART_OF
 from mha.parity.diagnosis.pipeline.pieces import Array
 from mha.parity.rule.problem import Expected, Problem
 
-ROWS = 5  # so few queries would fit any norm, whose scale and shift are not known
+ROWS = 5  # with fewer queries any norm fits, as its scale and shift are unknown
 FITTED = 64  # queries by which scale and shift are found
 EPSILONS = (1e-12, 1e-6, 1e-5, 1e-3)
 

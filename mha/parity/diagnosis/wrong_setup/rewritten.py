@@ -20,13 +20,13 @@ from mha.parity.rule.relations import paired
 from mha.parity.rule.rules import error, fraction, largest
 
 Array = np.ndarray
-MORE = 2  # so many more rows than what is fitted by them
+MORE = 2  # rows beyond the numbers that are fitted to them, at least
 FACTOR, SHIFTED = "times ", "with a number added to each row"
 HEADS, COMPONENTS = "with its heads in another order", "with the components of a head in another order"
 PAIRS_OF = "neighbours for halves", "halves for neighbours"
 ORDERS = HEADS, COMPONENTS, *(f"with {words}" for words in PAIRS_OF)
 FEW = 64  # rows by which an order is found
-CLEAR = 4.0  # so many bounds away a later step would be
+CLEAR = 4.0  # bounds: a later step that would be so far away shows that theirs was not used
 
 
 class Way(NamedTuple):
@@ -65,7 +65,7 @@ def rewritten(asked: Problem, taken: Mapping[str, Array], passed: Mapping[str, b
     taken: arrays by name, in the compared shapes; passed: whether each is the same, in the order of `trace`.
     """
     found = Rewritten({}, {}, {})
-    if asked.sizes.slots is not None:  # what the slots hold is a result, too
+    if asked.sizes.slots is not None:  # the slots are a result, too
         return found
     steps = [name for name in passed if name in STEPS or name == "output"]
     for name in reversed(steps):
@@ -94,7 +94,7 @@ def rewritten(asked: Problem, taken: Mapping[str, Array], passed: Mapping[str, b
         before = steps[: steps.index(name)]
         if any(one in before and follows(PART_OF[one], PART_OF[name]) for one in left):
             del found.taken_back[name]
-    for name in [*found.taken_back]:  # weights are a result: their heads are in the order of what is before them
+    for name in [*found.taken_back]:  # weights are a result: their heads have the order of the steps before
         how = found.taken_back[name].how
         if name == "weights" and all(one == name or way.how != how for one, way in found.taken_back.items()):
             del found.taken_back[name]
