@@ -26,7 +26,7 @@ WIDE, WHOLE = np.dtype(np.float64), np.dtype(np.int64)
 
 
 def taken(attention: MultiHeadAttention, steps: Sequence[Mapping[str, Any]], size: int | None) -> tuple[Arrays, Any]:
-    """Return the inputs of all steps by their names, and the arguments that are given beside them."""
+    """Flatten all steps: return the inputs by name, and the other arguments by name."""
     if not steps:
         raise ValueError("steps is empty, expected the arguments of at least one call")
     inputs: Arrays = {}
@@ -42,7 +42,7 @@ def taken(attention: MultiHeadAttention, steps: Sequence[Mapping[str, Any]], siz
 
 
 def begun(names: Collection[str], before: str = "") -> list[str]:
-    """Return the prefixes of the names of each step's arrays; before: a prefix of all of them."""
+    """Return the beginning of the names of each step, "step1." and so on; before: the text before it in these names."""
     numbers = itertools.takewhile(lambda number: f"{before}step{number}.queries" in names, itertools.count(1))
     return [f"step{number}." for number in numbers]
 
