@@ -43,7 +43,7 @@ class GroupRunner:
     """A suite to run on groups of devices.
 
     Attributes:
-        suite, cases, dtypes: as for `devices.plan`.
+        suite, cases, dtypes: as for `cases.devices`.
         limit: a rank that reports nothing for so many seconds is ended.
         progress: progress(name, done, total) is called after each check of the first rank.
     """

@@ -28,7 +28,7 @@ def versions(backend: BackendName) -> dict[str, str]:
 
 
 def main(arguments: str) -> None:
-    """Run the checks of `parity.plan`, or with ranks of `devices.plan`; arguments: those of the function, in JSON."""
+    """Run the checks of `parity.plan`, or with ranks of `cases.devices`; arguments: those of the function, in JSON."""
     lines = own_stdout()
 
     def say(**known: Any) -> None:
