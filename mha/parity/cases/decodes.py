@@ -31,23 +31,14 @@ class Portion:
 
 @dataclasses.dataclass(frozen=True)
 class Decode:
-    """One layer, and calls of it with one cache.
+    """One layer, and calls of it with one cache."""
 
-    Attributes:
-        name: as files have it.
-        options: of `mha.MultiHeadAttention`.
-        portions: the calls.
-        size: of the cache, None = as the window or the chunk says.
-        batch: B.
-        dtypes: those that files are published in.
-    """
-
-    name: str
-    options: dict[str, Any]
-    portions: tuple[Portion, ...]
-    size: int | None = None
-    batch: int = 2
-    dtypes: tuple[FloatName, ...] = ("float32",)
+    name: str  # as files have it
+    options: dict[str, Any]  # of `mha.MultiHeadAttention`
+    portions: tuple[Portion, ...]  # the calls
+    size: int | None = None  # of the cache, None = as the window or the chunk says
+    batch: int = 2  # B
+    dtypes: tuple[FloatName, ...] = ("float32",)  # those that files are published in
 
     def layer(self, backend: BackendName, dtype: FloatName) -> MultiHeadAttention:
         """Make the layer on a backend, with random biases, the same weights on each."""

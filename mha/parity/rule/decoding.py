@@ -21,33 +21,23 @@ from mha.parity.rule.rules import in_dtype
 
 
 class Slots(NamedTuple):
-    """The slots of a call with a cache.
+    """The slots of a call with a cache."""
 
-    Attributes:
-        keys: (B, G, S, d), before the call.
-        values: (B, G, S, dv), before the call.
-        columns: (B, S), the slot or token, of T, that each slot holds after it.
-        filled: (B, S), whether each slot holds any after it.
-    """
-
-    keys: np.ndarray
-    values: np.ndarray
-    columns: np.ndarray
-    filled: np.ndarray
+    keys: np.ndarray  # (B, G, S, d), before the call
+    values: np.ndarray  # (B, G, S, dv), before the call
+    columns: np.ndarray  # (B, S), the slot or token, of T, that each slot holds after it
+    filled: np.ndarray  # (B, S), whether each slot holds any after it
 
 
 @dataclasses.dataclass(frozen=True)
 class Decoding(Problem):
     """A call with a cache; `call` is an ordinary one whose keys are the T slots and tokens.
 
-    Attributes:
-        keys, values: of its own tokens. A frozen cache has none; then they are one token of padding.
-        cached: the call with its cache in NumPy, checked.
-        slots: the `Slots` of that cache.
+    keys, values: of its own tokens. A frozen cache has none; then they are one token of padding.
     """
 
-    cached: Any = None
-    slots: Any = None
+    cached: Any = None  # the call with its cache in NumPy, checked
+    slots: Any = None  # the `Slots` of that cache
 
     @functools.cached_property
     def sizes(self) -> Sizes:

@@ -44,27 +44,17 @@ class Expected(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Problem:
-    """A layer on NumPy and the arguments of a call, checked, with the expected results.
-
-    Attributes:
-        queries, keys, values: NumPy arrays in the layer's dtype.
-        call: the other arguments, checked.
-        cotangent: the gradient of the loss by the output, None = ones.
-        rows: the queries that count, booleans (B, Q), None = all.
-        empty_rows: whether queries that see no key count.
-        angles: whether NumPy's results in the layer's dtype round angles and other numbers as all ports do; never in
-            float64.
-    """
+    """A layer on NumPy and the arguments of a call, checked, with the expected results."""
 
     layer: MultiHeadAttention
-    queries: np.ndarray
+    queries: np.ndarray  # in the layer's dtype, as keys and values
     keys: np.ndarray
     values: np.ndarray
-    call: Call
-    cotangent: np.ndarray | None = None
-    rows: np.ndarray | None = None
-    empty_rows: bool = True
-    angles: bool = False
+    call: Call  # the other arguments, checked
+    cotangent: np.ndarray | None = None  # the gradient of the loss by the output, None = ones
+    rows: np.ndarray | None = None  # the queries that count, booleans (B, Q), None = all
+    empty_rows: bool = True  # whether queries that see no key count
+    angles: bool = False  # whether the base rounds angles and more as all ports do; never in float64
 
     @property
     def config(self) -> Config:

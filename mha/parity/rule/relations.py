@@ -22,17 +22,11 @@ SORTED = 8  # rows that tell the columns apart
 
 @dataclasses.dataclass(frozen=True)
 class Relation:
-    """How B's weight comes from A's.
+    """How B's weight comes from A's."""
 
-    Attributes:
-        how: the change that turns A's weights into it, in words; "" = none, it is A's.
-        rounded: the dtype to which one of the two is rounded; None = the numbers are the same.
-        kept: whether it carries all of A's weight of this name, unlike zeros or another weight.
-    """
-
-    how: str
-    rounded: FloatName | None = None
-    kept: bool = True
+    how: str  # the change that turns A's weights into it, in words; "" = none, it is A's
+    rounded: FloatName | None = None  # the dtype to which one of the two is rounded; None = equal numbers
+    kept: bool = True  # whether it carries all of A's weight of this name, unlike zeros or another weight
 
 
 @dataclasses.dataclass(frozen=True)

@@ -29,18 +29,12 @@ LARGEST = 128.0
 
 @dataclasses.dataclass(frozen=True)
 class Trial:
-    """A case in a dtype: the layer on the implementation's backend, and the arguments of its call, in NumPy.
-
-    Attributes:
-        inputs: queries (B, Q, query_size), keys (B, K, key_size) and values (B, K, value_size).
-        cotangent: (B, Q, D).
-        call: the other arguments, without those at their defaults.
-    """
+    """A case in a dtype: the layer on the implementation's backend, and the arguments of its call, in NumPy."""
 
     attention: MultiHeadAttention
-    inputs: tuple[np.ndarray, ...]
-    cotangent: np.ndarray
-    call: dict[str, Any]
+    inputs: tuple[np.ndarray, ...]  # queries, keys, values: (B, Q or K, width)
+    cotangent: np.ndarray  # (B, Q, D)
+    call: dict[str, Any]  # the other arguments, without those at their defaults
 
 
 def chosen(

@@ -29,30 +29,17 @@ Run = Callable[..., Any]
 
 @dataclasses.dataclass(frozen=True)
 class Implementation:
-    """Somebody's implementation, and how to call it.
+    """Somebody's implementation, and how to call it."""
 
-    Attributes:
-        name: its name in messages.
-        backend: the backend of its arrays.
-        run: a function of a layer, three inputs and a cotangent in these arrays, and the other arguments of a call in
-            NumPy, which returns what `parity.compare` takes.
-        attention: the layer that it should equal, if its weights can be read.
-        takes: the arguments that it takes.
-        alone: True if it takes one input for all three.
-        cotangent: True if it takes a cotangent.
-        empty_rows: True if queries that see no key must give 0.
-        decodes: True if it has a state, which `run` takes last.
-    """
-
-    name: str
-    backend: BackendName
-    run: Run
-    attention: MultiHeadAttention | None = None
-    takes: tuple[str, ...] = tuple(ROWS)
-    alone: bool = False
-    cotangent: bool = True
-    empty_rows: bool = True
-    decodes: bool = False
+    name: str  # in messages
+    backend: BackendName  # of its arrays
+    run: Run  # of a layer, inputs and cotangent in its arrays, and a call in NumPy; returns theirs for `parity.compare`
+    attention: MultiHeadAttention | None = None  # the layer that it should equal, if its weights can be read
+    takes: tuple[str, ...] = tuple(ROWS)  # the arguments of a call that it takes
+    alone: bool = False  # whether it takes one input for all three
+    cotangent: bool = True  # whether it takes a cotangent
+    empty_rows: bool = True  # whether queries that see no key must give 0
+    decodes: bool = False  # whether it has a state, which `run` takes last
 
 
 def read(given: Any, backend: str | None, weights_known: bool, takes: tuple[str, ...] | None) -> Implementation:

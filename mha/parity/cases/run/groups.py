@@ -40,18 +40,14 @@ def group(argument: str, text: str) -> Group:
 
 @dataclasses.dataclass(frozen=True)
 class GroupRunner:
-    """A suite to run on groups of devices.
+    """A suite to run on groups of devices."""
 
-    Attributes:
-        suite, cases, dtypes: as for `cases.devices`.
-        limit: a rank that reports nothing for so many seconds is ended.
-        progress: progress(name, done, total) is called after each check of the first rank.
-    """
-
+    # As for `cases.devices`.
     suite: SuiteName = "quick"
     cases: Collection[str] | None = None
     dtypes: Collection[FloatName] | None = None
-    limit: float = 120.0
+    limit: float = 120.0  # seconds after which a rank that reports nothing is ended
+    # Called as progress(name, done, total) after each check of the first rank.
     progress: Callable[[str, int, int], None] = lambda name, done, total: None
 
     def run(self, groups: Collection[Group]) -> list[Outcome]:

@@ -47,20 +47,15 @@ class Outcome:
 
 @dataclasses.dataclass(frozen=True)
 class Runner:
-    """A suite to run on backends.
+    """A suite to run on backends."""
 
-    Attributes:
-        suite, cases, dtypes: as for `plan`.
-        pythons: other interpreters, by backend.
-        limit: a process that reports nothing for so many seconds is ended.
-        progress: progress(backend, done, total) is called after each check.
-    """
-
+    # As for `plan`.
     suite: SuiteName = "quick"
     cases: Collection[str] | None = None
     dtypes: Collection[FloatName] | None = None
-    pythons: dict[BackendName, str] = dataclasses.field(default_factory=dict)
-    limit: float = 120.0
+    pythons: dict[BackendName, str] = dataclasses.field(default_factory=dict)  # other interpreters, by backend
+    limit: float = 120.0  # seconds after which a process that reports nothing is ended
+    # Called as progress(backend, done, total) after each check.
     progress: Callable[[BackendName, int, int], None] = lambda backend, done, total: None
 
     def run(self, backends: Collection[BackendName]) -> list[Outcome]:

@@ -37,21 +37,13 @@ class Unseen:
 
 @dataclasses.dataclass(frozen=True)
 class Sight:
-    """The sight of a comparison that found no difference: which known mistakes it would have caught.
+    """The sight of a comparison that found no difference: which known mistakes it would have caught."""
 
-    Attributes:
-        unseen: mistakes that would have passed.
-        narrow: mistakes that differ by at most twice the bound.
-        of: the number of forms of mistakes that were tried.
-        untried: the number of those for which there was no time.
-        gradients: whether some were compared, too.
-    """
-
-    unseen: tuple[Unseen, ...]
-    narrow: tuple[Unseen, ...]
-    of: int
-    untried: int
-    gradients: bool
+    unseen: tuple[Unseen, ...]  # mistakes that would have passed
+    narrow: tuple[Unseen, ...]  # mistakes that differ by at most twice the bound
+    of: int  # the number of forms of mistakes that were tried
+    untried: int  # the number of those for which there was no time
+    gradients: bool  # whether some were compared, too
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         if not self.of and not self.untried:

@@ -22,18 +22,11 @@ PlanChange = Callable[[Plan], Plan | None]
 
 @dataclasses.dataclass(frozen=True)
 class GradientMistake:
-    """One known mistake in gradients.
+    """One known mistake in gradients."""
 
-    Attributes:
-        name: for a diagnosis.
-        what: the effect, in words.
-        forms: functions by their words ("" if there is one): from a `Backward` without the mistake to one with it, or
-            to None where the mistake is impossible.
-    """
-
-    name: str
-    what: str
-    forms: Mapping[str, GradientChange]
+    name: str  # for a diagnosis
+    what: str  # the effect, in words
+    forms: Mapping[str, GradientChange]  # by words, "" if there is one; a change returns None where it is impossible
 
 
 def on_the_way(changes: Mapping[str, Callable[[Array], Array]], back: Backward) -> Backward:

@@ -27,24 +27,15 @@ DIGITS = 12
 
 @dataclasses.dataclass(frozen=True)
 class Number:
-    """A number above 0 that is fitted to their arrays.
+    """A number above 0 that is fitted to their arrays."""
 
-    Attributes:
-        mistake: its name, effect and parts.
-        change: from a number to a function that puts it into a plan.
-        right: the right number of a problem, None = it has none.
-        first, last: the least and the most to try.
-        step: of its logarithm.
-        said: whether the report gives the right number beside it.
-    """
-
-    mistake: Mistake
-    change: Callable[[float], Change]
-    right: Callable[[Problem], float | None]
-    first: float
-    last: float
-    step: float
-    said: bool = False
+    mistake: Mistake  # its name, effect and parts
+    change: Callable[[float], Change]  # makes the function that puts a number into a plan
+    right: Callable[[Problem], float | None]  # the right number of a problem, None = it has none
+    first: float  # the least to try
+    last: float  # the most to try
+    step: float  # of the logarithm
+    said: bool = False  # whether the report gives the right number beside it
 
     def grid(self) -> list[float]:
         """List the logarithms to try."""

@@ -19,20 +19,13 @@ REFUTED = 8.0  # times the bound, in a few queries: then the others need not be 
 
 
 class Verdict(NamedTuple):
-    """The verdict on a set of mistakes: how well it explains their arrays, in all samples.
+    """The verdict on a set of mistakes: how well it explains their arrays, in all samples."""
 
-    Attributes:
-        ratio: the worst, by the rule.
-        left: the largest share of the error that they leave.
-        noise: the same, divided by NumPy's own rounding.
-        sample, row: the worst sample, and its worst query if it is known.
-    """
-
-    ratio: float
-    left: float
-    noise: float
-    sample: int
-    row: int | None = None
+    ratio: float  # the worst, by the rule
+    left: float  # the largest share of the error that the mistakes leave
+    noise: float  # the same, divided by NumPy's own rounding
+    sample: int  # the worst sample
+    row: int | None = None  # its worst query, if it is known
 
     @property
     def same(self) -> bool:

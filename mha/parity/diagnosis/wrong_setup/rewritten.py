@@ -42,17 +42,11 @@ class Way(NamedTuple):
 
 
 class Rewritten(NamedTuple):
-    """Steps that are written another way, by name.
+    """Steps that are written another way, by name."""
 
-    Attributes:
-        taken_back: those that later steps, or the products of queries and keys, show to have no effect.
-        open: those for which nothing shows it, as nothing after them was given.
-        strange: those without effect that are written in no known way, each with the step that shows it.
-    """
-
-    taken_back: dict[str, Way]
-    open: dict[str, Way]
-    strange: dict[str, str]
+    taken_back: dict[str, Way]  # later steps, or products of queries and keys, show that they have no effect
+    open: dict[str, Way]  # nothing shows it, as nothing after them was given
+    strange: dict[str, str]  # without effect, but written in no known way; with the step that shows it
 
 
 NONE = Rewritten({}, {}, {})
