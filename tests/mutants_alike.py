@@ -33,9 +33,7 @@ ALIKE: dict[str, dict[str, str]] = {
         "computes some once more",
     },
     "mha/parity/rule/problem.py": {
-        "Problem.alone: made.expectations.update(self.expectations) -> pass": (
-            "what is known is computed again, and only costs time"
-        ),
+        "Problem.alone: made.known.update(self.known) -> pass": "what is known is computed again, and only costs time",
     },
     "mha/parity/rule/relations.py": {
         "changes: abs(factor - 1) > 0.02 -> abs(factor - 1) >= 0.02": "1.02 - 1 and 1 - 0.98 round to more than 0.02",

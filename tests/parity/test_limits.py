@@ -101,7 +101,7 @@ def test_what_a_mistake_leaves_of_the_error_is_measured(share):
     layer.weights = layer.weights | {"W_q.kernel": kernel.T}
     wrong = layer(asked.queries, asked.keys, asked.values).astype("float64")
     theirs = wrong + share / (1 + share) * (right - wrong)
-    found = Judge(asked, {"output": theirs}, EVERYTHING).verdict_on((FORM,))
+    found = Judge(asked, {"output": theirs}, EVERYTHING).judged((FORM,))
     assert found.left == pytest.approx(share, rel=1e-3)  # of the rounding of one of the two
     assert found.ratio > 1
 
@@ -113,11 +113,11 @@ def test_noise_in_half_precision_is_measured_by_that_of_numpy(dtype, share):
     oracle, base = asked.oracle["output"], asked.base["output"].astype("float64")
     unit = {"float16": 2**-11, "bfloat16": 2**-8}[dtype]
     noise = rms(base - oracle) + 2 * unit * rms(oracle)
-    found = Judge(asked, {"output": oracle + share * noise}, EVERYTHING).verdict_on(())
+    found = Judge(asked, {"output": oracle + share * noise}, EVERYTHING).judged(())
     assert found.noise == pytest.approx(share)
     assert found.noise > 2 or found._replace(left=0.0).same
     _, asked = small(dtype="float32")
-    assert Judge(asked, {"output": asked.oracle["output"] + 1e-6}, EVERYTHING).verdict_on(()).noise == 0
+    assert Judge(asked, {"output": asked.oracle["output"] + 1e-6}, EVERYTHING).judged(()).noise == 0
 
 
 @pytest.mark.parametrize(("far", "sure"), [(3.6, ()), (4.4, (("bfloat16 arithmetic",),))])

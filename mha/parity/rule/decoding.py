@@ -72,13 +72,13 @@ class Decoding(Problem):
 
     def outputs(self) -> tuple[np.ndarray, np.ndarray]:
         """Return the output in float64 and in the layer's dtype."""
-        found = [self._trace(layer)["output"] for layer in (in_dtype(self.layer, "float64"), *self.plain)]
+        found = [self._traced(layer)["output"] for layer in (in_dtype(self.layer, "float64"), *self.plain)]
         return found[0], worst(found[0], found[1:])
 
-    def _expect(self, name: str) -> Expected:
-        return Expected(self.oracle[name], 0.0) if name == PLACED else super()._expect(name)
+    def _expected(self, name: str) -> Expected:
+        return Expected(self.oracle[name], 0.0) if name == PLACED else super()._expected(name)
 
-    def _trace(self, layer: MultiHeadAttention) -> Named:
+    def _traced(self, layer: MultiHeadAttention) -> Named:
         kind, cache = numpy_dtype(layer.config.dtype), self.cached.cache
         own = Cache(layer.config, [X.astype(kind) for X in cache.arrays()[:2]] + [*cache.arrays()[2:]], cache.frozen)
         floats = {name: X.astype(kind) for name, X in self.cached.differentiable().items()}

@@ -139,7 +139,7 @@ class Problem:
         return self._gradients(self.wide)
 
     @functools.cached_property
-    def expectations(self) -> dict[str, Expected]:
+    def known(self) -> dict[str, Expected]:
         """Return the results of `expected` so far, by name."""
         return {}
 
@@ -151,16 +151,16 @@ class Problem:
     def alone(self) -> "Problem":
         """Return the same problem with the arrays expected so far, and without the steps, which take memory."""
         made = dataclasses.replace(self)
-        made.expectations.update(self.expectations)
+        made.known.update(self.known)
         return made
 
     def expected(self, name: str) -> Expected:
         """Return the expected array of this name, and its bounds."""
-        if name not in self.expectations:
-            self.expectations[name] = self._expect(name)
-        return self.expectations[name]
+        if name not in self.known:
+            self.known[name] = self._expected(name)
+        return self.known[name]
 
-    def _expect(self, name: str) -> Expected:
+    def _expected(self, name: str) -> Expected:
         dtype = self.config.dtype
         if name.startswith(GRADIENT):
             short = name.removeprefix(GRADIENT)
@@ -199,7 +199,7 @@ class Problem:
         call = self.call._replace(**{name: X.astype(dtype) for name, X in self.call.differentiable().items()})
         return *(X.astype(dtype) for X in (self.queries, self.keys, self.values)), call
 
-    def _trace(self, layer: MultiHeadAttention) -> Named:
+    def _traced(self, layer: MultiHeadAttention) -> Named:
         """Return every step of the call in a layer's dtype, as `trace` has them."""
         module = dispatch.lesson("numpy")
         with dispatch.load("numpy").context(layer.config.dtype):
@@ -207,7 +207,7 @@ class Problem:
 
     def _steps(self, layer: MultiHeadAttention) -> Named:
         found: Named = {}
-        for name, X in self._trace(layer).items():
+        for name, X in self._traced(layer).items():
             found[name] = traced(name, self.sizes.shape(name))[1](X)
             if name == "weights":
                 found[MEANS] = means(found[name])

@@ -43,7 +43,7 @@ class Searches:
     def verdict_on(self, state: State) -> tuple[State, Verdict]:
         """Judge a set of mistakes in all samples, once."""
         if state not in self.verdicts:
-            self.verdicts[state] = self.judge.verdict_on(state)
+            self.verdicts[state] = self.judge.judged(state)
         return state, self.verdicts[state]
 
     def run(self, pairs: bool) -> list[tuple[State, Verdict]]:

@@ -57,7 +57,7 @@ class Judge:
         oracle, base = (Bench(self.problem, dtype, *focus) for dtype in ("float64", self.problem.config.dtype))
         return oracle, base
 
-    def verdict_on(self, state: State) -> Verdict:
+    def judged(self, state: State) -> Verdict:
         """Judge a set of mistakes, first in a few queries."""
         if self.focus.rows != ALL and (verdict := self.by(self.few, state)).ratio > REFUTED:
             return verdict._replace(sample=self.focus.samples[verdict.sample])

@@ -238,7 +238,7 @@ def without_keys(asked: Problem, described: Problem, theirs: Mapping[str, Array]
     steps = {name: X for name, X in theirs.items() if name in PART_OF}
     judge = Judge(replace(described, rows=rows, empty_rows=True), steps, Focus())
     unseen = Mistake("what is seen where nothing is", "", ("weights",), EMPTY)
-    return any(judge.verdict_on((form,)).ratio <= 1 for form in forms_of([unseen]))
+    return any(judge.judged((form,)).ratio <= 1 for form in forms_of([unseen]))
 
 
 def call_with(asked: Problem, arguments: Mapping[str, Any]) -> Problem:
