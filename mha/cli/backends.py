@@ -50,7 +50,7 @@ def show() -> None:
 
 
 def chosen(backend: str | None) -> BackendName:
-    """The name of the backend to use; None = the one that MHA_BACKEND chooses.
+    """Return the name of the backend to use; None = the one that MHA_BACKEND chooses.
 
     An unknown name ends the command, and so does an MHA_READABLE that is neither 0 nor 1.
     """
@@ -62,7 +62,7 @@ def chosen(backend: str | None) -> BackendName:
 
 
 def chosen_all(backends: str | None, elsewhere: Collection[BackendName] = ()) -> list[BackendName]:
-    """The backends that were named, each once; None = all that are installed. The command ends if one is not installed.
+    """Return the named backends, each once; None = all that are installed. The command ends if one is not.
 
     elsewhere: those that need not be installed here.
     """
@@ -82,6 +82,6 @@ def chosen_all(backends: str | None, elsewhere: Collection[BackendName] = ()) ->
 
 
 def device_of(name: BackendName) -> str:
-    """The device on which a backend computes, in its framework's own words; its framework is imported."""
+    """Return the device on which a backend computes, in its framework's own words; imports the framework."""
     module: Any = dispatch.load(name)
     return module.device()

@@ -177,7 +177,7 @@ def _split(
 
 
 def _which_split(backends: str | None) -> list[BackendName]:
-    """The backends that were named, or of those that are installed all that split layers."""
+    """Return the named backends, or all that are installed and split layers."""
     names, able = chosen_all(backends), " or ".join(devices.BACKENDS)
     found = [name for name in names if name in devices.BACKENDS]
     if backends is not None and found != names:
@@ -192,7 +192,7 @@ def _which_split(backends: str | None) -> list[BackendName]:
 def _measure_devices(
     count: int, backends: list[BackendName], kinds: list[str], shapes: list[cases.Shape], seconds: float, memory: bool
 ) -> devices.Report:
-    """All measurements over so many devices, with a progress bar where stderr is a terminal."""
+    """Run all measurements over so many devices, with a progress bar where stderr is a terminal."""
     with terminal.progress() as progress:
         task = progress.add_task("", total=None)
         runner = devices.Runner(count, seconds, lambda now: progress.update(task, description=now))
@@ -207,7 +207,7 @@ def _measure_devices(
 def _measure(
     backends: list[BackendName], kinds: list[str], shapes: list[cases.Shape], seconds: float, memory: bool, sweep: bool
 ) -> run.Report:
-    """All measurements, with a progress bar where stderr is a terminal."""
+    """Run all measurements, with a progress bar where stderr is a terminal."""
     with terminal.progress() as progress:
         # Each is shown when it begins, and counted when the next one begins.
         task = progress.add_task("", total=None)
@@ -223,7 +223,7 @@ def _measure(
 
 
 def _picture(name: str) -> tuple[str, str]:
-    """The file of a picture and its format; a wrong name ends the command before anything is measured."""
+    """Return the file of a picture and its format; a wrong name ends the command before anything is measured."""
     if importlib.util.find_spec("matplotlib") is None:
         terminal.fail(f"--plot needs matplotlib: {dispatch.pip(dispatch.PLOTS)}")
     known, suffix = report.formats(), os.path.splitext(name)[1].lower()[1:]
@@ -233,12 +233,12 @@ def _picture(name: str) -> tuple[str, str]:
 
 
 def _or(value: str | None, default: Sequence[str]) -> str:
-    """The value of an option, or its default in the same form."""
+    """Return the value of an option, or its default in the same form."""
     return ",".join(default) if value is None else value
 
 
 def _choices(name: str, value: str, known: Sequence[str]) -> list[str]:
-    """The known names that were given, joined by commas, each once."""
+    """Return the known names that were given, joined by commas, each once."""
     try:
         return list(dict.fromkeys(checks.choice(name, one.strip(), known) for one in value.split(",") if one.strip()))
     except ValueError as error:

@@ -62,7 +62,7 @@ class Encoder:
             raise ValueError(f"{path} lacks {', '.join(lacking[:3])}{more}: it is no encoder of a BERT's names")
 
     def embedded(self, tokens: np.ndarray) -> np.ndarray:
-        """The input of the first layer (B, T, D), for token numbers (B, T)."""
+        """Return the input of the first layer (B, T, D), for token numbers (B, T)."""
         if tokens.shape[1] > self.longest:
             raise ValueError(
                 f"{tokens.shape[1]} tokens came, expected at most {self.longest}, the positions of the model"
@@ -73,7 +73,7 @@ class Encoder:
         return self._norm("embeddings.LayerNorm", X)
 
     def after(self, number: int, X: np.ndarray, output: np.ndarray) -> np.ndarray:
-        """The output of a layer (B, T, D), from its input and its attention's output, both (B, T, D)."""
+        """Return the output of a layer (B, T, D), from its input and its attention's output, both (B, T, D)."""
         layer = self.layers[number]
         X = self._norm(f"{layer}.attention.output.LayerNorm", X + output)
         inner = gelu(self._dense(f"{layer}.intermediate.dense", X))  # (B, T, 4 D)
@@ -117,7 +117,7 @@ def tokenizer(folder: str | os.PathLike[str]) -> Any:
 
 
 def gelu(X: np.ndarray) -> np.ndarray:
-    """X times the normal distribution function of X, in X's dtype."""
+    """Return X times the normal distribution function of X, in X's dtype."""
     erf = np.vectorize(math.erf, otypes=[float])  # NumPy has none
     return (X * (1 + erf(X.astype(np.float64) / math.sqrt(2))) / 2).astype(X.dtype)
 

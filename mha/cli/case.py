@@ -106,7 +106,7 @@ def check(
 
 
 def _files(name: str) -> list[str]:
-    """A file, or the safetensors files of a folder."""
+    """Return a file, or the safetensors files of a folder."""
     if not os.path.isdir(name):
         return [name]
     if not (found := sorted(map(str, Path(name).glob("*.safetensors")))):
@@ -115,7 +115,7 @@ def _files(name: str) -> list[str]:
 
 
 def _read(name: str) -> case_files.CaseFile:
-    """The case in a file; a problem with the file ends the command."""
+    """Read the case in a file; a problem with the file ends the command."""
     try:
         return case_files.read(name)
     except FileNotFoundError:
@@ -125,7 +125,7 @@ def _read(name: str) -> case_files.CaseFile:
 
 
 def _of_one(cases: dict[str, case_files.CaseFile], backends: list[BackendName], results: Results) -> Table:
-    """The ratio of every quantity of one file, on each backend."""
+    """Return a table of the ratio of every quantity of one file, on each backend."""
     [(file, case)] = cases.items()
     ratios = {name: {one.where: one for one in results.get((file, name), [])} for name in backends}
     table = plain_table(case.name, "bound", *backends)
@@ -135,7 +135,7 @@ def _of_one(cases: dict[str, case_files.CaseFile], backends: list[BackendName], 
 
 
 def _of_many(cases: dict[str, case_files.CaseFile], backends: list[BackendName], results: Results) -> Table:
-    """The largest ratio of every file, on each backend."""
+    """Return a table of the largest ratio of every file, on each backend."""
     table = plain_table("file", "dtype", *backends)
     for file, case in cases.items():
         found = (results.get((file, name), []) for name in backends)
@@ -145,7 +145,7 @@ def _of_many(cases: dict[str, case_files.CaseFile], backends: list[BackendName],
 
 
 def _shown(result: Result | None) -> str:
-    """A ratio, if there is one."""
+    """Format a ratio, if there is one."""
     return "-" if result is None else f"{result.ratio:.2f}" + ("" if result.passed else " FAIL")
 
 
@@ -154,7 +154,7 @@ def _failed(results: list[Result]) -> list[Result]:
 
 
 def _failure(results: list[Result]) -> str:
-    """The first result outside its bound, or the error that was raised."""
+    """Describe the first result outside its bound, or the error that was raised."""
     first, *_ = _failed(results)
     if first.error == math.inf and len(results) == 1:
         return first.where

@@ -100,7 +100,7 @@ def _paragraphs(console: Console, *texts: str, style: str = "") -> None:
 
 
 def steps_table(backend: BackendName, config: Config, steps: dict[str, Any]) -> Table:
-    """Every step with its shape in letters and numbers, and the line of the backend's lesson that computes it."""
+    """Return a table of every step: its shape in letters and numbers, and the line of the lesson that computes it."""
     shapes = letters(config)
     table = plain_table("step", "shape", "here", "code, in mha/backends/")
     for name, step in steps.items():

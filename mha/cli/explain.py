@@ -104,7 +104,7 @@ def show(
 
 
 def _sizes(given: dict[str, Any], values: bool) -> dict[str, Any]:
-    """The arguments of the function that explains, from the typed options; what does not fit ends the command."""
+    """Return the arguments of the function that explains, from the typed options; wrong ones end the command."""
     typed = [option for option, size in given.items() if size is not None]
     if values and typed:
         terminal.fail(f"{typed[0]} came with --values, whose sizes are fixed; leave out one of the two")
@@ -130,7 +130,7 @@ def _sizes(given: dict[str, Any], values: bool) -> dict[str, Any]:
 
 
 def _lengths(lens: str | None, batch: int) -> list[int] | None:
-    """The valid lengths, from their text, such as 3,2."""
+    """Return the valid lengths in a text, such as 3,2."""
     if lens is None:
         return None
     parts = [part.strip() for part in lens.split(",")]
@@ -144,7 +144,7 @@ def _lengths(lens: str | None, batch: int) -> list[int] | None:
 def _show_steps(
     console: Console, backend: BackendName, language: LanguageName, steps: list[Step], sizes: dict[str, Any]
 ) -> None:
-    """Print every stage: its arrays, its meaning and the lines that compute it; sizes: as they were asked for."""
+    """Print every stage: its arrays, its meaning and the lines that compute it; sizes: the arguments."""
     texts, shapes = catalogue(language)["explain"], {step.name: step.shape for step in steps}
     (B, Q, D), K = shapes["output"], shapes["keys"][1]
     H, d, G = shapes["reshape_q"][2], shapes["split_q"][2], shapes["reshape_k"][2]
@@ -175,7 +175,7 @@ def _show_steps(
 
 
 def _show_slots(console: Console, language: LanguageName, named: dict[str, np.ndarray]) -> None:
-    """Print what one token of each sample does to the slots: the positions in them, before and after, and weights."""
+    """Print the effect of one token of each sample on the slots: positions before and after, and weights."""
     words, axes = (catalogue(language)["explain"][table] for table in ("slots", "axes"))
     B, S = named["positions_after"].shape
     weights = named["weights"].reshape(B, -1, S)  # (B, H, S)
@@ -217,7 +217,7 @@ def _show_example(console: Console, backend: BackendName, language: LanguageName
 
 
 def _matrices(step: Step, H: int, axes: dict[str, str]) -> Iterator[Panel]:
-    """The matrices of an array's last two axes, each with a title that names it, and heads in colours."""
+    """Yield the matrices of an array's last two axes, each with a title that names it, and heads in colours."""
     *before, rows, columns = step.letters.strip("()").split(", ")
     for index in np.ndindex(step.shape[:-2]):
         at: dict[str, int] = {}
@@ -248,7 +248,7 @@ def _print_in_rows(console: Console, matrices: list[Panel]) -> None:
 
 
 def _number(value: float | bool) -> str:
-    """A number of the example as text; all are whole numbers, quarters or ln 3."""
+    """Format a number of the example; all are whole numbers, quarters or ln 3."""
     if isinstance(value, bool):
         return str(value)
     return str(round(value)) if math.isclose(value, round(value), abs_tol=1e-5) else f"{value:.2f}"
@@ -265,12 +265,12 @@ def _print(console: Console, text: str) -> None:
 
 
 def _lines(console: Console, text: str, indent: str = "    ") -> list[str]:
-    """A text in any language as lines that fit in a usual terminal."""
+    """Return a text in any language as lines that fit in a usual terminal."""
     return wrapped_anywhere(text, min(console.width, 80), indent)
 
 
 def _report(backend: BackendName, language: LanguageName, steps: list[Step], values: bool) -> dict[str, Any]:
-    """The report that --json writes: every field of every step, with its array only for the example."""
+    """Return the report that --json writes: every field of every step, with its array only for the example."""
 
     def row(step: Step) -> dict[str, Any]:
         fields = {name: field for name, field in vars(step).items() if name != "value"}

@@ -1,4 +1,4 @@
-"""Attention weights in the terminal: a grid of marks for each head."""
+"""Draw attention weights in the terminal: a grid of marks for each head."""
 
 from collections.abc import Sequence
 
@@ -11,12 +11,12 @@ BLOCKS, ASCII = "·░▒▓█", ".-+#@"
 
 
 def marks(console: Console) -> str:
-    """The marks that a terminal can show."""
+    """Return the marks that a terminal can show."""
     return BLOCKS if console.encoding.startswith("utf") else ASCII
 
 
 def heat_map(weights: np.ndarray, marks: str, names: Sequence[str] | None = None, width: int = 2) -> str:
-    """One head's weights (Q, K) as a grid of marks, `width` columns for each key; keys are numbered.
+    """Return one head's weights (Q, K) as a grid of marks, `width` columns for each key; keys are numbered.
 
     names: of the queries; None = numbers.
     """
@@ -31,7 +31,7 @@ def heat_map(weights: np.ndarray, marks: str, names: Sequence[str] | None = None
 
 
 def legend(marks: str) -> str:
-    """The meaning of the marks, in one line."""
+    """Return the meaning of the marks, in one line."""
     ends = [level / len(marks) for level in range(1, len(marks) + 1)]
     shades = (f"{2 * mark} to {end:.1f}" for mark, end in zip(marks, ends, strict=True))
     return f"blank hidden, {', '.join(shades)}"

@@ -79,7 +79,7 @@ def heads(
 
 
 def attention_weights(model: Encoder, tokens: list[int], layer: int) -> np.ndarray:
-    """The weights (H, T, T) of a layer for one text, of T token numbers."""
+    """Return the weights (H, T, T) of a layer for one text, of T token numbers."""
     X = model.embedded(np.array([tokens]))  # (1, T, D)
     for number, attention in enumerate(model.attentions[:layer]):
         X = model.after(number, X, attention(X, X, X))
@@ -88,7 +88,7 @@ def attention_weights(model: Encoder, tokens: list[int], layer: int) -> np.ndarr
 
 
 def print_grids(console: Console, weights: np.ndarray, shown: list[int], tokens: list[str]) -> None:
-    """A grid of marks for each of these heads of weights (H, T, T), if the terminal is wide enough; and a legend."""
+    """Print a grid for each of these heads of weights (H, T, T), if the terminal is wide enough; and a legend."""
     marks = grids.marks(console)
     left = len(grids.heat_map(weights[0, :, :0], marks, tokens).split("\n")[0]) + 2  # and the frame
     width = next((columns for columns in (2, 1) if left + columns * len(tokens) <= console.width), None)

@@ -1,4 +1,4 @@
-"""What --names says: the names of projections, of files whose names no scheme has."""
+"""Read --names: the names of projections in files whose names no scheme has."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,7 +11,7 @@ SPELT = "W_q=to_q,W_k=to_k,W_v=to_v,W_o=to_out"
 
 
 def parsed(argument: str, text: str | None) -> dict[str, str] | None:
-    """The names of projections that --names gives, W_q=to_q,W_k=to_k,...; argument: its name in Python."""
+    """Parse --names, W_q=to_q,W_k=to_k,..., to a dict; argument: its name in Python."""
     if text is None:
         return None
     named = {}
@@ -31,7 +31,7 @@ def parsed(argument: str, text: str | None) -> dict[str, str] | None:
 
 
 def taught(names: Mapping[str, str] | None, options: Mapping[str, Any], causal: bool) -> dict[str, Any] | None:
-    """What layers= says of models with these names; None without names. Other options are for such layers alone."""
+    """Return layers= for models with these names; None without names. Other options need names."""
     if names is not None:
         return {"*": {**names, **options, "causal": causal}}
     if options or causal:

@@ -1,4 +1,4 @@
-"""The one line of a command that fails: it names options as they are typed, where `mha` itself names arguments."""
+"""Run commands so that an error is one line, which names options as they are typed, not as Python's arguments."""
 
 import functools
 import inspect
@@ -12,7 +12,7 @@ from mha.weights import argument_names
 
 
 def command(function: Callable) -> Callable:
-    """The function of a command, which prints a CommandError as one line and then ends with exit code 2."""
+    """Wrap the function of a command: a CommandError prints one line and ends with exit code 2."""
     options = _written(function)
 
     @functools.wraps(function)
@@ -28,7 +28,7 @@ def command(function: Callable) -> Callable:
 
 
 def _written(function: Callable) -> dict[str, str]:
-    """The options of a command's function as they are written, by the names of its arguments."""
+    """Return the options of a command's function as they are typed, by the names of its arguments."""
     written = {}
     for name, parameter in inspect.signature(function).parameters.items():
         for described in parameter.annotation.__metadata__:

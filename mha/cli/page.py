@@ -49,7 +49,7 @@ def write(
 
 
 def _finished(file: str) -> dict[str, Any]:
-    """The report in a file; any other file ends the command."""
+    """Read the report in a file; any other file ends the command."""
     try:
         with open(file, encoding="utf-8") as opened:
             report = json.load(opened)
@@ -63,7 +63,7 @@ def _finished(file: str) -> dict[str, Any]:
 
 
 def _measured(names: list[BackendName]) -> dict[BackendName, dict[str, Any]]:
-    """The measured differences of each framework, with a progress bar if stderr is a terminal."""
+    """Measure the differences of each framework, with a progress bar if stderr is a terminal."""
     with terminal.progress() as bar:
         task = bar.add_task("differences", total=len(names))
         return page.measure(names, lambda name: bar.advance(task))

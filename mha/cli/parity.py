@@ -131,7 +131,7 @@ def _groups(
     distributed: list[str], backends: str | None, python: list[str] | None, suite: str, case: list[str] | None,
     dtype: list[str] | None, limit: float,
 ) -> Callable[[], list[Outcome]]:  # fmt: skip
-    """The function that runs the groups of --distributed; wrong options end the command."""
+    """Return a function that runs the groups of --distributed; wrong options end the command."""
     for option, value in (("--backends", backends), ("--python", python)):
         if value:
             terminal.fail(f"{option} came with --distributed, which names backends itself; leave one of them out")
@@ -147,7 +147,7 @@ def _groups(
 
 
 def _chosen(suite: str, case: list[str] | None, dtype: list[str] | None, known: tuple[str, ...]) -> dict[str, Any]:
-    """The arguments of `Runner` that say what to compare; a name that is not known ends the command."""
+    """Return the arguments of `Runner` that say what to compare; an unknown name ends the command."""
     try:
         return {
             "suite": checks.choice("--suite", suite, SUITES),
@@ -159,7 +159,7 @@ def _chosen(suite: str, case: list[str] | None, dtype: list[str] | None, known: 
 
 
 def _pythons(given: list[str]) -> dict[BackendName, str]:
-    """The interpreters by backend; one that cannot be run ends the command."""
+    """Return the interpreters by backend; one that cannot be run ends the command."""
     found = {}
     for one in given:
         name, _, path = one.partition("=")
@@ -174,13 +174,13 @@ def _pythons(given: list[str]) -> dict[BackendName, str]:
 
 
 def finish(runner: Runner, names: list[BackendName]) -> dict[str, Any]:
-    """The report of a run, as --json writes it."""
+    """Run, and return the report as --json writes it."""
     outcomes = _run(runner, names)
     return _report(outcomes, [result for outcome in outcomes for result in outcome.results])
 
 
 def _run(runner: Any, what: list[Any]) -> list[Outcome]:
-    """The outcome of each backend or group, with a progress bar for each if stderr is a terminal."""
+    """Return the outcome of each backend or group, with a progress bar for each if stderr is a terminal."""
     with terminal.progress() as bar:
         names = {getattr(one, "name", one) for one in what}
         tasks = {name: bar.add_task(name, total=None) for name in names}
@@ -192,7 +192,7 @@ def _run(runner: Any, what: list[Any]) -> list[Outcome]:
 
 
 def _summary(results: list[Result]) -> Table:
-    """The table of the worst result for each backend and check, that of the largest ratio."""
+    """Return the table of the worst result for each backend and check, by its ratio."""
     worst: dict[tuple[str, str], Result] = {}
     for result in results:
         key = result.backend, result.check
@@ -210,7 +210,7 @@ def _number(value: float, form: str) -> str:
 
 
 def _report(outcomes: list[Outcome], results: list[Result]) -> dict[str, Any]:
-    """Versions and results, ready for JSON: None stands for a number that is not finite."""
+    """Return versions and results, ready for JSON: None stands for a number that is not finite."""
 
     def row(result: Result) -> dict[str, Any]:
         values = dataclasses.asdict(result) | {"ratio": result.ratio, "passed": result.passed}

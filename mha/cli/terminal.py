@@ -22,7 +22,7 @@ class CommandError(Exception):
 
 
 def writable(argument: str, name: str, expected: str = "expected one") -> str:
-    """The file to write later; if that is impossible, the command ends at once, before it computes."""
+    """Check the file to write later, and return its path; a wrong one ends the command before it computes."""
     path = os.path.realpath(name)
     folder = os.path.dirname(path)
     try:
@@ -41,14 +41,14 @@ def writable(argument: str, name: str, expected: str = "expected one") -> str:
 
 
 def json_file(name: str | None) -> str | None:
-    """The file that --json names, checked as `writable` does; None = none, or stdout."""
+    """Return the file that --json names, checked as `writable` does; None = none, or stdout."""
     return None if name in (None, "-") else writable("--json", name, "expected one, or - for stdout")
 
 
 def show(report: Any, json_file: str | None, file: str | None) -> NoReturn:
     """Print a report, or write it as JSON to a file where --json names one, and end the command: 1 if it is not true.
 
-    json_file: as it was given; file: as `json_file` made of it.
+    json_file: as it was given; file: as `json_file` returned it.
     """
     if json_file is None:
         console().print(report)
@@ -79,13 +79,13 @@ def write(file: str, data: bytes) -> None:
 
 
 def track(description: str, things: list[T]) -> Iterator[T]:
-    """The things one by one, with a progress bar."""
+    """Yield the things one by one, with a progress bar."""
     with progress() as bar:
         yield from bar.track(things, description=description)
 
 
 def progress() -> Progress:
-    """A progress bar where stderr is a terminal; nowhere else."""
+    """Return a progress bar, which shows only where stderr is a terminal."""
     stderr = console(stderr=True)
     return Progress(console=stderr, transient=True, disable=not stderr.is_terminal)
 
@@ -110,7 +110,7 @@ class Terminal(Console):
 
 
 def console(stderr: bool = False) -> Terminal:
-    """A console as wide as the terminal; in a pipe, wide enough for tables."""
+    """Return a console as wide as the terminal; in a pipe, wide enough for tables."""
     made = Terminal(stderr=stderr, markup=False, highlight=False, emoji=False)
     if not made.file.isatty():
         made.width = 200
@@ -118,5 +118,5 @@ def console(stderr: bool = False) -> Terminal:
 
 
 def complain(problem: object) -> None:
-    """Print on stderr what is wrong; in a pipe, as one line."""
+    """Print an error on stderr; in a pipe, as one line."""
     console(stderr=True).print(f"mha: {problem}")

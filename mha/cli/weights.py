@@ -135,7 +135,7 @@ def convert(
 
 @contextlib.contextmanager
 def _opened(name: str) -> Iterator[Source]:
-    """An open file of weights; a problem with the file ends the command."""
+    """Open a file of weights; a problem with the file ends the command."""
     try:
         with readers.opened(name) as source:
             yield source
@@ -146,7 +146,7 @@ def _opened(name: str) -> Iterator[Source]:
 
 
 def options_said(rotary: str | None, qk_norm: str | None) -> dict[str, Any]:
-    """The options of a layer that --rotary and --qk-norm give."""
+    """Return the options of a layer that --rotary and --qk-norm give."""
     said = {"rotary": rotary, "qk_norm": qk_norm}
     try:
         return {name: commands.part(name, text) for name, text in said.items() if text is not None}
@@ -155,7 +155,7 @@ def options_said(rotary: str | None, qk_norm: str | None) -> dict[str, Any]:
 
 
 def _norm(array: np.ndarray) -> str:
-    """The root of the sum of squares, in float64; a large array is read in parts."""
+    """Return the root of the sum of squares, in float64; a large array is read in parts."""
     parts = np.array_split(array.reshape(-1), max(1, array.size // 2**20))
     largest = max(float(np.abs(part).max(initial=0)) for part in parts)
     if largest in (0, math.inf) or math.isnan(largest):
@@ -165,7 +165,7 @@ def _norm(array: np.ndarray) -> str:
 
 
 def _layers(source: Source) -> Table | str:
-    """The attention layers in a file."""
+    """Return a table of the attention layers in a file."""
     if weights.is_own(source):
         config, _ = weights.take(source, "mha", "")
         return f"a layer of mha: {_options(config)}"
@@ -203,7 +203,7 @@ def _layers(source: Source) -> Table | str:
 
 
 def _option(value: Any) -> str:
-    """The value of an option, in short."""
+    """Format the value of an option, in short."""
     if isinstance(value, Rotary):
         said = {"interleaved": value.interleaved, "own frequencies": value.frequencies}
         return f"Rotary({', '.join([f'base={value.base:g}', *(name for name, given in said.items() if given)])})"
@@ -236,7 +236,7 @@ _AXES = {
 def _origins(
     config: Config, arrays: dict[str, np.ndarray], scheme: SchemeName, prefix: str, names: Container[str]
 ) -> Table:
-    """A table of each weight and the array that it comes from; names: of all arrays in the file."""
+    """Return a table of each weight and the array that it comes from; names: of all arrays in the file."""
     table = plain_table("weight", "shape", "norm", "from")
     for name in shapes(config):
         origin = "itself"

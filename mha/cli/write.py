@@ -1,4 +1,4 @@
-"""`mha write`: a layer as a file of its own, with its proof beside it; and whether a file is as it was written."""
+"""`mha write`: a layer as a file of its own, with its proof beside it; and a check that a file is unchanged."""
 
 import dataclasses
 import re
@@ -134,7 +134,7 @@ OPTIONS = {
 
 
 def _like(path: str, layer: int | None) -> Config:
-    """The configuration of a layer of a checkpoint: of its first, or of that with this number in its names."""
+    """Return the configuration of a layer of a checkpoint: of its first, or of that with this number in its names."""
     with readers.opened(path) as source:
         found = [] if weights.is_own(source) else schemes.recognise(source.entries, source.format_of)
         numbers = {prefix: [int(n) for n in re.findall(r"\d+", prefix)] for _, prefix in found}

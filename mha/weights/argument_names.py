@@ -1,4 +1,4 @@
-"""How errors about weights name arguments: as in Python, or as a command calls its options."""
+"""The names of arguments in errors about weights: as in Python, or as a command calls its options."""
 
 import contextlib
 import contextvars
@@ -22,7 +22,7 @@ class LackingError(TypeError):
         self.argument, self.expected, self.why = argument, expected, why
 
     def of(self, path: os.PathLike[str]) -> "LackingError":
-        """The same error, which names the file that does not say it."""
+        """Return the same error, which names the file that does not say it."""
         return LackingError(self.argument, self.expected, f"{self.why}; {os.fspath(path)} does not say it")
 
 
@@ -38,12 +38,12 @@ def named(names: Mapping[str, str]) -> Iterator[None]:
 
 
 def name(argument: str) -> str:
-    """The name of an argument in an error."""
+    """Return the name of an argument in an error."""
     return _NAMES.get({}).get(argument, argument)
 
 
 def setting(**values: Any) -> str:
-    """The text to type for arguments of these values: `scheme='bert', prefix=''`, or `--from bert --prefix ''`."""
+    """Return the text to type for these arguments: `scheme='bert', prefix=''`, or `--from bert --prefix ''`."""
     options = [name(argument) for argument in values]
     if not any(option.startswith("--") for option in options):
         written = (value if isinstance(value, Code) else repr(value) for value in values.values())
@@ -53,7 +53,7 @@ def setting(**values: Any) -> str:
 
 
 def _typed(option: str, argument: str, value: Any) -> str:
-    """The spelling of an option of a command."""
+    """Return the text to type for one option of a command."""
     if argument == "rotary":  # whose option is a base
         return f"{option} {'none' if value is None else 'BASE'}"
     if value is None:

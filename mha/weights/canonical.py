@@ -1,4 +1,4 @@
-"""Canonical weights of a new layer, drawn from a seed."""
+"""Draw the canonical weights of a new layer from a seed."""
 
 import numpy as np
 

@@ -44,7 +44,7 @@ def sayable(options: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def choose(source: Source, scheme: str = "auto", prefix: str | None = None) -> tuple[SchemeName, str]:
-    """The scheme and prefix of the chosen layer of an open file; arguments and errors as for `mha.load`."""
+    """Return the scheme and prefix of the chosen layer of an open file; arguments and errors as for `mha.load`."""
     own = own_format.is_own(source)
     if own and scheme in ("auto", "mha") and prefix in (None, ""):
         return "mha", ""
@@ -118,7 +118,7 @@ def take(
 
 
 def _chosen(source: Source, scheme: str, prefix: str | None) -> tuple[SchemeName, str]:
-    """As `choose`; where names show nothing, the configuration beside the file may say that its arrays are not read."""
+    """Choose as `choose` does; an UnreadError if the configuration beside the file says why names show nothing."""
     try:
         return schemes.choose(source.entries, scheme, prefix, source.format_of)
     except schemes.UnreadError:
@@ -132,7 +132,7 @@ def _chosen(source: Source, scheme: str, prefix: str | None) -> tuple[SchemeName
 def unread(
     source: Source, layer: tuple[SchemeName, str] | None = None, packed: bool = False
 ) -> schemes.UnreadError | None:
-    """The error that says what a layer of an open file is, if it is of a kind that is not read.
+    """Return the error for a layer of an open file, if it is of a kind that is not read; else None.
 
     layer: its scheme and prefix; None = the file is one in which no layer is found. packed: as of `schemes.unreadable`.
     """
@@ -152,7 +152,7 @@ def unread(
 
 
 def _entries(source: Source, scheme: SchemeName, prefix: str) -> dict[str, Entry]:
-    """The descriptions of the arrays of a layer; ValueError as of `schemes.wanted`, UnreadError if they are packed."""
+    """Describe the arrays of a layer; ValueError as of `schemes.wanted`, UnreadError if they are packed."""
     with _explained(source):
         names = schemes.wanted(source.entries, scheme, prefix)
     entries = {name: source.entries[name] for name in names}
@@ -165,7 +165,7 @@ def _entries(source: Source, scheme: SchemeName, prefix: str) -> dict[str, Entry
 
 
 def quantised_by(path: Path) -> str:
-    """The method by which arrays are quantised, as the configuration beside their file says it; "" = it says none."""
+    """Return the method of quantising that the configuration beside a file names; "" = it names none."""
     with contextlib.suppress(OSError, ValueError):  # which others report
         data = models.data_of(path.with_name("config.json"))
         return "" if data is None else schemes.method_of(models.parsed(data))
@@ -174,9 +174,9 @@ def quantised_by(path: Path) -> str:
 
 @contextlib.contextmanager
 def _explained(source: Source) -> Iterator[None]:
-    """Say first that the file lacks the layer, then the text of a ValueError; `opened` puts the path before both.
+    """Begin a ValueError with the words that the file lacks the layer; `opened` puts the path before both.
 
-    Where the file is of a kind that is not read, that is all.
+    An UnreadError needs no such beginning.
     """
     try:
         yield

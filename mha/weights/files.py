@@ -1,4 +1,4 @@
-"""Atomic files: a write replaces the whole file or leaves the old one, and only regular files are opened."""
+"""Write files whole or not at all, and open regular files alone."""
 
 import os
 import stat
@@ -61,7 +61,7 @@ _KINDS = {
 
 
 def regular(path: str | os.PathLike[str]) -> Path:
-    """The path of a regular file, or of none; FileError if something else is there."""
+    """Return the path of a regular file, or of none; FileError if something else is there."""
     if not isinstance(path, (str, os.PathLike)):
         raise TypeError(f"path is {path!r} ({type(path).__name__}), expected a str or an os.PathLike")
     path = Path(path)

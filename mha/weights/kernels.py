@@ -1,4 +1,4 @@
-"""The kernel of one projection as a framework stores it: which of its axes is the input, also if it convolves."""
+"""Read the kernel of one projection as a framework stores it: which of its axes is the input, also if it convolves."""
 
 import dataclasses
 from typing import Any
@@ -14,10 +14,15 @@ PACKAGES = ("torch", "mlx", "mxnet", "mha")  # mha: of a record, which has the n
 
 @dataclasses.dataclass(frozen=True)
 class Kernel:
-    """The kernel of a projection: its name, its array, and the module that has it, None = none.
+    """The kernel of a projection.
 
-    outward: whether it is of a framework whose arrays of the name weight are (out, in); convolved: whether it is that
-    of a convolution over one token, whose window is left out, and takes (B, features, tokens), as in PyTorch.
+    Attributes:
+        name: of its array.
+        X: the array.
+        module: that has it, None = none.
+        outward: whether its framework's arrays of the name weight are (out, in).
+        convolved: whether it is of a convolution over one token, whose window is left out, and takes (B, features,
+            tokens), as in PyTorch.
     """
 
     name: str
@@ -28,7 +33,7 @@ class Kernel:
 
     @property
     def way(self) -> str:
-        """How it lies by its axes, its name or its class: "io", "oi", or "" if these do not show it."""
+        """Its orientation by its axes, its name or its class: "io", "oi", or "" if these do not show it."""
         if self.X.ndim == 3 or self.name.endswith(INWARD):
             return "io"  # (in, H, d), (H, d, out) or (in, out)
         if self.module is not None:
@@ -41,11 +46,11 @@ class Kernel:
 
     @property
     def guessed(self) -> bool:
-        """Whether a name alone says how it lies, though other frameworks use the name otherwise."""
+        """Whether its name alone says its orientation, though other frameworks use the name otherwise."""
         return self.module is None and self.way == "oi" and not self.outward
 
     def by_size(self, expected: tuple[int, int] | None, whose: str) -> str:
-        """How it lies by the sizes (out, in); "" if these are equal. Raises ValueError if it has others."""
+        """Return its orientation by the sizes (out, in); "" if these are equal. ValueError if it has others."""
         if expected is None or self.X.ndim != 2:
             return ""
         if self.X.shape not in (expected, expected[::-1]):
@@ -56,7 +61,7 @@ class Kernel:
         return "" if expected[0] == expected[1] else "oi" if self.X.shape == expected else "io"
 
     def out_first(self, role: str, way: str) -> np.ndarray:
-        """The kernel as (out, in)."""
+        """Return the kernel as (out, in)."""
         X = self.X
         if X.ndim == 3:
             X = X.reshape(-1, X.shape[2]) if role == "W_o" else X.reshape(len(X), -1)  # (in, out)
@@ -65,7 +70,7 @@ class Kernel:
 
 
 def without_window(name: str, X: np.ndarray, module: Any) -> tuple[np.ndarray, bool]:
-    """A kernel without the window of one token that a convolution has, and whether this was the last of its axes.
+    """Return a kernel without a convolution's window of one token, and whether this was its last axis.
 
     PyTorch and MXNet have it there, (out, in, 1); MLX as (out, 1, in), Keras and Flax as (1, in, out). module: that has
     the kernel, None = not known. Raises ValueError if a convolution has a wider window.

@@ -41,7 +41,7 @@ def save(path: str | os.PathLike[str], config: Config, arrays: dict[str, np.ndar
 
 
 def is_own(source: Source) -> TypeGuard[SafetensorsFile]:
-    """True if a file's metadata says that `save` wrote it."""
+    """Whether a file's metadata says that `save` wrote it."""
     return isinstance(source, SafetensorsFile) and source.metadata.get("format") == "mha"
 
 
@@ -73,7 +73,7 @@ def read(source: SafetensorsFile) -> tuple[Config, dict[str, np.ndarray]]:
 
 
 def _config(metadata: Mapping[str, str]) -> Config:
-    """The configuration in a file's metadata."""
+    """Return the configuration in a file's metadata."""
     match metadata:
         case {"layout": layout, "config": text} if layout in LAYOUTS:
             pass
@@ -86,7 +86,7 @@ def _config(metadata: Mapping[str, str]) -> Config:
 
 
 def config_text(config: Config) -> str:
-    """A configuration as JSON, with a rotation's frequencies, so that other readers need not compute them.
+    """Return a configuration as JSON, with a rotation's frequencies, so that other readers need not compute them.
 
     Options of layout 3 are in it where they are used; a norm of layout 2 is recorded as its kind and its number.
     """
@@ -109,7 +109,7 @@ def is_plain(norm: Norm | None) -> bool:
 
 
 def parse_config(text: str) -> Config:
-    """The configuration in a JSON text; ValueError if it is missing, or if no layer can have it."""
+    """Return the configuration in a JSON text; ValueError if it is missing, or if no layer can have it."""
     try:
         recorded = json_text.parse(text)
         return of_recorded(recorded)

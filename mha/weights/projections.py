@@ -1,4 +1,4 @@
-"""The projections of a layer whose arrays have names of their own: where they are, and which axis is the input.
+"""Find the projections of a layer whose arrays have names of their own, and which axis of each is the input.
 
 Letters: D features, H heads, d width of a head.
 """
@@ -33,10 +33,13 @@ PACKED = {"W_q": "qkv_proj", "W_o": "o_proj"}
 
 @dataclasses.dataclass(frozen=True)
 class Parts:
-    """What the projections and norms of a layer are called, by role, after the path of the layer.
+    """The names of a layer's projections and norms, below the path of the layer.
 
-    path: of the layer, where it is said: {} = the number of a layer; axes: of kernels, "io" = (in, out), "oi" = (out,
-    in), "" = as their names and classes show; tied: whether one projection makes keys and values, the same.
+    Attributes:
+        names: by role.
+        path: of the layer, {} = the number of a layer; None = not given.
+        axes: of kernels, "io" = (in, out), "oi" = (out, in), "" = as their names and classes show.
+        tied: whether one projection makes keys and values, the same.
     """
 
     names: Mapping[str, str]
@@ -55,14 +58,14 @@ class Parts:
         return not self.packed and not self.tied and self.names["W_k"] == self.names["W_v"]
 
     def part(self, role: str) -> tuple[int, int] | None:
-        """Which part of how many of what its module computes a projection is; None = all of it."""
+        """Return (i, n) if a projection is part i of n of its module's output; None = all of it."""
         at = ("W_q", "W_k", "W_v").index(role) if role in ("W_q", "W_k", "W_v") else -1
         if at < 0 or not (self.packed or (self.halved and at)):
             return None
         return (at, 3) if self.packed else (at - 1, 2)
 
     def at(self, path: str) -> "Parts":
-        """The same with the numbers of the layer at a path in the place of {}; ValueError if it has too few."""
+        """Return the same with the numbers in a layer's path in the place of {}; ValueError if there are too few."""
         names = {role: numbered(name, path) for role, name in self.names.items()}
         return dataclasses.replace(
             self, names=names, path=None if self.path is None else numbered(self.path, path).rstrip(".")
@@ -70,7 +73,7 @@ class Parts:
 
 
 def parts_said(argument: str, names: Any) -> Parts:
-    """Return what somebody says the projections are called, such as {"W_q": "to_q", ...}; argument: its name.
+    """Check a caller's names of projections, such as {"W_q": "to_q", ...}, and return them; argument: its name.
 
     Raises TypeError or ValueError if it is nothing of the kind.
     """
@@ -97,11 +100,15 @@ def parts_said(argument: str, names: Any) -> Parts:
 
 @dataclasses.dataclass(frozen=True)
 class Taken:
-    """The arrays of a layer by the names of a scheme, kernels (out, in), biases that are missing 0.
+    """The arrays of a layer by the names of a scheme, kernels (out, in), missing biases as 0.
 
-    scheme: this one; biased: by role, whether a projection has a bias; unsure: those
-    whose class does not show how the kernel lies; guessed: the arrays of NumPy that lie as their name alone says;
-    convolved: the names of the projections that are convolutions over one token, and take (B, features, tokens).
+    Attributes:
+        scheme: this one.
+        arrays: by name.
+        biased: by role, whether a projection has a bias.
+        unsure: the projections whose class does not show their kernel's orientation.
+        guessed: the kernels whose name alone says it.
+        convolved: the projections that are convolutions over one token, and take (B, features, tokens).
     """
 
     scheme: SchemeName
@@ -123,19 +130,19 @@ def numbered(text: str, path: str) -> str:
 
 
 def named(own: str, kinds: Sequence[str], arrays: Collection[str]) -> str | None:
-    """The name of the array of a module that is of one of these kinds, such as "weight"; None if it has none."""
+    """Return the name of a module's array of one of these kinds, such as "weight"; None if it has none."""
     every = (f"{own}.{kind}" if kind else own for kind in kinds)
     return next((name for name in every if name in arrays), None)
 
 
 def lacking(path: str, parts: Parts, arrays: Collection[str]) -> list[str]:
-    """The names of the projections that have no kernel in a layer at this path."""
+    """Return the names of the projections that have no kernel in a layer at this path."""
     every = dict.fromkeys(parts.names[role] for role in ROLES if role in parts.names)
     return [name for name in every if named(path_below(path, name), KERNELS, arrays) is None]
 
 
 def beginnings(parts: Parts, arrays: Collection[str]) -> list[str]:
-    """The paths at which there is a kernel of one of these names at least."""
+    """Return the paths at which there is a kernel of at least one of these names."""
     ends = [path_below(name, kind) for name in dict.fromkeys(parts.names.values()) for kind in KERNELS]
     found = {
         name.removesuffix(end).rstrip("."): None
@@ -145,17 +152,17 @@ def beginnings(parts: Parts, arrays: Collection[str]) -> list[str]:
 
 
 def prefixes(parts: Parts, arrays: Collection[str]) -> list[str]:
-    """The paths at which there is a layer with kernels of all these names."""
+    """Return the paths at which there is a layer with kernels of all these names."""
     return [path for path in beginnings(parts, arrays) if not lacking(path, parts, arrays)]
 
 
 def path_below(path: str, name: str) -> str:
-    """The path of what is below another path; either may be ""."""
+    """Join two paths; either may be empty."""
     return f"{path}.{name}" if path and name else path or name
 
 
 def modules_of(path: str, parts: Parts) -> dict[str, str]:
-    """The paths of the modules of a layer, by the first role of each."""
+    """Return the paths of the modules of a layer, by the first role of each."""
     names = PACKED if parts.packed else APART
     own = {role: path_below(path, parts.names[role]) for role in names if role in parts.names}
     own.pop("W_v" if parts.halved else "", None)  # both are in that of W_k
@@ -163,12 +170,12 @@ def modules_of(path: str, parts: Parts) -> dict[str, str]:
 
 
 def biases_of(arrays: Collection[str], path: str, parts: Parts) -> dict[str, str | None]:
-    """The names of the biases of a layer, by the first role of each module; None if it has none."""
+    """Return the names of the biases of a layer, by the first role of each module; None if it has none."""
     return {role: named(module, BIASES, arrays) for role, module in modules_of(path, parts).items()}
 
 
 def names_of(arrays: Collection[str], path: str, parts: Parts) -> list[str]:
-    """The names of the arrays of a layer."""
+    """Return the names of the arrays of a layer."""
     own = {role: path_below(path, name) for role, name in parts.names.items()}
     kinds = {role: SCALES if role in NORMS else KERNELS for role in own}
     every = [named(own[role], kinds[role], arrays) for role in own]
@@ -186,11 +193,17 @@ def take(
     whose: str = "",
     formats: Callable[[str], str] = schemes.unsaid,
 ) -> Taken:
-    """Take the arrays of a layer, of which none is `lacking`.
+    """Read the arrays of a layer, of which none is `lacking`.
 
-    path: of the layer; modules: of the model with these arrays, {} = none; beside: the same layer of another model,
-    whose sizes show how kernels lie; turned: whether kernels of which nothing shows it are (in, out); whose: whose
-    arrays these are, in words, "" = the model's own; formats: as of `schemes.recognise`.
+    Args:
+        arrays: by name.
+        path: of the layer.
+        parts: the names of its projections.
+        modules: of the model with these arrays, {} = none.
+        beside: the same layer of another model, whose sizes show how kernels lie.
+        turned: whether kernels are (in, out) where nothing shows it.
+        whose: the owner of the arrays, in words, "" = the model.
+        formats: as of `schemes.recognise`.
 
     Raises ValueError if the sizes are others than those of `beside`, if nothing shows how its kernels lie, or if one is
     of a convolution over several tokens.
@@ -243,7 +256,7 @@ def take(
 
 
 def sizes_of(beside: Taken, parts: Parts) -> dict[str, tuple[int, int]]:
-    """The sizes (out, in) of the kernels of a layer whose arrays have these parts, by those of another one."""
+    """Return the sizes (out, in) of kernels with the names of `parts`, by those of another layer."""
     packed, output = beside.arrays.get("qkv_proj.weight"), beside.arrays["o_proj.weight"]
     if packed is None:
         held = {role: beside.arrays.get(f"{to}.weight") for role, to in APART.items()}

@@ -1,4 +1,4 @@
-"""What a model's configuration records of a layer, together with what the caller says of it."""
+"""Join the options that a model's configuration records with those that the caller gives."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -15,7 +15,7 @@ from mha.weights.schemes.sizes import NORMED
 def joined(
     recorded: Mapping[str, Any], num_heads: int | None, given: Mapping[str, Any], where: str
 ) -> tuple[int | None, bool, dict[str, Any]]:
-    """The number of heads, whether norms multiply by 1 + w, and the other options of a layer.
+    """Return the number of heads, whether norms multiply by 1 + w, and the other options of a layer.
 
     Args:
         recorded: the options that `mha.weights.models` reads.
@@ -46,7 +46,7 @@ def fold(config: Config, weights: dict[str, np.ndarray]) -> None:
 
 
 def _same(given: Any, recorded: Any, width: int) -> bool:
-    """True if a given option has the value that is recorded."""
+    """Whether a given option has the value that is recorded."""
     if isinstance(given, Rotary) and isinstance(recorded, Rotary):
         return given.within(width) == recorded.within(width)
     return (tuple(given) if isinstance(given, list) else given) == recorded

@@ -16,7 +16,7 @@ _CODES = {name: code for code, name in DTYPES.items()}
 
 
 def to_bytes(arrays: Mapping[str, np.ndarray], metadata: Mapping[str, str]) -> bytes:
-    """The bytes of a file with these arrays and texts; wide numbers come first, so that all are aligned."""
+    """Return the bytes of a file with these arrays and texts; wide numbers come first, so that all are aligned."""
     header: dict[str, object] = {"__metadata__": dict(metadata)}
     parts, start = [], 0
     for name, array in sorted(arrays.items(), key=lambda item: -item[1].dtype.itemsize):

@@ -1,4 +1,4 @@
-"""Audit the attention of a model that is no tree of modules, such as functions of JAX: from arrays alone."""
+"""Audit attention from arrays alone, for a model that is no tree of modules, such as functions of JAX."""
 
 import contextlib
 import fnmatch
@@ -88,14 +88,14 @@ def audit_taps(taps: Mapping[str, Mapping[str, Any]], like: Any = None, layers: 
 
 
 class _Arrays(Watch):
-    """Judges taps one by one; of a watch it has what the verdicts need."""
+    """A watch without a model: it judges calls whose arrays the caller gives."""
 
     def __init__(self, truth: Truth) -> None:
         self.truth, self.mend = truth, frozenset()
         self.known, self.rows, self.kept, self.notes, self.library = [], {}, {}, {}, False
 
     def take(self, tap: Tap) -> None:
-        """Judge a tap, as its own arguments and what is known of its layer say."""
+        """Judge one call by its own arguments and by what is known of its layer."""
         known = tap.layer
         attends, tap.layer = known.attends, _as_told(known)
         Q, K = tap.inputs["queries"].shape[1], tap.inputs["keys"].shape[1]
@@ -108,7 +108,7 @@ class _Arrays(Watch):
         self.judge(tap)
 
     def asked(self, tap: Tap, attends: models.Attends, Q: int, K: int) -> dict[str, Any]:
-        """What is known of the arguments of a layer's call."""
+        """Return the arguments of the layer's call that the model's configuration implies."""
         if attends.cross:
             return {}
         given: dict[str, Any] = {"causal": attends.causal}
@@ -120,13 +120,13 @@ class _Arrays(Watch):
 
 
 def _as_told(known: Known) -> Known:
-    """The same layer, called as its tap says."""
+    """Return the same layer, called with the arguments that were given for it."""
     return Known(known.path, known.kind, native=True, take=known.take)
 
 
 @contextlib.contextmanager
 def _opened(like: Any) -> Iterator[Truth]:
-    """Open what is true of the layers; like: as for `audit_taps`."""
+    """Open the reference that the layers are compared with; like: as for `audit_taps`."""
     if like is None:
         yield Truth({}, None, "the layers of layers=")
         return
@@ -135,7 +135,7 @@ def _opened(like: Any) -> Iterator[Truth]:
 
 
 def _taken(path: Any, one: Any) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any], dict[str, Any]]:
-    """Return what entered a layer, its output, its steps, and the arguments of its call, as arrays of NumPy."""
+    """Return the inputs of a layer, its output, its steps, and the arguments of its call, as NumPy arrays."""
     if not isinstance(one, Mapping):
         raise TypeError(f"taps has {checks.brief(one)} for {path!r}, expected a mapping of arrays by name")
     allowed = (*INPUTS, "output", *STEPS, MEANS, *ROWS, "rows")
@@ -159,7 +159,7 @@ def _taken(path: Any, one: Any) -> tuple[dict[str, Any], dict[str, Any], dict[st
 
 
 def _partners(paths: list[str], every: list[Layer]) -> dict[str, Layer]:
-    """Find for each tap the layer of the truth, whose name may go on at both ends, such as model.layers.0.self_attn."""
+    """Pair each given layer with one of the reference, whose name may be longer at both ends: model.layers.0.attn."""
     found = paired(paths, every)
     for path in paths:
         inside = [layer for layer in every if f".{path}." in f".{layer[1]}"]
@@ -181,7 +181,7 @@ def _array(path: Any, name: str, X: Any) -> np.ndarray:
 
 
 def _lessons(layers: Any, taken: Mapping[str, Any]) -> dict[str, Any]:
-    """Find what layers= says of each tap; of some it says nothing."""
+    """Return for each given layer the value of layers= whose pattern fits it; others are left out."""
     if not isinstance(layers, Mapping | None):
         raise TypeError(f"layers is {checks.brief(layers)}, expected a dict by names of taps, such as 'layers.*'")
     found: dict[str, Any] = {}
@@ -200,7 +200,10 @@ def _lessons(layers: Any, taken: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _known(path: str, lesson: Any, truth: Truth, partner: Partner | None) -> Known:
-    """Describe a layer; lesson: what layers= says of it, "" = nothing; partner: the layer of the truth."""
+    """Describe a layer.
+
+    lesson: its value in layers=, "" = it has none; partner: its layer in the reference.
+    """
     if lesson is None:
         return Known(path, "left out", reason="left out, as layers= says", left_out=True)
     if isinstance(lesson, MultiHeadAttention):

@@ -1,4 +1,4 @@
-"""Audit a model: which attention layer is wrong, what changes if it gives what it should, and where the rest begins."""
+"""Audit a model: which attention layer is wrong, what changes if it is right, and where the rest begins."""
 
 import contextlib
 import copy
@@ -67,7 +67,7 @@ def audit(model: Any, *args: Any, like: Any = None, layers: Any = None, **kwargs
 
 
 def unused(given: Any) -> Any:
-    """The arguments of a call with copies of our caches among them, which a call uses up."""
+    """Copy our caches among the arguments of a call, since a call uses them up; return the rest as it is."""
     if isinstance(given, Cache):
         return copy.copy(given)
     if type(given) is dict:
@@ -77,7 +77,7 @@ def unused(given: Any) -> Any:
 
 @contextlib.contextmanager
 def recorded(model: Any, args: tuple[Any, ...], needed: bool) -> Iterator[Record | None]:
-    """Record a model in memory, if a record of it is needed, and if its parts can be seen; else None."""
+    """Record a model in memory if `needed`; yield None if it is not, or if the model's modules cannot be seen."""
     with contextlib.ExitStack() as stack:
         found = None
         if needed:
@@ -87,9 +87,9 @@ def recorded(model: Any, args: tuple[Any, ...], needed: bool) -> Iterator[Record
 
 
 def moved(before: Any, after: Any, masks: Sequence[Any] = ()) -> dict[str, float]:
-    """How far the arrays that a model returned differ, by their names; those that do not are left out.
+    """Return how far two outputs of a model differ, by the names of their arrays; equal ones are left out.
 
-    masks: what the model was given, (B, T): where one of it is 0 or 1 everywhere, rows of 0 do not count.
+    masks: arguments of the model, (B, T): rows where one that holds only 0 and 1 is 0 do not count.
     """
     found = {}
     for name, X in outputs_of(before).items():
@@ -109,10 +109,15 @@ def moved(before: Any, after: Any, masks: Sequence[Any] = ()) -> dict[str, float
 def explained(
     taps: Any, like: Any, args: Any, kwargs: Any, before: Any, after: Any, mine: Record | None, wrong: tuple[str, ...]
 ) -> str:
-    """Say whether the model gives what the reference does, once its layers are mended; "" if there is none.
+    """Say whether the model gives what the reference does once its wrong layers are right; "" without a reference.
 
-    like: a model that takes the same arguments, None = there is none; mine: the record of the call in which they were;
-    wrong: their paths.
+    Args:
+        taps: the adapter of the model's framework.
+        like: a model that takes the same arguments; None = there is none.
+        args, kwargs: the arguments of the call.
+        before, after: the model's outputs with wrong layers, and with right ones.
+        mine: the record of the call with right layers.
+        wrong: the paths of the wrong layers.
     """
     if like is None:
         return ""
@@ -128,7 +133,7 @@ def explained(
 
 
 def begins(theirs: Record | None, mine: Record | None, wrong: tuple[str, ...]) -> str:
-    """Where the rest of the difference begins outside of the wrong layers, in words; "" if no module shows it."""
+    """Say where the rest of the difference begins outside of the wrong layers; "" if no module shows it."""
     if mine is None or theirs is None:
         return ""
     with contextlib.suppress(TypeError, ValueError):
@@ -140,7 +145,7 @@ def begins(theirs: Record | None, mine: Record | None, wrong: tuple[str, ...]) -
 
 
 def outputs_of(output: Any, name: str = "output") -> dict[str, np.ndarray]:
-    """The arrays that a model returned, in float64, by name."""
+    """Return the floating-point arrays that a model returned, in float64, by name."""
     if dispatch.backend_of(output) is not None and hasattr(output, "shape"):
         X = arrays.to_numpy(output)
         return {name: X.astype(np.float64)} if X.dtype.kind in "fV" else {}

@@ -28,9 +28,13 @@ VerdictName = Literal["same", "differs", "not known", "not called"]
 class LayerRow:
     """One layer of a model: its first wrong call, else its worst.
 
-    path: of its module; kind: its scheme, or its class; verdict: "same", "differs", "not known" or "not called";
-    call: the number of the model's call, from 1 on; calls: how many of this layer were compared; note: why it is not
-    known, or further words.
+    Attributes:
+        path: the path of its module.
+        kind: its scheme, or its class.
+        verdict: "same", "differs", "not known" or "not called".
+        note: why it is not known, or further words.
+        calls: how many of its calls were compared.
+        judged: the call that is shown, None = none was compared.
     """
 
     path: str
@@ -42,7 +46,7 @@ class LayerRow:
 
     @property
     def ratio(self) -> float | None:
-        """The error of its output by what rounding explains: the same if at most 1. None if it was not compared."""
+        """Its output's error, as a multiple of what rounding explains: the same if at most 1. None if not compared."""
         return None if self.judged is None else self.judged.ratio
 
     @property
@@ -65,7 +69,7 @@ class LayerRow:
         judging.save(path, self.judged.asked)
 
     def as_json(self, why: bool) -> dict[str, Any]:
-        """The row as plain data; why: with the reason, which takes seconds to find."""
+        """Return the row as plain data; why: with the explanation, which takes seconds to find."""
         found = {
             "path": self.path, "kind": self.kind, "verdict": self.verdict, "ratio": self.ratio, "call": self.call,
             "calls": self.calls, "note": self.note,
@@ -76,10 +80,13 @@ class LayerRow:
 
 @dataclasses.dataclass(frozen=True)
 class Mended:
-    """What changes if each wrong layer gives what it should.
+    """The effect on the model when each wrong layer gives the right output.
 
-    paths: of these layers; moved: how far the outputs of the model move, by their names; wrong: the paths of layers
-    that are wrong even so; explains: whether the outputs are those of the reference then, None = there is none.
+    Attributes:
+        paths: the wrong layers.
+        moved: how far the outputs of the model move, by their names.
+        wrong: the layers that are wrong even so.
+        explains: whether the outputs are those of the reference then, in words; "" without a reference.
     """
 
     paths: tuple[str, ...]
@@ -99,10 +106,15 @@ class Mended:
 class AuditReport:
     """An audit of a model: true if at least one layer was compared, and all that were called are known and the same.
 
-    model: its class; layers: a `LayerRow` for each attention layer, in the order of the model, () as long as it is
-    watched; truth: what the layers were compared with, in words; weighed: whether that says what the weights should be;
-    notes: further lines; mended: what changes if the wrong layers give what they should; None after `watch`, if nothing
-    is wrong, or if the call changes a cache; kept: of layers that are the same, one call of each configuration.
+    Attributes:
+        model: the class of the model.
+        layers: a `LayerRow` for each attention layer, in the order of the model; () as long as it is watched.
+        truth: the source of the weights that the layers were compared with, in words.
+        weighed: whether that source says what the weights should be.
+        notes: further lines.
+        mended: what changes if the wrong layers are right; None after `watch`, if nothing is wrong, or if the call
+            changes a cache.
+        kept: of layers that are the same, one call of each configuration.
     """
 
     model: str
@@ -119,7 +131,7 @@ class AuditReport:
 
     @staticmethod
     def left_out(row: LayerRow) -> bool:
-        """Whether somebody said to leave a layer out."""
+        """Whether layers= leaves a layer out."""
         return row.kind == "left out"
 
     @property
@@ -134,16 +146,16 @@ class AuditReport:
 
     @property
     def unknown(self) -> tuple[LayerRow, ...]:
-        """The layers of which nothing can be said; `note` has the reason."""
+        """The layers that could not be judged; `note` has the reason."""
         return tuple(row for row in self.layers if row.verdict == "not known" and not self.left_out(row))
 
     def bars(self) -> list[tuple[str, float | None, str]]:
-        """The name, the ratio and the verdict of each layer, for a picture."""
+        """Return the name, the ratio and the verdict of each layer, for a picture."""
         return [(row.path or "the model", row.ratio, row.verdict) for row in self.layers]
 
     @functools.cached_property
     def sight(self) -> Sight | None:
-        """What the audit could see if it found no difference, of one layer of each kind; None if it found one."""
+        """The mistakes that the calls of this audit could show, if it found no difference; else None."""
         calls = [(functools.partial(of_call, one), ("output",)) for one in self.kept]
         return sight(calls) if self and calls else None
 
@@ -154,7 +166,7 @@ class AuditReport:
 
     @functools.cached_property
     def shared(self) -> bool:
-        """Whether all layers that were compared differ, by one mistake, which then is the model's."""
+        """Whether all compared layers differ by one and the same mistake, which then is the model's."""
         compared = [row for row in self.layers if row.judged is not None]
         if len(self.wrong) < 2 or len(self.wrong) < len(compared):
             return False
@@ -221,7 +233,7 @@ class AuditReport:
 
 
 def runs(layers: Sequence[LayerRow]) -> list[list[LayerRow]]:
-    """The rows as they are printed: layers of one kind that are the same and follow each other are one line."""
+    """Group the rows as they are printed: equal layers that follow each other share one line."""
     found: list[list[LayerRow]] = []
     for row in layers:
         before = found[-1][0] if found else row
@@ -234,7 +246,7 @@ def runs(layers: Sequence[LayerRow]) -> list[list[LayerRow]]:
 
 
 def span(first: str, last: str) -> str:
-    """The paths from one to another: layers.0 ... 23.attn, where a number alone differs."""
+    """Join two paths to one range, such as layers.0 ... 23.attn, where one number alone differs."""
     ours, theirs = first.split("."), last.split(".")
     differ = [at for at, (X, Y) in enumerate(zip(ours, theirs, strict=False)) if X != Y]
     if len(ours) != len(theirs) or len(differ) != 1:
@@ -244,11 +256,11 @@ def span(first: str, last: str) -> str:
 
 
 def of_call(one: Judged) -> Any:
-    """The problem of a call that was judged."""
+    """Return the problem of a judged call."""
     return one.asked
 
 
 def mistakes_of(row: LayerRow) -> set[tuple[str, ...]]:
-    """The mistakes that surely explain a layer, by their names."""
+    """Return the names of the mistakes that surely explain a layer."""
     found = row.report.diagnosis.explanations if row.report is not None else ()
     return {one.mistakes for one in found if one.sure}

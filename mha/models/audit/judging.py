@@ -1,4 +1,4 @@
-"""Judge one call of one layer of a model: the layer as it should be, on what entered it, against what left it."""
+"""Judge one call of one layer: compare its output with what the right layer computes from the same inputs."""
 
 import dataclasses
 from typing import Any
@@ -28,10 +28,13 @@ PROJECTED = ("W_q", "W_k", "W_v")
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Judged:
-    """A call of a layer that was judged.
+    """A judged call of a layer.
 
-    number: of the model's call; ratio: of the output; report: of `parity.compare`; asked: the problem, None where it is
-    kept no longer.
+    Attributes:
+        number: of the model's call.
+        ratio: of the output.
+        report: of `parity.compare`.
+        asked: the call as the right layer gets it; None when its arrays are no longer kept.
     """
 
     number: int
@@ -40,7 +43,7 @@ class Judged:
     asked: Problem | None
 
     def light(self) -> "Judged":
-        """The same without the arrays of the layer."""
+        """Return the same without the arrays of the layer."""
         return dataclasses.replace(self, asked=None, report=dataclasses.replace(self.report, look=None))
 
 
@@ -68,7 +71,7 @@ def judged(tap: Tap, asked: Problem) -> Judged:
 
 
 def explained(asked: Problem, report: Report, steps: dict[str, Any], theirs: np.ndarray) -> Report:
-    """Let a report explain what is after the projections by itself, where these are right."""
+    """Let a report explain the part after the projections by itself, where the projections are right."""
     right = {row.name for row in report.rows if row.passed}
     projected = [name for name in steps if name in PROJECTED]
     if not projected or not right.issuperset(projected):
@@ -88,9 +91,9 @@ def explained(asked: Problem, report: Report, steps: dict[str, Any], theirs: np.
 
 
 def judged_packed(tap: Tap, asked: Problem, truth: Truth, library: bool) -> tuple[Judged, str]:
-    """Judge a call in whose rows several texts may be, and say it if they see each other; library: of transformers.
+    """Judge a call whose rows may hold several texts; say it if they see each other. library: of transformers.
 
-    Where its arguments do not say that they are apart, they may be either, as each model has its own rule for them.
+    Where the arguments do not say whether texts are apart, either is right: each model has its own rule.
     """
     one, attends = judged(tap, asked), tap.layer.attends
     count = 1 if attends is None else texts(tap.call, attends, sizes_of(tap))
@@ -106,15 +109,15 @@ def judged_packed(tap: Tap, asked: Problem, truth: Truth, library: bool) -> tupl
 
 
 def sizes_of(tap: Tap) -> Sizes:
-    """The numbers of samples, queries and keys in a call of a layer."""
+    """Return the numbers of samples, queries and keys in a call of a layer."""
     queries, keys = tap.inputs["queries"], tap.inputs["keys"]
     return len(queries), queries.shape[1], (queries if keys is None else keys).shape[1]
 
 
 def asked_of(tap: Tap, truth: Truth, apart: bool | None = None) -> Problem:
-    """What the layer should have been asked; apart: as for `told`.
+    """Return the call that the right layer gets, as a problem to compute; apart: as for `told`.
 
-    Raises UnknownError if that is not known, or if no layer of mha has it.
+    Raises UnknownError if the arguments are not known, or if no layer of mha has them.
     """
     layer = tap.layer
     inputs = [tap.inputs[name] for name in ("queries", "keys", "values")]
@@ -150,14 +153,14 @@ def asked_of(tap: Tap, truth: Truth, apart: bool | None = None) -> Problem:
 
 
 def mended(tap: Tap, asked: Problem) -> np.ndarray:
-    """What a layer should give, in float64, where its queries count; elsewhere what it gave."""
+    """Return the right output of a layer, in float64, where its queries count; elsewhere its own."""
     theirs = tap.outputs["W_o"]
     right = asked.outputs()[0]
     return np.where(asked.matters("output"), right, theirs.reshape(right.shape).astype(np.float64))
 
 
 def save(path: Any, asked: Problem) -> None:
-    """Write the layer, its inputs and what is expected, with bounds, as a case file; ValueError beside a cache."""
+    """Write the layer, its inputs, the expected output and bounds as a case file; ValueError beside a cache."""
     if asked.sizes.slots is not None:
         raise ValueError("the call has a cache, which a case file of one call cannot hold; save a call without one")
     ones = np.ones((*asked.queries.shape[:2], asked.config.num_hiddens), asked.queries.dtype)

@@ -30,10 +30,14 @@ def watch(model: Any, like: Any = None, layers: Any = None) -> Iterator[AuditRep
 
 
 class Watch:
-    """Watches a model; arguments as for `watch`; mend: the paths of layers that give what they should.
+    """The audit of a model while it runs.
 
-    once: the arguments of its one call, by position and by name, None = it may be called often; taps: for what is no
-    model, what tells of its calls, and backend: whose it was.
+    Attributes:
+        model, like, layers: as for `watch`.
+        mend: the paths of layers that return the right output instead of their own.
+        once: the arguments of the one call, by position and by name, None = the model may be called often.
+        taps: the adapter that tells of the calls, None = that of the model's framework.
+        backend: the backend of a model that is recorded.
     """
 
     def __init__(
@@ -61,7 +65,7 @@ class Watch:
 
     @contextlib.contextmanager
     def open(self) -> Iterator[AuditReport]:
-        """Watch until the context ends; its report is complete then."""
+        """Watch until the context ends, which completes the report."""
         report = AuditReport(type(self.model).__name__)
         with opened(self.like, self.shown, self.taps, self.backend) as truth:
             modules, arrays = self.taps.modules(self.shown), self.taps.arrays(self.shown)
@@ -79,7 +83,7 @@ class Watch:
             self.complete(report, session, truth, finder)
 
     def judge(self, tap: Tap) -> np.ndarray | None:
-        """Judge a call of a layer; return what it should give, if it is one to mend."""
+        """Judge a call of a layer; return the right output if the layer is one to mend."""
         path, row = tap.layer.path, self.rows.get(tap.layer.path)
         if row is not None and row.verdict != "same" and path not in self.mend:
             self.rows[path] = dataclasses.replace(row, calls=row.calls + 1)
@@ -107,7 +111,7 @@ class Watch:
         return None
 
     def keep(self, one: Judged) -> None:
-        """Keep the call with most keys of each configuration and no cache, to say later what it could not show."""
+        """Keep of each configuration the call with the most keys and no cache, to find its blind spots later."""
         if one.asked is not None and one.asked.sizes.slots is None:
             known = self.kept.get(one.asked.config)
             if known is None or known.asked is None or known.asked.sizes.K < one.asked.sizes.K:
@@ -121,7 +125,7 @@ class Watch:
             self.rows[path] = LayerRow(path, kind, "not known", reason, 0 if row is None else row.calls)
 
     def complete(self, report: AuditReport, session: Session, truth: Truth, finder: Finder) -> None:
-        """Fill the report with what was seen."""
+        """Fill the report with the rows of all layers."""
         rows = []
         for one in self.known:
             ran = session.ran.get(one.path)

@@ -1,1 +1,1 @@
-"""Are results the same across files: cases for any framework, and the layers of two checkpoints?"""
+"""Two checkpoints: are their attention layers the same?"""

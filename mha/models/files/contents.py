@@ -1,4 +1,4 @@
-"""The kernels of a layer in few numbers, which rounding and an order of columns leave: to find a layer again."""
+"""Measure the kernels of a layer by a few numbers, which rounding and an order of columns leave: to find it again."""
 
 from collections.abc import Mapping
 
@@ -13,7 +13,7 @@ Contents = dict[str, tuple[np.ndarray, np.ndarray]]
 
 
 def contents(weights: Mapping[str, np.ndarray]) -> Contents:
-    """Measure the kernels of a layer."""
+    """Return the norms of the rows and of the columns of each kernel."""
     found = {}
     for name, X in weights.items():
         if name.endswith(".kernel") and X.any():
@@ -23,7 +23,7 @@ def contents(weights: Mapping[str, np.ndarray]) -> Contents:
 
 
 def shared(ours: Contents, theirs: Contents) -> float:
-    """The share of B's kernels that are A's, rounded, transposed, or with their columns in another order."""
+    """Return the share of B's kernels that are A's, rounded, transposed, or with their columns in another order."""
     same = [name for name, (rows, _) in theirs.items() if name in ours and any(near(rows, X) for X in ours[name])]
     return len(same) / max(len(theirs), 1)
 

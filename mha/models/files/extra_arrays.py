@@ -1,4 +1,4 @@
-"""The arrays beside the weights of two layers, such as T5's table of biases: which belong together, and their rows."""
+"""Compare the arrays beside the weights of two layers, such as T5's table of biases."""
 
 import numpy as np
 
@@ -12,7 +12,7 @@ Names = tuple[str, str]  # of an array in A and in B; "" if it is missing
 def rows_beside(
     files: tuple[File, File], layers: tuple[Layer, Layer], order: np.ndarray | None
 ) -> dict[Names, WeightRow]:
-    """Compare the arrays beside a layer of A and a layer of B, those that both should have; by their whole names.
+    """Compare the arrays beside two layers that both should have; return a row by their whole names.
 
     order: that of the heads, as of `array_row`.
     """
@@ -28,8 +28,8 @@ def rows_beside(
 def partners(ours: list[str], theirs: list[str], first: Layer, second: Layer) -> list[Names]:
     """Pair names of arrays, without prefixes: equal ones, then those that a scheme takes for the same: weight, gamma.
 
-    What stands alone is left out if the schemes differ, so that the other file may have it elsewhere, and if a model
-    makes it itself.
+    A name without a partner is left out if the schemes differ, as the other file may have it elsewhere, or if a model
+    makes the array itself.
     """
     pairs: list[Names] = [(name, name) for name in ours if name in theirs]
     if first[0] != second[0]:

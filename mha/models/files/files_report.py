@@ -18,10 +18,14 @@ LISTED = 4  # so many layers in another place are listed
 class FilesReport:
     """A comparison of the layers of two files, A and B: true if all are the same, printed as a table.
 
-    paths: of the files. layers: of each pair, (scheme, prefix) in A and in B. reports: the `LayersReport` of each; the
-    first that differs has the reason. notes: further lines. others: the names of all arrays in A, and in B, that were
-    not compared. alone: the layers of A, and of B, that have no partner. moves: layers of B with the weights of one
-    layer of A and the name of another one.
+    Attributes:
+        paths: of the files.
+        layers: of each pair, (scheme, prefix) in A and in B.
+        reports: the `LayersReport` of each pair; the first that differs has the reason.
+        notes: further lines.
+        others: the names of all arrays in A, and in B, that were not compared.
+        alone: the layers of A, and of B, that have no partner.
+        moves: layers of B with the weights of one layer of A and the name of another one.
     """
 
     paths: tuple[str, str]
@@ -37,7 +41,7 @@ class FilesReport:
 
     @property
     def swapped(self) -> tuple[tuple[Layer, Layer], ...]:
-        """The pairs of A's layers of which B has each with the other's name."""
+        """The pairs of A's layers of which B has each under the other's name."""
         named = {(move.weights, move.named) for move in self.moves}
         pairs = [(move.weights, move.named) for move in self.moves if (move.named, move.weights) in named]
         return tuple(pair for at, pair in enumerate(pairs) if pair[::-1] not in pairs[:at])
@@ -83,7 +87,7 @@ class FilesReport:
             yield from lines(f"not compared: {not_compared(self.others)}", options)
 
     def of_layers(self, options: ConsoleOptions) -> RenderResult:
-        """Print the comparison of the layer, or a line for each and the first that differs."""
+        """Print the comparison of the only pair, or a line for each pair and the first that differs."""
         if len(self.layers) == 1:
             yield self.reports[0]
             return

@@ -1,4 +1,4 @@
-"""One of two files that are compared: which layers of attention it has, and what else."""
+"""One of two files that are compared: its layers of attention, and its other arrays."""
 
 import contextlib
 import dataclasses
@@ -27,7 +27,12 @@ Layer = tuple[SchemeName, str]  # scheme and prefix
 class File:
     """A file, and the scheme and prefix to look for in it.
 
-    side: "a" or "b", as in the names of the arguments; parts: what its projections are called, if no scheme says it.
+    Attributes:
+        side: "a" or "b", as in the names of the arguments.
+        path: of the file.
+        scheme: how it names its arrays.
+        prefix: the beginning of the names of one layer, None = all layers.
+        parts: the names of its projections, if no scheme has them.
     """
 
     side: str
@@ -38,14 +43,14 @@ class File:
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[Source]:
-        """Open the file; its layers have the names of a scheme. Raises as `readers.opened`."""
+        """Open the file, its layers by the names of a scheme. Raises as `readers.opened`."""
         with readers.opened(self.path) as source:
             yield source if self.parts is None else renamed(source, self.parts)
 
     def named(self, parts: Parts | None) -> "File":
-        """The same file with layers whose projections are called so, if it has some.
+        """Return the file with these names of projections, if some of its layers have them.
 
-        Raises ValueError if a scheme is asked for, too.
+        Raises ValueError if a scheme is given, too.
         """
         if parts is None:
             return self
@@ -58,16 +63,16 @@ class File:
         return dataclasses.replace(self, parts=parts)
 
     def some(self) -> str:
-        """The first of the names of its arrays."""
+        """Join the first names of its arrays."""
         with readers.opened(self.path) as source:
             return ", ".join([*source.entries][:LISTED]) + (", ..." if len(source.entries) > LISTED else "")
 
     def called(self, layer: Layer) -> Layer:
-        """A layer as a report calls it: no scheme has its names if somebody said them."""
+        """Return the layer as a report names it: without a scheme if the caller gave the names."""
         return cast(Layer, (OWN, layer[1])) if self.parts else layer
 
     def remarks(self, layers: Iterable[Layer]) -> list[str]:
-        """What a report of these layers should say of the names of a file."""
+        """Return the notes of a report on the names in this file."""
         with self.opened() as source:
             if not isinstance(source, Renamed):
                 kinds = dict.fromkeys(layer[0] for layer in layers if self.scheme == "auto" and self.silent(layer))
@@ -89,7 +94,7 @@ class File:
         return sorted(found, key=lambda layer: [int(X) if X.isdigit() else X for X in parts[layer]])
 
     def chosen(self, prefixes: Sequence[str | None]) -> list[Layer]:
-        """Return the layers with these prefixes, None = the only one; errors name the arguments of `compare_files`."""
+        """Return the layers with these prefixes, None = the only one; errors name arguments of `compare_files`."""
         names = {name: f"{name}_{self.side}" for name in ("scheme", "prefix")}
         with self.opened() as source, argument_names.named(names):
             try:
@@ -111,7 +116,7 @@ class File:
             return {after: source.read(name, known) for after, name in names.items() if pattern(after)}
 
     def silent(self, layer: Layer) -> bool:
-        """Whether the file says no options of a layer: it is not of mha, and no configuration of its model is there."""
+        """Whether the file has no options of a layer: it is not mha's, and no configuration of its model is there."""
         with self.opened() as source:
             config = None if self.parts else models.beside(source.path, layer[0])
             return not weights.is_own(source) and not (config and config.exists())

@@ -1,4 +1,4 @@
-"""A file whose layers have names of their own, shown as one whose layers have the names of a scheme."""
+"""Read a file whose layers have names of their own as one whose layers have the names of a scheme."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -13,11 +13,15 @@ from mha.weights.readers import FLOATS, Arrays, Entry, Source
 
 @dataclasses.dataclass(frozen=True)
 class Renamed(Source):
-    """An open file, the arrays of its layers by the names of scheme "llama", or of "phi3" if they are packed.
+    """An open file whose arrays have the names of scheme "llama", or of "phi3" if they are packed.
 
-    source: the file; guessed: whether a kernel lies as its name alone says; places: by the name of an array, the path
-    of its layer and its name after that; held: by the path of a layer, what the file calls its arrays; parts: what the
-    projections are called; kept: the layer that was read last, by its path.
+    Attributes:
+        source: the file.
+        guessed: whether a kernel lies as its name alone says.
+        places: by the name of an array, the path of its layer and its name after that.
+        held: by the path of a layer, the file's own names of its arrays.
+        parts: the names of the projections.
+        kept: the layer that was read last, by its path.
     """
 
     source: Source
@@ -38,23 +42,23 @@ class Renamed(Source):
         return np.array(self.kept[path].arrays[own])
 
     def format_of(self, name: str) -> str:
-        """The format of the file."""
+        """Return the format of the file."""
         return self.source.format_of(name)
 
     def packing_of(self, name: str) -> str:
-        """How an array is quantised, in words; "" = it is not."""
+        """Say how an array is quantised; "" = it is not."""
         return "" if name in self.places else self.source.packing_of(name)
 
 
 class _Claimed(Arrays):
-    """Stand-ins for the arrays of an open file."""
+    """Stand-ins for the arrays of an open file, of the shapes and dtypes that its header claims."""
 
     def __getitem__(self, name: str) -> Any:
         return self.source.entries[name].claimed(name)
 
 
 def taken(source: Source, arrays: Mapping[str, Any], path: str, parts: Parts) -> Taken:
-    """Take the arrays of a layer of a file."""
+    """Read the arrays of a layer of a file."""
     return projections.take(arrays, path, parts, {}, whose=source.path.name, formats=source.format_of)
 
 
@@ -64,7 +68,7 @@ def fits(source: Source, parts: Parts) -> bool:
 
 
 def renamed(source: Source, parts: Parts) -> Source:
-    """Show a file whose layers have projections of these names. Raises ValueError if nothing shows how kernels lie."""
+    """Return a file by the names of a scheme. Raises ValueError if nothing shows how its kernels lie."""
     entries, places, guessed = dict(source.entries), dict[str, tuple[str, str]](), False
     held: dict[str, list[str]] = {}
     for path in projections.prefixes(parts, source.entries):

@@ -1,4 +1,4 @@
-"""Which layers of two files belong together: those with equal prefixes, else with the same weights, else by order."""
+"""Pair the layers of two files: those with equal prefixes, else with the same weights, else by order."""
 
 import contextlib
 import dataclasses
@@ -29,8 +29,11 @@ class Move:
 class Pairing:
     """The pairs of layers to compare.
 
-    pairs: in the order of A. alone: the layers of A, and of B, without a partner. moves: of pairs with the same
-    weights, those whose numbers are of other layers. notes: how they were paired, in words.
+    Attributes:
+        pairs: in the order of A.
+        alone: the layers of A, and of B, without a partner.
+        moves: of pairs with the same weights, those whose numbers are of other layers.
+        notes: how they were paired, in words.
     """
 
     pairs: tuple[Pair, ...]

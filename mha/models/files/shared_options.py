@@ -19,7 +19,7 @@ STAND_INS: Options = {"rotary": None, "qk_norm": "rms"}  # of options that chang
 
 
 def both(a: Side, b: Side, given: Options) -> tuple[Loaded, Loaded]:
-    """Load the layers of two files; an option that one of them does not say is a given one, or else the other's.
+    """Load the layers of two files; an option that one file lacks is the given one, or else the other file's.
 
     Raises TypeError, which names the file, if neither says it.
     """
@@ -38,7 +38,7 @@ def both(a: Side, b: Side, given: Options) -> tuple[Loaded, Loaded]:
 
 
 def attempt(file: File, layer: Layer, known: Mapping[str, Any]) -> Loaded | argument_names.LackingError:
-    """Load a layer with those of the known options that its file does not say; or return what is lacking still."""
+    """Load a layer with those of the known options that its file lacks; or return the error that names another one."""
     used: Options = {}
     while True:
         options = {name: X for name, X in used.items() if name != "num_heads"}
@@ -53,7 +53,7 @@ def attempt(file: File, layer: Layer, known: Mapping[str, Any]) -> Loaded | argu
 
 
 def completed(side: Side, own: Loaded, other_side: Side, other: Loaded, given: Options) -> Loaded:
-    """Give a layer the options that its file does not say and the other one says."""
+    """Give a layer the options that its file lacks and the other file has."""
     (file, layer), (lender, lent_layer) = side, other_side
     (attention, used), (lending, borrowed) = own, other
     options = dict(used)
@@ -79,12 +79,12 @@ def completed(side: Side, own: Loaded, other_side: Side, other: Loaded, given: O
 
 
 def sayable(config: Config) -> Options:
-    """The options of a layer that another one, whose file does not say them, may take."""
+    """Return the options of a layer that another layer, whose file lacks them, may take."""
     return {name: getattr(config, name) for name in ("num_heads", *STAND_INS)}
 
 
 def fitting(value: Any, layer: Layer) -> Any:
-    """Turn an option of another file's layer into one of this layer: a scheme may know which components are a pair."""
+    """Turn an option of another file's layer into one of this layer: a scheme may fix which components are a pair."""
     scheme = schemes.SCHEMES[layer[0]]
     if isinstance(value, Rotary) and "rotary" in scheme.asks:
         return dataclasses.replace(value, interleaved=scheme.interleaved)

@@ -1,4 +1,4 @@
-"""Two checkpoints of any known schemes: their layers of attention, pair by pair."""
+"""Compare two checkpoints of any known schemes: their layers of attention, pair by pair."""
 
 import dataclasses
 import functools
@@ -121,7 +121,7 @@ def compare_files(
 
 
 def with_names(a: File, b: File, names: Any, names_b: Any) -> tuple[File, File]:
-    """Tell two files what their projections are called; names, names_b: as for `compare_files`.
+    """Give two files the names of their projections; names, names_b: as for `compare_files`.
 
     Raises TypeError or ValueError if these are nothing of the kind, or if no layer has such names.
     """

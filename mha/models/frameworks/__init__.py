@@ -1,1 +1,1 @@
-"""What enters and leaves the modules of a model, in each framework."""
+"""The adapters, one a framework, that tell a listener of the calls of a model's modules."""

@@ -1,4 +1,4 @@
-"""A model of Flax's linen with its modules and arrays, which only a call shows.
+"""Find the modules and arrays of a model of Flax's linen, which only a call shows.
 
 Layers of a stack, as nn.scan makes it, have a path each, with their number: "layers.0.attention".
 """
@@ -13,9 +13,9 @@ from mha.weights import foreign
 
 
 class Shown:
-    """A module of linen as a call shows it: with its modules and arrays, those of a stack, as nn.scan makes it, apart.
+    """A module of linen with its modules and arrays, as a call shows them; layers of nn.scan's stacks are apart.
 
-    stacks: the paths of such stacks, each with the arrays in it, by name, whose first axis goes through its layers.
+    stacks: by the path of a stack, the arrays in it, by name, whose first axis goes through its layers.
     """
 
     def __init__(self, model: Any, variables: Mapping[str, Any]) -> None:
@@ -37,20 +37,20 @@ class Shown:
         return run(*args, **kwargs)
 
     def inside(self, path: tuple[str, ...]) -> Mapping[str, Any]:
-        """The arrays of the module at a path."""
+        """Return the arrays of the module at a path."""
         found: Any = self.params
         for name in path:
             found = found.get(name, {}) if isinstance(found, Mapping) else {}
         return found if isinstance(found, Mapping) else {}
 
     def sliced(self, module: Any) -> bool:
-        """Whether a module sees arrays with an axis less than the model has: it is in a layer of a stack."""
+        """Whether a module sees arrays with one axis less than the model has: it is in a layer of a stack."""
         own = foreign.named(params_of(module))
         whole = foreign.named(self.inside(module.path))
         return any(name in whole and np.ndim(whole[name]) == np.ndim(X) + 1 for name, X in own.items())
 
     def finish(self) -> None:
-        """Bind the modules that were noted to their arrays, those of a stack once for each of its layers."""
+        """Bind the noted modules to their arrays, those of a stack once for each of its layers."""
         for path, module in self.inner:
             root = self.root(path)
             for at in [None] if root is None else range(self.length(root)):
@@ -61,23 +61,23 @@ class Shown:
         self.modules.setdefault("", self.model)
 
     def root(self, path: tuple[str, ...]) -> tuple[str, ...] | None:
-        """The path of the stack that a path is in; None if it is in none."""
+        """Return the path of the stack that a path is in; None if it is in none."""
         return next((root for root in self.stacks if path[: len(root)] == root), None)
 
     def length(self, root: tuple[str, ...]) -> int:
-        """The number of layers in a stack."""
+        """Return the number of layers in a stack."""
         return len(next(iter(self.stacks[root].values())))
 
     def slice(self, root: tuple[str, ...], at: Any) -> dict[str, Any]:
-        """The arrays of one layer of a stack, by name."""
+        """Return the arrays of one layer of a stack, by name."""
         return {name: X[at] for name, X in self.stacks[root].items()}
 
     def name(self, path: tuple[str, ...], root: tuple[str, ...] | None, at: Any) -> str:
-        """The path of a module, with the number of its layer after that of the stack."""
+        """Return the path of a module, with the number of its layer after the path of the stack."""
         return ".".join(path if root is None else (*root, str(at), *path[len(root) :]))
 
     def arrays(self) -> dict[str, Any]:
-        """The arrays by name, those of stacks layer by layer."""
+        """Return the arrays by name, those of stacks layer by layer."""
         found = {}
         for name, X in foreign.named(self.params).items():
             if not any(name.startswith(".".join(root) + ".") for root in self.stacks):
@@ -89,7 +89,7 @@ class Shown:
         return found
 
     def step(self, root: tuple[str, ...], module: Any, used: list[int]) -> int:
-        """The number of the layer of a stack that a module is, by its numbers; of those alike, the first not used."""
+        """Return the number of a stack's layer by its arrays; of equal layers, the first that was not used."""
         own = {name: np.asarray(X) for name, X in foreign.named(params_of(module)).items()}
         every = [at for at in range(self.length(root)) if at not in used] or list(range(self.length(root)))
         for at in every:
@@ -99,12 +99,12 @@ class Shown:
 
 
 def params_of(module: Any) -> Any:
-    """The arrays that a bound module of linen sees, nested, without boxes around them."""
+    """Return the arrays that a bound module of linen sees, nested, without boxes around them."""
     return linen.meta.unbox(module.variables).get("params", {})
 
 
 def stacked(whole: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    """The arrays of a stack by name, with the axis of its layers in front; own: those that one layer sees."""
+    """Return the arrays of a stack by name, the axis of its layers in front; own: those that one layer sees."""
     found = {}
     for name, X in foreign.named(whole).items():
         if name in own and np.ndim(X) == np.ndim(own[name]) + 1:
@@ -114,7 +114,7 @@ def stacked(whole: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def nested(arrays: Mapping[str, Any], path: tuple[str, ...]) -> dict[str, Any]:
-    """The arrays at a path, nested again."""
+    """Return the arrays at a path, nested again."""
     tree: dict[str, Any] = {}
     for name, X in arrays.items():
         *outer, last = name.split(".")

@@ -1,4 +1,4 @@
-"""Tells a `Sink` of the calls of modules of Flax: of those whose numbers are known, and at the end of the others."""
+"""Tell a listener of the calls of Flax modules: of each whose numbers are known, and at the end of the others."""
 
 import contextlib
 import functools
@@ -28,7 +28,7 @@ TRACED = "it is called inside a transformation of JAX, such as vmap or grad, whe
 
 
 class Watcher:
-    """Tells a sink of calls; modules: those of the model, by their paths."""
+    """The source of a listener's calls; modules: those of the model, by their paths."""
 
     def __init__(self, model: Any, modules: dict[str, Any], sink: Sink) -> None:
         self.model, self.sink = model, sink
@@ -53,7 +53,7 @@ class Watcher:
         return self.once(module, lambda: self.path(module), run, args, kwargs)
 
     def path(self, module: Any) -> list[str]:
-        """The path of a module; those of all layers of a stack where numbers are not known."""
+        """Return the path of a module; those of all layers of a stack where numbers are not known."""
         path, whole = module.path, self.model
         root = whole.root(path)
         if root is None or (path == root and not whole.sliced(module)):
@@ -67,7 +67,7 @@ class Watcher:
         return [whole.name(path, root, steps[-1] if steps else 0)]
 
     def nnx(self, module: Any, run: Any, args: Any, kwargs: Any) -> Any:
-        """Tell of a call of a module of nnx, where it is one of the model, or a copy as nnx.jit makes it."""
+        """Tell of a call of a module of nnx that is one of the model's, or a copy as nnx.jit makes it."""
         if isinstance(module, nnx.Dropout):
             return args[0]
         path = self.paths.get(id(module), self.by_arrays.get(_ids(module)))
@@ -83,7 +83,7 @@ class Watcher:
         return self.once(module, lambda: [path], functools.partial(run, module), args, kwargs)
 
     def once(self, module: Any, paths: Any, run: Any, args: Any, kwargs: Any) -> Any:
-        """Run a call, and tell of it unless its class calls that of its base; paths: of the module, when asked."""
+        """Run a call, and tell of it unless it is its base's, called by its class; paths: returns the paths."""
         if id(module) in self.active:
             self.sink.inner(module, by_name(run, args, kwargs))
             return run(*args, **kwargs)
@@ -150,16 +150,16 @@ def _without_dropout(module: Any) -> Iterator[None]:
 
 
 def _inherits(module: Any) -> bool:
-    """Whether what a module is called with runs a framework's own layer at once, also as it is watched."""
+    """Whether a module's own call is that of a framework's layer, also while it is watched."""
     runs, kind = inspect.unwrap(type(module).__call__), kind_in(module, CALLS)
     return kind is not None and runs is inspect.unwrap(kind.__call__)
 
 
 def _unknown(tree: Any) -> bool:
-    """Whether something in a tree is an array without numbers, inside of a transformation."""
+    """Whether an array in a tree has no numbers, since it is inside a transformation."""
     return any(isinstance(X, jax.core.Tracer) for X in jax.tree.leaves(tree))
 
 
 def _ids(module: Any) -> tuple[Any, ...]:
-    """What is the same of a module of nnx and of its copies inside of nnx.jit: its class and its arrays."""
+    """Return the class and the arrays' ids of a module of nnx, which are those of its copies inside nnx.jit, too."""
     return type(module), *(id(X) for X in jax.tree.leaves(nnx.state(module, nnx.Param)))

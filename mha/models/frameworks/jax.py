@@ -1,7 +1,7 @@
-"""What enters and leaves the modules of a model of Flax while it is called, by their paths.
+"""Adapt models of Flax: tell a listener of the arrays that enter and leave their modules.
 
-`mha.models.audit` says what a `Sink` does with it. A module of linen has its arrays outside, among the arguments of a
-call, and its parts only while it is called: so a call without numbers shows them first.
+A module of linen has its arrays outside, among the arguments of a call, and its parts only while it is called: so a
+call without numbers shows them first.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ SLOTS = "cached_key", "cached_value", "cache_index"
 
 
 def shown(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """The model with its modules and arrays, which a call with these arguments may have to show."""
+    """Return the model, one of linen with its modules and arrays, which a call with these arguments shows."""
     if not isinstance(model, linen.Module):
         return model
     if model.scope is None and not (args and isinstance(args[0], Mapping)):
@@ -56,7 +56,7 @@ def shown(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
 
 
 def modules(model: Any) -> dict[str, Any]:
-    """The modules of a model by their paths, that of the model itself "", those that are shared by each of them."""
+    """Return the modules of a model by path, the model itself as ""; a shared one is there by each of its paths."""
     if isinstance(model, Shown):
         return model.modules
     if isinstance(model, linen.Module):
@@ -65,7 +65,7 @@ def modules(model: Any) -> dict[str, Any]:
 
 
 def arrays(model: Any) -> dict[str, Any]:
-    """The parameters and buffers of a model by their names."""
+    """Return the parameters and buffers of a model by their names."""
     if isinstance(model, Shown):
         return model.arrays()
     if isinstance(model, linen.Module):
@@ -76,7 +76,7 @@ def arrays(model: Any) -> dict[str, Any]:
 
 
 def odd(module: Any) -> str:
-    """Why the weights of a projection are not plain arrays, in words; "" if they are."""
+    """Say why the weights of a projection are not plain arrays; "" if they are."""
     own = arrays(module)
     if any("lora" in name.lower() for name in own) or "lora" in type(module).__name__.lower():
         return "adapted"
@@ -104,7 +104,7 @@ def call(model: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _bound_again(model: Any) -> Any:
-    """A module of linen bound to the same variables once more, so that what a call writes is not in the first one."""
+    """Bind a module of linen to the same variables once more, so that a call writes nothing into the first one."""
     scope = model.scope
     module, variables = model.unbind()
     own = core.Scope(core.unfreeze(variables), rngs=scope.rngs, mutable=scope.mutable, flags=scope.flags)
@@ -112,13 +112,13 @@ def _bound_again(model: Any) -> Any:
 
 
 def arguments(module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of a call of a module by name."""
+    """Return the arguments of a call of a module by name."""
     return by_name(functools.partial(type(module).__call__, module), args, kwargs)
 
 
 @contextlib.contextmanager
 def watching(model: Any, sink: Sink) -> Iterator[None]:
-    """Tell a sink of each call of each module inside; without dropout, compilers and fast paths, which are set back."""
+    """Tell a listener of each call of each module; dropout, compilers and fast paths are off meanwhile."""
     one = Watcher(model, modules(model) if isinstance(model, Shown) else _parts(model), sink)
     with contextlib.ExitStack() as stack:
         stack.enter_context(jax.disable_jit())
@@ -142,7 +142,7 @@ def _told(run: Any, one: Watcher) -> Any:
 
 
 def _parts(model: Any) -> dict[str, Any]:
-    """The modules of a model of nnx by their paths."""
+    """Return the modules of a model of nnx by their paths."""
     left = [("", model)]
     for path, parent in left:  # the loop appends to it
         parts = nnx.iter_children(parent)
@@ -151,7 +151,7 @@ def _parts(model: Any) -> dict[str, Any]:
 
 
 def _undropped(module: Any) -> Any:
-    """The module, or where it may drop weights another one with its arrays that does not: dropout is not judged."""
+    """Return the module, or a copy without dropout, which is not judged."""
     if declared(module, CALLS) is None or not module.dropout_rate:
         return module
     module = copy.copy(module)
@@ -164,7 +164,7 @@ def _not_twice(run: Any = None, **options: Any) -> Any:
 
 
 def attention(module: Any, given: dict[str, Any], output: Any) -> tuple[dict[str, Any], Any]:
-    """A call of one of the framework's own layers, by our names; and what makes its output of ours, (B, Q, D)."""
+    """Return a call of a framework's own layer by our names, and a function from our output (B, Q, D) to its own."""
     result, *rest = output if isinstance(output, tuple) else (output,)
 
     def back(X: Any) -> Any:
@@ -194,7 +194,7 @@ def attention(module: Any, given: dict[str, Any], output: Any) -> tuple[dict[str
 
 
 def _slots(module: Any, given: Mapping[str, Any]) -> dict[str, np.ndarray] | None:
-    """The cache of a layer as it was before a call, which has put one token in; None if the call had none."""
+    """Return the cache of a layer as it was before a call, which has put one token in; None if the call had none."""
     decode = module.decode if given.get("decode") is None else given["decode"]
     if not decode:
         return None
@@ -211,5 +211,5 @@ def _slots(module: Any, given: Mapping[str, Any]) -> dict[str, np.ndarray] | Non
 
 
 def alike(X: Any, output: Any) -> Any:
-    """An array of NumPy as one of JAX, of the shape, the dtype and at the device of another one."""
+    """Convert an array of NumPy to one of JAX, of the shape, the dtype and on the device of another one."""
     return jnp.asarray(X, output.dtype, device=output.device).reshape(output.shape)  # (B, Q, D), as it was

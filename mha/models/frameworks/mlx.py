@@ -1,7 +1,7 @@
-"""What enters and leaves the modules of a model of MLX while it is called, by their paths.
+"""Adapt models of MLX: tell a listener of the arrays that enter and leave their modules.
 
-`mha.models.audit` says what a `Sink` does with it. A module is watched by a class of its own: it has no hooks, and what
-is set on it may become a parameter. Arrays are lazy: what is read is computed then.
+A module is watched by a class of its own: it has no hooks, and an attribute that is set on it may become a parameter.
+Arrays are lazy: reading one computes it.
 """
 
 import contextlib
@@ -33,12 +33,12 @@ TRACED = "it is called inside a transformation of MLX, such as vmap, where numbe
 
 
 def shown(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """The model with its modules and arrays, which a call with these arguments may have to show."""
+    """Return the model as it is: its modules and arrays are there without a call."""
     return model
 
 
 def modules(model: Any) -> dict[str, Any]:
-    """The modules of a model by their paths, that of the model itself "", those that are shared by each of them."""
+    """Return the modules of a model by path, the model itself as ""; a shared one is there by each of its paths."""
     found, left = {"": model}, [("", model)]
     for path, parent in left:  # the loop appends to it
         parts: Any = tree_flatten(parent.children(), is_leaf=nn.Module.is_module)
@@ -51,12 +51,12 @@ def modules(model: Any) -> dict[str, Any]:
 
 
 def arrays(model: Any) -> dict[str, Any]:
-    """The parameters and buffers of a model by their names."""
+    """Return the parameters and buffers of a model by their names."""
     return dict(tree_flatten(model.parameters()))
 
 
 def odd(module: Any) -> str:
-    """Why the weights of a projection are not plain arrays, in words; "" if they are."""
+    """Say why the weights of a projection are not plain arrays; "" if they are."""
     own = arrays(module)
     if any("lora" in name.lower() for name in own):
         return "adapted"
@@ -77,13 +77,13 @@ def call(model: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def arguments(module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of a call of a module by name."""
+    """Return the arguments of a call of a module by name."""
     return by_name(functools.partial(type(module).__call__, module), args, kwargs)
 
 
 @contextlib.contextmanager
 def watching(model: Any, sink: Sink) -> Iterator[None]:
-    """Tell a sink of each call of each module inside; without dropout, compilers and fast paths, which are set back."""
+    """Tell a listener of each call of each module; dropout, compilers and fast paths are off meanwhile."""
     watcher = _Watcher(sink)
     first = {id(module): (path, module) for path, module in reversed(modules(model).items())}
     with contextlib.ExitStack() as stack:
@@ -102,14 +102,14 @@ def watching(model: Any, sink: Sink) -> Iterator[None]:
 
 
 class _Watcher:
-    """Tells a sink of calls, as far as their numbers are known."""
+    """The source of a listener's calls, as far as their numbers are known."""
 
     def __init__(self, sink: Sink) -> None:
         self.sink = sink
         self.inside: list[str] = []  # the paths of modules that are called without numbers
 
     def told(self, path: str, kind: Any) -> Any:
-        """The method of a class that is called, which tells of it."""
+        """Return a class's method that is called, which tells of it."""
         run = _through if issubclass(kind, DROPOUT) else kind.__call__
 
         @functools.wraps(run)
@@ -139,7 +139,7 @@ class _Watcher:
             self.inside.pop()
 
     def pooling(self, name: str, run: Any) -> Any:
-        """A function that makes attention weights, which tells of it."""
+        """Wrap a function that makes attention weights, so that it tells of each call."""
 
         @functools.wraps(run)
         def pooling(*args: Any, **kwargs: Any) -> Any:
@@ -155,7 +155,7 @@ def _through(module: Any, X: Any) -> Any:
 
 
 def _compiles() -> bool:
-    """Whether functions are compiled, of which MLX says nothing: only then an array has no numbers inside of one."""
+    """Whether MLX compiles functions, which it does not say: only then an array inside one has no numbers."""
     known: list[bool] = []
 
     def look(X: Any) -> Any:
@@ -167,14 +167,14 @@ def _compiles() -> bool:
 
 
 def _names_of(function: Any) -> list[tuple[Any, str]]:
-    """The modules that have a function, each with its name there: `from mlx.core import softmax` gives it another."""
+    """Return the modules that have a function, each with its name there, as `from mlx.core import softmax` makes."""
     owners = [one for one in list(sys.modules.values()) if hasattr(one, "__dict__")]
     return [(owner, name) for owner in owners for name, X in list(vars(owner).items()) if X is function]
 
 
 @contextlib.contextmanager
 def _of_class(module: Any, run: Any) -> Iterator[None]:
-    """Let a module be of a class of its own meanwhile, which runs this when it is called, and is the same otherwise."""
+    """Give a module a class of its own meanwhile, which runs `run` when it is called, and is the same otherwise."""
     kind = type(module)
     said = {name: getattr(kind, name) for name in ("__module__", "__qualname__", "__doc__")}
     module.__class__ = type(kind.__name__, (kind,), said | {"__call__": run})
@@ -185,7 +185,7 @@ def _of_class(module: Any, run: Any) -> Iterator[None]:
 
 
 def attention(module: Any, given: dict[str, Any], output: Any) -> tuple[dict[str, Any], Any]:
-    """A call of one of the framework's own layers, by our names; and what makes its output of ours, (B, Q, D)."""
+    """Return a call of a framework's own layer by our names, and a function from our output (B, Q, D) to its own."""
     result, *rest = output if isinstance(output, tuple) else (output,)
 
     def back(X: Any) -> Any:
@@ -211,5 +211,5 @@ def attention(module: Any, given: dict[str, Any], output: Any) -> tuple[dict[str
 
 
 def alike(X: Any, output: Any) -> Any:
-    """An array of NumPy as one of MLX, of the shape, the dtype and at the device of another one."""
+    """Convert an array of NumPy to one of MLX, of the shape and the dtype of another one."""
     return mx.array(X, output.dtype).reshape(output.shape)  # (B, Q, D), as it was

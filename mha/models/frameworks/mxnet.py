@@ -1,7 +1,7 @@
-"""What enters and leaves the blocks of a model of Gluon while it is called, by their paths.
+"""Adapt models of Gluon: tell a listener of the arrays that enter and leave their blocks.
 
-`mha.models.audit` says what a `Sink` does with it. A block is watched by an attribute `forward` of its own, which hides
-that of its class: Gluon's hooks cannot give another output.
+A block is watched by an attribute `forward` of its own, which hides that of its class: Gluon's hooks cannot give
+another output.
 """
 
 import contextlib
@@ -23,14 +23,14 @@ PLAIN = "weight", "bias"  # all that a projection has
 
 
 def shown(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """The model with its modules and arrays, which a call with these arguments may have to show."""
+    """Return the model, after a call if its arrays have no shapes yet."""
     if any(min(X.shape or (0,)) < 1 for X in model.collect_params().values()):  # learnt in the first call
         call(model, *args, **kwargs)
     return model
 
 
 def modules(model: Any) -> dict[str, Any]:
-    """The modules of a model by their paths, that of the model itself "", those that are shared by each of them."""
+    """Return the modules of a model by path, the model itself as ""; a shared one is there by each of its paths."""
     found, left = {"": model}, [("", model)]
     for path, parent in left:  # the loop appends to it
         for name, part in children(parent):
@@ -41,7 +41,7 @@ def modules(model: Any) -> dict[str, Any]:
 
 
 def arrays(model: Any) -> dict[str, Any]:
-    """The parameters and buffers of a model by their names."""
+    """Return the parameters and buffers of a model by their names."""
     found = {}
     for path, module in modules(model).items():
         for name, X in module._reg_params.items():
@@ -51,7 +51,7 @@ def arrays(model: Any) -> dict[str, Any]:
 
 
 def odd(module: Any) -> str:
-    """Why the weights of a projection are not plain arrays, in words; "" if they are."""
+    """Say why the weights of a projection are not plain arrays; "" if they are."""
     own = arrays(module)
     if any("lora" in name.lower() for name in own):
         return "adapted"
@@ -69,13 +69,13 @@ def call(model: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def arguments(module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of a call of a module by name."""
+    """Return the arguments of a call of a module by name."""
     return by_name(module.forward, args, kwargs)
 
 
 @contextlib.contextmanager
 def watching(model: Any, sink: Sink) -> Iterator[None]:
-    """Tell a sink of each call of each module inside; without dropout, compilers and fast paths, which are set back."""
+    """Tell a listener of each call of each module; dropout, compilers and fast paths are off meanwhile."""
     with contextlib.ExitStack() as stack:
         for module, path in {module: path for path, module in reversed(modules(model).items())}.items():
             if hasattr(module, "_active"):  # as `hybridize` leaves it, with what is compiled
@@ -102,7 +102,7 @@ def _pooling(run: Any, name: str, sink: Sink) -> Any:
 
 
 def attention(module: Any, given: dict[str, Any], output: Any) -> tuple[dict[str, Any], Any]:
-    """A call of one of the framework's own layers, by our names; and what makes its output of ours, (B, Q, D)."""
+    """Return a call of a framework's own layer by our names, and a function from our output (B, Q, D) to its own."""
     result, *rest = output if isinstance(output, tuple) else (output,)
 
     def back(X: Any) -> Any:
@@ -113,5 +113,5 @@ def attention(module: Any, given: dict[str, Any], output: Any) -> tuple[dict[str
 
 
 def alike(X: Any, output: Any) -> Any:
-    """An array of NumPy as one of MXNet, of the shape, the dtype and at the device of another one."""
+    """Convert an array of NumPy to one of MXNet, of the shape, the dtype and on the device of another one."""
     return np.array(X, dtype=output.dtype, ctx=output.ctx).reshape(output.shape)  # (B, Q, D), as it was

@@ -1,7 +1,7 @@
-"""What enters and leaves the layers of a model of Keras while it is called, by their paths.
+"""Adapt models of Keras: tell a listener of the arrays that enter and leave their layers.
 
-`mha.models.audit` says what a `Sink` does with it. A layer is watched by an attribute `call` of its own, which hides
-that of its class; Keras, which tracks attributes, does not see it.
+A layer is watched by an attribute `call` of its own, which hides that of its class; Keras, which tracks attributes,
+does not see it.
 """
 
 import contextlib
@@ -31,14 +31,14 @@ CALLS = {keras.layers.MultiHeadAttention: READ, keras.layers.GroupQueryAttention
 
 
 def shown(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """The model with its modules and arrays, which a call with these arguments may have to show."""
+    """Return the model, after a call if it is not built yet."""
     if not model.built:
         call(model, *args, **kwargs)
     return model
 
 
 def modules(model: Any) -> dict[str, Any]:
-    """The modules of a model by their paths, that of the model itself "", those that are shared by each of them."""
+    """Return the modules of a model by path, the model itself as ""; a shared one is there by each of its paths."""
     found, left = {"": model}, [("", model, {id(model)})]
     for path, parent, outer in left:  # the loop appends to it
         seen = set(outer)
@@ -54,7 +54,7 @@ def modules(model: Any) -> dict[str, Any]:
 
 
 def arrays(model: Any) -> dict[str, Any]:
-    """The parameters and buffers of a model by their names."""
+    """Return the parameters and buffers of a model by their names."""
     found = {}
     for path, module in modules(model).items():
         for X in (*module._trainable_variables, *module._non_trainable_variables):
@@ -63,7 +63,7 @@ def arrays(model: Any) -> dict[str, Any]:
 
 
 def odd(module: Any) -> str:
-    """Why the weights of a projection are not plain arrays, in words; "" if they are."""
+    """Say why the weights of a projection are not plain arrays; "" if they are."""
     own = arrays(module)
     if any("lora" in name.lower() for name in own):
         return "adapted"
@@ -80,7 +80,7 @@ def call(model: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def arguments(module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of a call of a module by name."""
+    """Return the arguments of a call of a module by name."""
     bound = by_name(module.call, args, kwargs)
     given = bound.get("inputs")
     if isinstance(given, (list, tuple)) and len(given) == len(getattr(module, "inputs", None) or ()):
@@ -92,7 +92,7 @@ def arguments(module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> 
 
 @contextlib.contextmanager
 def watching(model: Any, sink: Sink) -> Iterator[None]:
-    """Tell a sink of each call of each module inside; without dropout, compilers and fast paths, which are set back."""
+    """Tell a listener of each call of each module; dropout, compilers and fast paths are off meanwhile."""
     eager = tf.config.functions_run_eagerly()
     with contextlib.ExitStack() as stack:
         stack.callback(tf.config.run_functions_eagerly, eager)
@@ -127,7 +127,7 @@ def _pooling(run: Any, name: str, sink: Sink) -> Any:
 
 
 def _parts(module: Any) -> list[tuple[str, Any]]:
-    """The layers in a layer by name: those of a graph by their own, others by the attribute."""
+    """Return the layers in a layer by name: those of a graph by their own, others by the attribute."""
     named = [(X.name, X) for X in getattr(module, "layers", ())]
     if isinstance(module, keras.Sequential):  # which has a graph of its layers, too
         return named
@@ -141,7 +141,7 @@ def _parts(module: Any) -> list[tuple[str, Any]]:
 
 
 def _in(name: str, held: Any) -> Iterator[tuple[str, Any]]:
-    """The layers in an attribute, each with its name, and its place in a list or dict."""
+    """Return the layers in an attribute, each with its name, and its place in a list or dict."""
     if isinstance(held, keras.layers.Layer):
         yield name, held
     elif isinstance(held, (list, tuple)):
@@ -153,13 +153,13 @@ def _in(name: str, held: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _functional() -> type:
-    """The class of models that are made of a graph of layers, which Keras has under no public name."""
+    """Return the class of models that are made of a graph of layers, which has no public name."""
     X = keras.Input((1,))
     return next(kind for kind in type(keras.Model(X, X)).__mro__ if kind.__name__ == "Functional")
 
 
 def attention(module: Any, given: dict[str, Any], output: Any) -> tuple[dict[str, Any], Any]:
-    """A call of one of the framework's own layers, by our names; and what makes its output of ours, (B, Q, D)."""
+    """Return a call of a framework's own layer by our names, and a function from our output (B, Q, D) to its own."""
     result, *rest = output if isinstance(output, tuple) else (output,)
 
     def back(X: Any) -> Any:
@@ -191,6 +191,6 @@ def attention(module: Any, given: dict[str, Any], output: Any) -> tuple[dict[str
 
 
 def alike(X: Any, output: Any) -> Any:
-    """An array of NumPy as one of TensorFlow, of the shape, the dtype and at the device of another one."""
+    """Convert an array of NumPy to one of TensorFlow, of the shape, the dtype and on the device of another one."""
     with tf.device(output.device):
         return tf.reshape(tf.constant(X, output.dtype), tf.shape(output))  # (B, Q, D), as it was

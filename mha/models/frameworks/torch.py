@@ -1,7 +1,4 @@
-"""What enters and leaves the modules of a model of PyTorch while it is called, by their paths.
-
-`mha.models.audit` says what a `Sink` does with it.
-"""
+"""Adapt models of PyTorch: tell a listener of the arrays that enter and leave their modules."""
 
 import contextlib
 import functools
@@ -36,22 +33,22 @@ LOW = -1e4  # a number below it, added to scores, hides
 
 
 def shown(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """The model with its modules and arrays, which a call with these arguments may have to show."""
+    """Return the model as it is: its modules and arrays are there without a call."""
     return model
 
 
 def modules(model: Any) -> dict[str, Any]:
-    """The modules of a model by their paths, that of the model itself "", those that are shared by each of them."""
+    """Return the modules of a model by path, the model itself as ""; a shared one is there by each of its paths."""
     return dict(model.named_modules(remove_duplicate=False))
 
 
 def arrays(model: Any) -> dict[str, Any]:
-    """The parameters and buffers of a model by their names."""
+    """Return the parameters and buffers of a model by their names."""
     return dict(model.state_dict())
 
 
 def odd(module: Any) -> str:
-    """Why the weights of a projection are not plain arrays, in words; "" if they are."""
+    """Say why the weights of a projection are not plain arrays; "" if they are."""
     own = dict(module.named_parameters()) | dict(module.named_buffers())
     if hasattr(module, "parametrizations"):
         return "parametrised"
@@ -79,13 +76,13 @@ def call(model: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def arguments(module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of a call of a module by name."""
+    """Return the arguments of a call of a module by name."""
     whole = getattr(module, "_orig_mod", module)  # of a compiled one
     return by_name(whole.forward, args, kwargs)
 
 
 class _Mode(TorchFunctionMode):
-    """Drops nothing, and tells of each softmax and fused kernel."""
+    """The functions of PyTorch meanwhile: dropout drops nothing; a softmax or fused kernel is told to a listener."""
 
     def __init__(self, sink: Sink) -> None:
         self.sink = sink
@@ -109,7 +106,7 @@ class _Mode(TorchFunctionMode):
 
 @contextlib.contextmanager
 def watching(model: Any, sink: Sink) -> Iterator[None]:
-    """Tell a sink of each call of each module inside; without dropout, compilers and fast paths, which are set back."""
+    """Tell a listener of each call of each module; dropout, compilers and fast paths are off meanwhile."""
     handles = []
     fast = torch.backends.mha.get_fastpath_enabled()
 
@@ -133,7 +130,7 @@ def _after(path: str, sink: Sink) -> Any:
 
 
 def attention(module: Any, given: dict[str, Any], output: Any) -> tuple[dict[str, Any], Any]:
-    """A call of one of the framework's own layers, by our names; and what makes its output of ours, (B, Q, D)."""
+    """Return a call of a framework's own layer by our names, and a function from our output (B, Q, D) to its own."""
     result, *rest = output if isinstance(output, tuple) else (output,)
 
     def back(X: Any) -> Any:
@@ -165,7 +162,7 @@ def attention(module: Any, given: dict[str, Any], output: Any) -> tuple[dict[str
 
 
 def _hide(found: dict[str, Any], mask: torch.Tensor) -> None:
-    """Add one of this layer's masks (B or 1, H or 1, Q or 1, K): booleans, True = hidden, or numbers that are added."""
+    """Add one of this layer's masks (B or 1, H or 1, Q or 1, K): booleans, True = hidden, or numbers to add."""
     if mask.dtype is not torch.bool:
         low = mask <= LOW
         bias = of_any.to_numpy(mask.double().masked_fill(low, 0.0))
@@ -184,5 +181,5 @@ def _require_order(mask: torch.Tensor | None) -> None:
 
 
 def alike(X: Any, output: Any) -> Any:
-    """An array of NumPy as one of PyTorch, of the shape, the dtype and at the device of another one."""
+    """Convert an array of NumPy to one of PyTorch, of the shape, the dtype and on the device of another one."""
     return torch.as_tensor(X, dtype=output.dtype, device=output.device).reshape(output.shape)  # (B, Q, D), or as it was

@@ -1,1 +1,1 @@
-"""Records of whole models: what entered and left every module, kept to be compared with another model's, or judged."""
+"""Records of whole models: the arrays that enter and leave every module, to compare or to judge."""

@@ -1,4 +1,4 @@
-"""Which module of one model is which of another: by what the caller says, by their names, by contents, and by order."""
+"""Pair the modules of two models: as the caller says, by names, by contents, and by order."""
 
 import dataclasses
 import re
@@ -31,7 +31,7 @@ class Seen:
 
 
 def seen(record: Record, call: Call) -> list[Seen]:
-    """The modules in a call of the model, in the order in which they were called."""
+    """Return the modules in a call of the model, in the order in which they were called."""
     found: dict[str, Seen] = {}
     summaries: dict[int, tuple[int, np.ndarray]] = {}
 
@@ -51,7 +51,7 @@ def seen(record: Record, call: Call) -> list[Seen]:
 
 
 def summarised(X: np.ndarray) -> np.ndarray:
-    """What tells of an array, whatever the order of its axes: its mean square, its smallest and its largest numbers."""
+    """Summarise an array whatever the order of its axes: root mean square, its smallest and its largest numbers."""
     flat = X.reshape(-1).astype(np.float64)
     flat = flat[np.isfinite(flat)]
     if not flat.size:
@@ -70,7 +70,7 @@ def close(one: np.ndarray, other: np.ndarray) -> bool:
 
 
 def checked(paths: Any) -> dict[str, str | None]:
-    """Check what paths= says. Raises TypeError or ValueError."""
+    """Check paths=. Raises TypeError or ValueError."""
     if paths is None:
         return {}
     if not isinstance(paths, Mapping) or not all(
@@ -89,9 +89,9 @@ def checked(paths: Any) -> dict[str, str | None]:
 
 
 def said_of(path: str, paths: Mapping[str, str | None]) -> tuple[str | None, str] | None:
-    """What paths= says of a path of A: the path in B of it, or of what it is inside of, and what follows there.
+    """Return the partner that paths= names for a path of A, or for a module around it, and the rest of the path.
 
-    None in the place of the path in B leaves it out.
+    None in the place of the partner leaves the module out.
     """
     for pattern, other in sorted(paths.items(), key=lambda pair: -len(pair[0])):
         parts = "([^./]+)".join(re.escape(part) for part in pattern.split("{}"))
@@ -104,9 +104,9 @@ def said_of(path: str, paths: Mapping[str, str | None]) -> tuple[str | None, str
 
 
 def paired(a: Sequence[Seen], b: Sequence[Seen], paths: Mapping[str, str | None]) -> dict[str, str]:
-    """The path in B of each path of A that has a partner there; also of those that paths= leaves out.
+    """Return the path in B of each path of A that has a partner there; also of those that paths= leaves out.
 
-    Raises ValueError if paths= says something that is in neither.
+    Raises ValueError if paths= has a path that is in neither.
     """
     in_a, in_b = {one.path: one for one in a}, {one.path: one for one in b}
     found: dict[str, str] = {}
@@ -149,7 +149,7 @@ def check_said(paths: Mapping[str, str | None], in_a: Any, in_b: Any, inside: Ma
 
 
 def some(names: Any) -> str:
-    """The first of many names."""
+    """Join the first of many names."""
     listed = [name for name in names if name]
     return ", ".join(listed[:6]) + (f" and {len(listed) - 6} more" if len(listed) > 6 else "")
 
@@ -187,12 +187,12 @@ def by_numbers(a: Sequence[Seen], b: Sequence[Seen], known: Mapping[str, str]) -
 
 
 def numbers(path: str) -> list[str]:
-    """The numbers in a path."""
+    """Return the numbers in a path."""
     return re.findall(r"\d+", path)
 
 
 def pattern(path: str) -> str:
-    """A path with {} in the places of its numbers."""
+    """Return a path with {} in the places of its numbers."""
     return re.sub(r"\d+", "{}", path.replace("{", "").replace("}", ""))
 
 
@@ -222,7 +222,7 @@ def by_order(
 
 
 def chain(scores: np.ndarray) -> list[tuple[int, int]]:
-    """The pairs of rows and columns, both rising, whose scores have the largest sum."""
+    """Return the pairs of rows and columns, both rising, whose scores have the largest sum."""
     n, m = scores.shape
     best = np.zeros((n + 1, m + 1))
     for i in range(1, n + 1):
@@ -242,7 +242,7 @@ def chain(scores: np.ndarray) -> list[tuple[int, int]]:
 
 
 def counts(modules: Sequence[Seen], paired: Any) -> dict[str, int]:
-    """How many modules that are paired were called before each one."""
+    """Count the paired modules that were called before each one."""
     found, count = {}, 0
     for one in modules:
         found[one.path] = count
@@ -251,7 +251,7 @@ def counts(modules: Sequence[Seen], paired: Any) -> dict[str, int]:
 
 
 def together(within: set[str], others: set[str]) -> bool:
-    """Whether most of what is inside of two modules is the same, as far as it is known."""
+    """Whether most of the modules inside of two modules are the same, as far as it is known."""
     return 2 * len(within & others) >= max(len(within), len(others))
 
 
@@ -261,11 +261,11 @@ def is_inside(path: str, other: str) -> bool:
 
 
 def words(path: str) -> list[str]:
-    """The parts of a path, the last one first."""
+    """Return the parts of a path, the last one first."""
     return re.split(r"[./]", path)[::-1]
 
 
 def alike(one: Sequence[str], other: Sequence[str]) -> float:
-    """How much the ends of two paths agree, from 0 to 2."""
+    """Return how much the ends of two paths agree, from 0 to 2."""
     count = next((at for at, (X, Y) in enumerate(zip(one, other, strict=False)) if X != Y), min(len(one), len(other)))
     return 2 * count / max(len(one), len(other))

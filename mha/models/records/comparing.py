@@ -75,7 +75,7 @@ def compare_records(a: Any, b: Any, paths: Any = None, layers: Any = None, *, tr
 
 
 def paired(a: Record, b: Record, texts: Any, said: Any) -> dict[str, str]:
-    """The partners of A's modules. Raises ValueError if there are none."""
+    """Return the partners of A's modules. Raises ValueError if there are none."""
     first, second = (aligning.seen(record, found[0].calls[0]) for record, found in zip((a, b), texts, strict=True))
     partners = aligning.paired(first, second, said)
     if not partners:
@@ -88,7 +88,7 @@ def paired(a: Record, b: Record, texts: Any, said: Any) -> dict[str, str]:
 
 
 def taught_of(layers: Any, a: Record, b: Record) -> tuple[Any, Any]:
-    """What layers= says of A, and of B. Raises ValueError if a pattern fits neither, or if there are no weights."""
+    """Split layers= into A's and B's. Raises ValueError if a pattern fits neither, or without weights."""
     if layers is None:
         return None, None
     if a.weights is None and b.weights is None:
@@ -114,10 +114,10 @@ def taught_of(layers: Any, a: Record, b: Record) -> tuple[Any, Any]:
 
 
 def judged(source: Record, other: Record | None, taught: Any, track: Progress) -> tuple[AuditReport | None, str]:
-    """The attention layers of a record, judged by the oracle with its weights, or those of another one.
+    """Judge the attention layers of a record, with its own weights or those of the other record.
 
-    None if neither has weights, or if no layer is known; and why. Raises TypeError or ValueError if what is taught of
-    them is wrong.
+    Returns None and the reason if neither has weights, or if no layer is known. Raises TypeError or ValueError if
+    layers= is wrong.
     """
     like = None
     if source.weights is None:
@@ -137,7 +137,7 @@ def judged(source: Record, other: Record | None, taught: Any, track: Progress) -
 def steps(
     a: Record, b: Record, texts: Any, partners: dict[str, str], audits: Any, track: Progress
 ) -> tuple[list[StepRow], list[str], str]:
-    """Judge all steps; also what could not be lined up, and which texts have no partner, in words."""
+    """Judge all steps; return also the notes on calls that could not be lined up, and on texts without a partner."""
     trusted = trust(audits, partners)
     units = list(units_of(*texts))
     notes = [unit.note for unit in units if unit.note]
@@ -152,10 +152,10 @@ def steps(
 
 
 def told_apart(units: list[list[Step]], stepper: Callable[[set[Step]], Stepper], track: Progress) -> list[StepRow]:
-    """Judge the steps of each unit, and tell those that differ apart: a difference, or another cut.
+    """Judge the steps of each unit, and tell differences from other cuts.
 
-    What comes of a difference is known once it is known to be one: then the steps are judged again, and the next one is
-    looked for.
+    The effects of a difference can only be told once it is known to be one: then all steps are judged again, and the
+    next difference is looked for.
     """
     steps = [(at, step) for at, unit in enumerate(units) for step in unit]
     real: set[Step] = set()
@@ -179,7 +179,7 @@ def told_apart(units: list[list[Step]], stepper: Callable[[set[Step]], Stepper],
 
 
 def settled(row: StepRow, doubt: Doubt | None, cuts: Collection[Step], unclear: Collection[Step]) -> StepRow:
-    """The row of a step, with its verdict if it differs."""
+    """Return the row of a step, with its verdict if it differs."""
     if doubt is None or doubt.real:
         return row
     if doubt.step in cuts:
@@ -188,7 +188,7 @@ def settled(row: StepRow, doubt: Doubt | None, cuts: Collection[Step], unclear: 
 
 
 def trust(audits: Any, partners: dict[str, str]) -> dict[str, bool]:
-    """The attention layers of B, by path, that the oracle has found right, in A too if A's were judged."""
+    """Return the attention layers of B, by path: true if the oracle finds them right, in A too if A's were judged."""
     first, second = audits
     if second is None:
         return {}
@@ -197,12 +197,12 @@ def trust(audits: Any, partners: dict[str, str]) -> dict[str, bool]:
 
 
 def called(texts: list[Text]) -> dict[str, None]:
-    """The paths of the modules that were called."""
+    """Return the paths of the modules that were called."""
     return dict.fromkeys(visit.path for text in texts for call in text.calls for visit in call.visits)
 
 
 def model_of(source: Record, given: Any) -> Model:
-    """What the report says of a record."""
+    """Describe the model of a record, for the report."""
     facts = source.facts
     where = "a record in memory" if source.path is None else os.path.basename(source.path)
     return Model(facts["model"], f"{facts['framework']} {facts['version']}", where, facts.get("checkpoint"))

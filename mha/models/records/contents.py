@@ -1,14 +1,17 @@
-"""What a record holds: the facts of a model, its modules, what happened in its calls, in order, and arrays.
+"""The contents of a record: the facts of a model, its modules, the events of its calls in order, and arrays.
 
 An event is a list, so that JSON has it: its kind, and then, by kind,
-    "call": the arguments of the model by name      "ended": the cache that the call used or made
-    "whole": those of a model inside of another one "over": the same of its call
-    "enter": the number of a module, its arrays     "leave": the number of a module, its arrays, None = it failed
-    "native": the call of a framework's own layer of attention, by our names
-    "pooled": a function, the axes of what it takes, and the path of a module, None = the one that is being called
+    "call": the arguments of the model by name
+    "ended": the cache that the call used or made
+    "whole": the arguments of a model inside of another one
+    "over": the cache of its call
+    "enter": the number of a module, its arrays
+    "leave": the number of a module, its arrays, None = it failed
+    "native": the number of a module, the call of a framework's own layer of attention by our names
+    "pooled": a function, the axes of its input, and the path of a module, None = the one that is being called
     "unknown": the number of a module, why a call of it is not known
-    "cache": a cache, and the name and the arguments of what changed it
-Arrays are numbers of those that are stored; an argument is a dict that says what it is, see `writing.described`.
+    "cache": a cache, and the name and the arguments of the method that changed it
+Arrays are numbers of those that are stored; for an argument, which is a dict, see `writing.Recorder.argument`.
 """
 
 import dataclasses
@@ -26,7 +29,7 @@ WEIGHTS = "weights/"  # before the names of weights in a file
 
 
 class Arrays(Protocol):
-    """Where the arrays of a record are: in memory, or in a file."""
+    """The store of a record's arrays: in memory, or in a file."""
 
     def read(self, name: str) -> np.ndarray:
         """Return the array of this name."""
@@ -38,9 +41,13 @@ class Arrays(Protocol):
 class Visit:
     """One call of a module.
 
-    path: of the module; number: how many times it was called before in this call of the model; entered, left: numbers
-    of events; inputs, outputs: numbers of arrays, None = one that cannot be stored; parent: the path of the module that
-    called it, None for the model; leaf: whether it called no other one.
+    Attributes:
+        path: of the module.
+        number: how many times it was called before in this call of the model.
+        entered, left: numbers of events.
+        inputs, outputs: numbers of arrays, None = one that cannot be stored.
+        parent: the path of the module that called it, None for the model.
+        leaf: whether it called no other one.
     """
 
     path: str
@@ -67,10 +74,17 @@ class Call:
 class Record:
     """The record of a model.
 
-    said: where it is, in words; facts: "framework", "version", "model" (its class), "config", of the part at
-    the path "inside", "wholes" (the paths of models in it), and "checkpoint";
-    modules: what is known of each, by its path: "class", and of some "odd" and "native"; names: of the arrays, by their
-    numbers; arrays: them; weights: the names of the model's arrays, None = they were not recorded.
+    Attributes:
+        said: where it is, in words.
+        facts: "framework", "version", "model" (its class), "config", of the part at the path "inside", "wholes" (the
+            paths of models in it), and "checkpoint".
+        modules: by path, the "class" of a module, and of some "odd" and "native".
+        events: of all calls, in order.
+        names: of the arrays, by their numbers.
+        arrays: the store that has them.
+        weights: the names of the model's arrays, None = they were not recorded.
+        path: of its file, None = it is in memory.
+        complete: whether its context has ended.
     """
 
     said: str
@@ -101,9 +115,9 @@ class Record:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a record that is in memory to a file, which `compare_records` and `mha audit` read.
 
-        What is there stays until all of it is written. Raises ValueError if the record is not complete, or in a file
-        already, FileError (an OSError and a ValueError) if something other than a regular file is there, and OSError if
-        it cannot be written.
+        A file that is there stays until all of the new one is written. Raises ValueError if the record is not
+        complete, or in a file already, FileError (an OSError and a ValueError) if something other than a regular file
+        is there, and OSError if it cannot be written.
         """
         if not self.complete:
             raise ValueError("the record is not complete: save it when its context has ended")

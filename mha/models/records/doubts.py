@@ -1,7 +1,8 @@
-"""Steps that differ: which of them are differences, and which are another cut.
+"""Tell the steps that differ apart: differences between two models, and other cuts.
 
-Two models may cut the same computation into modules at other places: one returns what its activation makes, the other
-what enters that. Such a module differs, and yet nothing that is computed from it does.
+Two models may cut the same computation into modules at other places: one returns the output of its activation, the
+other
+the input. Such a module differs, and yet nothing that is computed from it does.
 """
 
 import dataclasses
@@ -25,9 +26,15 @@ FAR = 0.3  # where an array differs by so much, nobody would call it the same
 class Doubt:
     """A step that differs.
 
-    key: the numbers of A's array; scopes: the containers in which that is seen; far: its relative difference; real:
-    whether it is known to be a difference; related: finds the relation of B's numbers to A's; taken: whether something
-    in B is known to take it as it is; readers: what was found of each step that may be made of it.
+    Attributes:
+        step: the step.
+        key: the numbers of A's array.
+        scopes: the containers in which that is seen.
+        far: its relative difference.
+        real: whether it is known to be a difference.
+        related: finds the relation of B's numbers to A's.
+        taken: whether a module of B is known to take it as it is.
+        readers: the results of the steps that may be computed from it.
     """
 
     step: Step
@@ -46,14 +53,15 @@ class Doubt:
 
     @property
     def place(self) -> tuple[str, str]:
-        """Its place in all layers alike."""
+        """The place of the step, the same in all layers."""
         return of_layers(self.step.visit.path), self.step.what
 
 
 class Reader(NamedTuple):
-    """A step that may be made of another one: its own doubt, or None, as it is the same up to a bound, by its size.
+    """A step that may be computed from another one.
 
-    certain: whether it is known to be made of it.
+    doubt: its own doubt, None = it is the same; bound: up to this, by its size; certain: whether it is known to be
+    computed from the other.
     """
 
     doubt: Doubt | None
@@ -65,8 +73,12 @@ class Reader(NamedTuple):
 class Earlier:
     """An array of A that came before.
 
-    name: for readers; pair: with B's; most: how far rounding carries B's rows, about; scopes: the containers in which
-    it is seen; doubt: if it differs.
+    Attributes:
+        name: for readers.
+        pair: with B's.
+        most: how far rounding carries B's rows, about.
+        scopes: the containers in which it is seen.
+        doubt: if it differs.
     """
 
     name: str
@@ -82,7 +94,7 @@ class Earlier:
 
     @property
     def far(self) -> np.ndarray:
-        """How far B's rows are; of another cut, as far as rounding explains it: nothing else comes of that."""
+        """How far B's rows are; of another cut, only as far as rounding explains it: no more is passed on."""
         return np.minimum(self.pair.far, self.most) if self.supposed else self.pair.far
 
     @property
@@ -92,14 +104,14 @@ class Earlier:
 
 
 def of_layers(path: str) -> str:
-    """A path with {} for the numbers of layers."""
+    """Return a path with {} for the numbers of layers."""
     return re.sub(r"(?<![^./_])\d+(?=[./])|(?<![^./])\d+$", "{}", path)
 
 
 def cuts_of(doubts: Sequence[Doubt]) -> set[Step]:
-    """The steps that are another cut: in the end, nothing that is made of them differs; in other layers, too.
+    """Return the steps that are another cut: nothing computed from them differs in the end; in other layers, too.
 
-    What may be made of one, but is not known to be, counts as long as nothing else is known; of these the first.
+    A reader that is not certain counts only if no reader is certain; of these, the first.
     """
     bounds: dict[Step, float] = {}  # up to which what comes of those that are another cut is the same
     for one in reversed(doubts):
@@ -123,7 +135,7 @@ def cuts_of(doubts: Sequence[Doubt]) -> set[Step]:
 
 
 def unclear_of(doubts: Sequence[Doubt]) -> set[Step]:
-    """The steps in a relation that differ by much, of which nothing is known to come: what reads them cannot tell."""
+    """Return the steps in a relation that differ by much, and whose readers cannot tell whether that is real."""
     found: set[Step] = set()
     for one in reversed(doubts):
         same = [reader.doubt is None or reader.doubt.step in found for reader in one.readers]
@@ -133,10 +145,10 @@ def unclear_of(doubts: Sequence[Doubt]) -> set[Step]:
 
 
 def first_real(doubts: Sequence[Doubt], cuts: Collection[Step]) -> tuple[Step | None, list[Step]]:
-    """The first step that is a difference and is not known to be one, None if there is none; and what is none before.
+    """Return the first new difference, None if there is none, and the steps before it that are none.
 
-    A module that returns what another step makes of it in A, or the other way round, is no difference if something
-    behind it is, whose numbers are in no relation to A's.
+    A module that returns a later step of the other model is no difference if a step behind it is, whose numbers are in
+    no relation to A's.
     """
     left = [one for one in doubts if not one.real and one.step not in cuts]
     none: list[Doubt] = []

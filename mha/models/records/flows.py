@@ -1,7 +1,7 @@
-"""Where what enters a module comes from: which earlier arrays it is the sum, the product or a multiple of.
+"""Find the earlier arrays that a module's input is the sum, the product or a multiple of.
 
-What model code does between its modules, such as adding a residual, is not recorded; but the arrays are, and so it can
-be found in A, and then be asked of B, on B's own arrays.
+Model code between modules, such as adding a residual, is not recorded; but the arrays are. So a flow is found in A, and
+then checked in B, on B's own arrays.
 """
 
 import dataclasses
@@ -20,14 +20,14 @@ EXACT = 4.0  # units of rounding that a right flow may leave
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Flow:
-    """How an array is made of earlier ones: kind "sum" or "product"; sources: their places; factors: of a sum."""
+    """The way an array is made of earlier ones: kind "sum" or "product"; sources: their places; factors: of a sum."""
 
     kind: str
     sources: tuple[int, ...]
     factors: tuple[float, ...] = ()
 
     def made(self, arrays: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-        """What the array should be, and the sum of the magnitudes that it is made of; in float64."""
+        """Return the array that this flow makes, and the sum of the magnitudes of its terms; in float64."""
         wide = [X.astype(np.float64) for X in arrays]
         if self.kind == "product":
             product = wide[0] * wide[1]
@@ -36,7 +36,7 @@ class Flow:
         return sum(parts[1:], parts[0]), sum((np.abs(X) for X in parts[1:]), np.abs(parts[0]))
 
     def said(self, names: Sequence[str]) -> str:
-        """The flow in words."""
+        """Put the flow in words."""
         if self.kind == "product":
             return " times ".join(names)
         parts = [name if factor == 1 else f"{factor:.4g} times {name}" for factor, name in
@@ -45,7 +45,7 @@ class Flow:
 
 
 def sampled(X: np.ndarray) -> np.ndarray:
-    """Some numbers of an array, at the same places in all of one shape."""
+    """Return some numbers of an array, at the same places in all arrays of one shape."""
     places = np.random.default_rng(X.shape[1]).integers(X.size, size=SAMPLES)
     return X.reshape(-1)[places].astype(np.float64)
 
@@ -73,7 +73,7 @@ def flow_of(X: np.ndarray, unit: float, sources: Sequence[np.ndarray]) -> Flow |
 
 
 def multiples(z: np.ndarray, S: np.ndarray, allowed: float) -> list[Flow]:
-    """The sources that give z as a multiple, the last ones first."""
+    """Return the flows that give z as a multiple of one source, the last sources first."""
     squares = (S * S).sum(1)
     factors = rounded(np.divide(S @ z, squares, out=np.zeros(len(S)), where=squares > 0))
     left = np.abs(z - factors[:, None] * S) <= allowed * np.abs(z).max()
@@ -82,7 +82,7 @@ def multiples(z: np.ndarray, S: np.ndarray, allowed: float) -> list[Flow]:
 
 
 def sums(z: np.ndarray, S: np.ndarray, allowed: float) -> list[Flow]:
-    """The pairs and triples that give z as a sum; of pairs, the second one may have a factor."""
+    """Return the flows that give z as a sum of two or three sources; of two, the second may have a factor."""
     n = len(S)
     squares = (S * S).sum(1)
     rest = z - S  # (n, samples)
@@ -105,21 +105,21 @@ def sums(z: np.ndarray, S: np.ndarray, allowed: float) -> list[Flow]:
 
 
 def products(z: np.ndarray, S: np.ndarray, allowed: float) -> list[Flow]:
-    """The pairs that give z as a product."""
+    """Return the flows that give z as a product of two sources."""
     made = S[:, None] * S  # (n, n, samples)
     good = (np.abs(z - made) <= allowed * np.abs(z).max()).all(2) & np.triu(np.ones((len(S), len(S)), bool))
     return [Flow("product", (int(i), int(j))) for i, j in np.argwhere(good)[::-1]]
 
 
 def rounded(factors: np.ndarray) -> np.ndarray:
-    """Factors, 1 where they are 1 up to rounding."""
+    """Return factors, exactly 1 where they are 1 up to rounding."""
     return np.where(np.abs(factors - 1) < 1e-2, 1.0, factors)
 
 
 def judged(pair: Pair, flow: Flow, sources: Sequence[Pair]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """How far B's rows are from what A's flow makes of B's own sources, and how far they may be; and the size of terms.
+    """Compare B's rows with what A's flow makes of B's own sources.
 
-    (N,) each.
+    Returns how far they are, how far they may be, and the size of the terms, (N,) each.
     """
     shape = pair.a.shape
     made, _ = flow.made([one.b.reshape(shape) for one in sources])

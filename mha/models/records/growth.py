@@ -1,4 +1,4 @@
-"""How far the output of a module may be in B, by how far its input is: its own rounding, and what comes of its input's.
+"""Bound the error of a module's output: its own rounding plus the error that it inherits from its input.
 
 A module whose rows are computed one by one shows in A alone how much it enlarges a difference: its rows differ, too.
 """
@@ -17,7 +17,7 @@ TRIED = 128  # pairs of rows
 
 
 def gain(inputs: Pair, outputs: Pair) -> float:
-    """How much a difference of A's input grows in its output at most, in root mean squares of rows."""
+    """Return how much a difference of A's input grows in its output at most, in root mean squares of rows."""
     if not inputs.floats or len(inputs.a) != len(outputs.a):
         return total(inputs, outputs)
     N = len(inputs.a)
@@ -34,13 +34,13 @@ def gain(inputs: Pair, outputs: Pair) -> float:
 
 
 def total(inputs: Pair, outputs: Pair) -> float:
-    """The size of the output by that of the input."""
+    """Return the size of the output, divided by that of the input."""
     size = float(inputs.size.max(initial=0.0))
     return float(outputs.size.max(initial=0.0)) / size if size and inputs.floats else 0.0
 
 
 def allowed(outputs: Pair, inputs: Pair | None, others: float, furthest: float = 0.0) -> np.ndarray:
-    """How far each row of an output may be, (N,).
+    """Return the bound of the error of each row of an output, (N,).
 
     inputs: of the module; others: the largest relative difference of its other inputs; furthest: the largest position,
     if it is made of angles, which all ports compute in float32.

@@ -1,4 +1,4 @@
-"""Arrays of two records, row against row: how far each row of B is from A's.
+"""Pair arrays of two records, row by row: how far is each row of B from A's?
 
 Letters: N rows, one for each token where there is one, F features.
 """
@@ -31,7 +31,7 @@ class Chunk:
     visit: Visit
 
     def number(self, what: str, at: int) -> int | None:
-        """The number of an array that entered or left; None if there is none."""
+        """Return the number of an array that entered or left; None if there is none."""
         numbers = self.visit.inputs if what == "input" else self.visit.outputs
         return numbers[at] if at < len(numbers) else None
 
@@ -43,8 +43,10 @@ Chunks = Sequence[Chunk]
 class Pair:
     """An array of A and its partner in B, as rows, (N, F) both.
 
-    where: the numbers of A's array and of B's, for each call; far, size: the root mean squares of the rows of their
-    difference and of A, (N,) both.
+    Attributes:
+        a, b: the rows.
+        where: the numbers of A's array and of B's, for each call.
+        far, size: the root mean squares of the rows of their difference and of A, (N,) both.
     """
 
     a: np.ndarray
@@ -71,21 +73,21 @@ class Pair:
 
 
 def unit_of(X: np.ndarray) -> float:
-    """The unit roundoff of an array's dtype; 0 for integers."""
+    """Return the unit roundoff of an array's dtype; 0 for integers."""
     units: dict[Any, float] = dict(UNIT)
     name: FloatName | str = checks.dtype_name(X.dtype)
     return units.get(name, 0.0)
 
 
 class Matcher:
-    """Makes pairs of arrays of two records; the last ones are kept."""
+    """The pairs of arrays of two records; the last ones are kept."""
 
     def __init__(self, a: Record, b: Record) -> None:
         self.a, self.b = a, b
         self.kept: collections.OrderedDict[Any, Pair | str] = collections.OrderedDict()
 
     def pair(self, a: Chunks, b: Chunks, what: str, at: int = 0) -> Pair | str | None:
-        """Pair what entered or left; None if it is missing on a side, a text if it cannot be compared."""
+        """Pair an input or output; None if it is missing on a side, a text if it cannot be compared."""
         numbers = [tuple(X for one in side if (X := one.number(what, at)) is not None) for side in (a, b)]
         if not all(numbers):
             return None
@@ -152,7 +154,7 @@ def side_of(record: Record, chunks: Chunks, what: str, at: int, joined: bool) ->
 
 
 def lined_up(X: np.ndarray, keys: np.ndarray, Y: np.ndarray, others: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The rows of the tokens that both have; padding is left out."""
+    """Return the rows of the tokens that both have; padding is left out."""
     if np.array_equal(keys, others) and len(np.unique(keys)) == len(keys) and (keys >= 0).all():
         return X, Y
     firsts = [np.unique(one, return_index=True) for one in (keys, others)]
@@ -163,7 +165,7 @@ def lined_up(X: np.ndarray, keys: np.ndarray, Y: np.ndarray, others: np.ndarray)
 
 
 def shaped_alike(X: np.ndarray, Y: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
-    """Two arrays without tokens as rows, B's axes in the order in which they are nearest to A's."""
+    """Return two arrays without tokens as rows, B's axes in the order in which they are nearest to A's."""
     F = X.shape[-1] if X.ndim else 1
     if X.size != Y.size:
         return None
@@ -176,7 +178,7 @@ def shaped_alike(X: np.ndarray, Y: np.ndarray) -> tuple[np.ndarray, np.ndarray] 
 
 
 def measured(X: np.ndarray, Y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The root mean squares of the rows of Y - X and of X; infinite where only one is NaN or infinite."""
+    """Return the root mean squares of the rows of Y - X and of X; infinite where only one is NaN or infinite."""
     far, size = np.zeros(len(X)), np.zeros(len(X))
     step = max(1, PIECE // max(1, X.shape[1]))
     for start in range(0, len(X), step):
@@ -192,10 +194,10 @@ def measured(X: np.ndarray, Y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def mean_square(X: np.ndarray) -> np.ndarray:
-    """The root mean square of each row."""
+    """Return the root mean square of each row."""
     return np.sqrt((X * X).mean(1)) if X.shape[1] else np.zeros(len(X))
 
 
 def shown(arrays: Sequence[np.ndarray]) -> str:
-    """The shapes of arrays."""
+    """Join the shapes of arrays."""
     return " and ".join(dict.fromkeys(str(X.shape) for X in arrays))

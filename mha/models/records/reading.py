@@ -21,7 +21,7 @@ EVENTS = {"call": 2, "whole": 2, "enter": 3, "leave": 3, "native": 3, "pooled": 
 
 
 class InSource:
-    """The arrays of an open file."""
+    """The arrays of a record in an open file."""
 
     def __init__(self, source: readers.Source) -> None:
         self.source = source
@@ -69,7 +69,7 @@ def opened(argument: str, given: Any) -> Iterator[Record]:
 
 
 def refuse_unfinished(path: Any) -> None:
-    """Raise FileError if a run that was to write this record has not ended."""
+    """Raise FileError if the run that writes this record has not ended."""
     beside = unfinished(path)
     if beside.exists():
         raise files.FileError(
@@ -97,7 +97,7 @@ def is_record(path: Any) -> bool:
 
 
 def parsed(source: readers.Source) -> Record:
-    """The record in an open file."""
+    """Return the record in an open file."""
     if (form := source.metadata.get("format")) != FORMAT:
         raise ValueError(f"is no record: its metadata has format {reprlib.repr(form)}, expected {FORMAT!r}")
     if (layout := source.metadata.get("layout")) != LAYOUT:

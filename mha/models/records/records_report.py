@@ -35,11 +35,16 @@ class Model:
 class RecordsReport:
     """A comparison of two records: true if nothing differs beyond rounding.
 
-    models: A and B; rows: a `StepRow` for what entered and left each module, in the order of A's calls; partners: the
-    path in B of each module of A; alone: the paths of modules that A alone called, and B alone; notes: further lines;
-    left: which texts have no partner, in words; audits: of the attention layers of A and B by the oracle, None where it
-    could not be asked; unjudged: why it was not asked of B, "" if it was; left_out: paths of B that do not
-    count.
+    Attributes:
+        models: A and B.
+        rows: a `StepRow` for each input and output of a module, in the order of A's calls.
+        partners: the path in B of each module of A.
+        alone: the paths of modules that A alone called, and B alone.
+        notes: further lines.
+        left: which texts have no partner, in words.
+        audits: of the attention layers of A and B by the oracle, None where it could not judge.
+        unjudged: why it did not judge B, "" if it did.
+        left_out: paths of B that do not count.
     """
 
     models: tuple[Model, Model]
@@ -66,12 +71,12 @@ class RecordsReport:
 
     @property
     def blind(self) -> StepRow | None:
-        """The first step of which nothing can be told, since rounding may change all of it; None if there is none."""
+        """The first step where rounding alone may change everything, so that nothing can be told; else None."""
         return next((row for row in self.rows if row.verdict == "not told"), None)
 
     @property
     def cuts(self) -> tuple[str, ...]:
-        """The modules that return, or take, what another step does in the other model; {} is the number of a layer."""
+        """The modules that take or return another step of the other model; {} is the number of a layer."""
         rows = [row for row in self.rows if row.verdict == "another cut"]
         return tuple(dict.fromkeys(f"the {row.what} of {of_layers(row.path) or 'the model'}" for row in rows))
 
@@ -92,7 +97,7 @@ class RecordsReport:
         return next((row for row in self.wrong if inside(first.other, row.path)), None)
 
     def bars(self) -> list[tuple[str, float | None, str]]:
-        """The name, the ratio and the verdict of each module, for a picture."""
+        """Return the name, the ratio and the verdict of each module, for a picture."""
         return [(f"{row.path or 'the model'}, {row.what}", row.ratio, row.verdict) for row in self.shown]
 
     @property
@@ -115,7 +120,7 @@ class RecordsReport:
         return f"{said}{note}"
 
     def before(self, row: StepRow) -> str:
-        """The module before a step whose output is the same; "" if there is none."""
+        """Return the path of the module before a step whose output is the same; "" if there is none."""
         at = self.rows.index(row)
         return next((one.path for one in self.rows[at - 1 :: -1] if at and one.what == "output" and one.path), "")
 
@@ -195,11 +200,11 @@ class RecordsReport:
 
 
 def rank(row: StepRow) -> tuple[bool, float]:
-    """The order of rows, the worst one last."""
+    """Return the sort key of a row, the largest for the worst."""
     return row.verdict == "differs", row.ratio
 
 
 def as_json(row: StepRow) -> dict[str, Any]:
-    """A row as plain data; infinite numbers as None."""
+    """Return a row as plain data; infinite numbers as None."""
     found = dataclasses.asdict(row)
     return {name: None if isinstance(X, float) and not math.isfinite(X) else X for name, X in found.items()}

@@ -1,4 +1,4 @@
-"""How B's array is made of A's where one of them has taken a step more: by what is found in their numbers alone."""
+"""Find the relation of B's array to A's where one of them has taken a step more, from their numbers alone."""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -18,11 +18,13 @@ TURNS = 4.0  # times its range, the values of a function may go up and down
 
 
 def relation_of(pair: Pair, sources: Sequence[Pair]) -> RelationName:
-    """The relation of B's numbers to A's, or of A's to B's; "" if none is found.
+    """Return the relation of B's numbers to A's, or of A's to B's; "" if none is found:
 
-    "order": the same numbers of a row in another order, as of heads, also with a bias; "number": one is a function of
-    the other, number by number, as by an activation or a factor; "column": likewise in each column, but linear, as by a
-    bias; "norm": the same of rows that are normed; "sum": one is the other and an earlier array, as by a residual.
+    "order": the same numbers of a row in another order, as of heads, also with a bias
+    "number": one is a function of the other, number by number, as by an activation or a factor
+    "column": likewise in each column, but linear, as by a bias
+    "norm": the same of rows that are normed
+    "sum": one is the other and an earlier array, as by a residual
     """
     A, B = pair.a.astype(np.float64), pair.b.astype(np.float64)
     gap = rms(B - A)
@@ -44,7 +46,7 @@ def relation_of(pair: Pair, sources: Sequence[Pair]) -> RelationName:
 
 
 def rms(X: np.ndarray) -> float:
-    """The root mean square of all numbers."""
+    """Return the root mean square of all numbers."""
     return float(np.sqrt((X * X).mean()))
 
 
@@ -55,7 +57,7 @@ def is_function(X: np.ndarray, Y: np.ndarray) -> bool:
 
 
 def beside(X: np.ndarray, Y: np.ndarray) -> float:
-    """What is left of Y where each column is a factor times that of X, and a number."""
+    """Return the part of Y that is no multiple of X plus a constant, column by column."""
     x, y = X - X.mean(0), Y - Y.mean(0)
     squares = (x * x).sum(0)
     factors = np.divide((x * y).sum(0), squares, out=np.zeros_like(squares), where=squares > 0)
@@ -63,7 +65,7 @@ def beside(X: np.ndarray, Y: np.ndarray) -> float:
 
 
 def order_of(X: np.ndarray, Y: np.ndarray) -> np.ndarray | None:
-    """The order of the columns of X in which each rises and falls as that of Y; None if there is none."""
+    """Return the order of the columns of X in which each rises and falls as that of Y; None if there is none."""
     if X.shape[1] > WIDEST:
         return None
     x, y = (centred(Z[:MOST].T) for Z in (X, Y))  # (columns, rows)
@@ -72,10 +74,10 @@ def order_of(X: np.ndarray, Y: np.ndarray) -> np.ndarray | None:
 
 
 def centred(X: np.ndarray) -> np.ndarray:
-    """Rows of mean 0 and of variance 1."""
+    """Return rows of mean 0 and of variance 1."""
     return scaled(X - X.mean(1, keepdims=True))
 
 
 def scaled(X: np.ndarray) -> np.ndarray:
-    """Rows of mean square 1."""
+    """Return rows of mean square 1."""
     return X / np.sqrt((X * X).mean(1, keepdims=True) + np.finfo(float).tiny)

@@ -1,4 +1,4 @@
-"""Judge the attention layers of a record: its calls are told once more to what watches models."""
+"""Judge the attention layers of a record: play its calls once more to what watches models."""
 
 import contextlib
 import json
@@ -61,7 +61,7 @@ class Config:
         self.said = said
 
     def to_json_string(self) -> str:
-        """It as JSON."""
+        """Return it as JSON."""
         return json.dumps(self.said)
 
 
@@ -82,7 +82,7 @@ class Weights(Mapping[str, Any]):
 
 
 class Cache:
-    """A cache of a recorded call, of which only what it says of itself is known."""
+    """A cache of a recorded call, of which only its state is known."""
 
     def __init__(self) -> None:
         self.kept = Kept()
@@ -94,7 +94,7 @@ class Cache:
 
 
 class RecordTaps:
-    """What `commands/taps.py` of a backend does for a model, for a record."""
+    """The adapter of a record: it plays the recorded calls to a listener, as a framework's adapter tells real ones."""
 
     def __init__(self, source: Record) -> None:
         self.source = source
@@ -104,7 +104,7 @@ class RecordTaps:
         self.session: Any = None
 
     def module(self, path: str, said: Mapping[str, Any]) -> Any:
-        """A stand-in for a module."""
+        """Return a stand-in for a module."""
         made = type(said["class"], (Recorded,), {})()
         made.odd = said.get("odd", "")
         facts, whole = self.source.facts, path in self.source.facts["wholes"]
@@ -119,7 +119,7 @@ class RecordTaps:
         return made
 
     def taken(self, path: str, said: Mapping[str, Any]) -> tuple[Any, dict[str, np.ndarray]]:
-        """The configuration and the weights of a framework's own layer; no weights if the record has none."""
+        """Return the configuration and the weights of a framework's own layer; {} if the record has no weights."""
         if "problem" in said:
             raise ValueError(said["problem"])
         names = [name for name in self.source.arrays if name.startswith(f"native/{path}/")]
@@ -127,27 +127,27 @@ class RecordTaps:
         return own_format.parse_config(said["config"]), weights
 
     def shown(self, model: Any, args: Any, kwargs: Any) -> Any:
-        """What the other functions take as the model."""
+        """Return the model as it is."""
         return model
 
     def modules(self, model: Any) -> dict[str, Any]:
-        """The stand-ins for the modules."""
+        """Return the stand-ins for the modules."""
         return self.played
 
     def arrays(self, model: Any) -> Mapping[str, Any]:
-        """The arrays of the model."""
+        """Return the arrays of the model."""
         return Weights(self.source)
 
     def odd(self, module: Any) -> str:
-        """Why the weights of a projection are not plain arrays."""
+        """Say why the weights of a projection are not plain arrays."""
         return module.odd
 
     def arguments(self, module: Any, args: Any, kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """The arguments of a call by name."""
+        """Return the arguments of a call by name."""
         return dict(kwargs)
 
     def attention(self, module: Any, given: Mapping[str, Any], output: Any) -> tuple[dict[str, Any], Any]:
-        """A call of a framework's own layer by our names; nothing goes back."""
+        """Return a call of a framework's own layer by our names; nothing goes back."""
         found = dict(given)
         if "problem" in found:
             raise ValueError(found["problem"])
@@ -155,12 +155,12 @@ class RecordTaps:
 
     @contextlib.contextmanager
     def watching(self, model: Any, sink: Any) -> Iterator[None]:
-        """Remember whom to tell."""
+        """Remember the listener."""
         self.session = sink
         yield
 
     def play(self, track: Progress) -> None:
-        """Tell of everything that happened."""
+        """Tell the listener all events."""
         paths, events = list(self.played), self.source.events
         arguments, natives = None, self.natives()
         for at, event in enumerate(track(events)):
@@ -185,11 +185,11 @@ class RecordTaps:
                 getattr(self.cache(event[1]), event[2])(*[self.resolved(X) for X in event[3]])
 
     def given(self, said: Mapping[str, Any]) -> dict[str, Any]:
-        """Arguments by name, as they were described."""
+        """Return recorded arguments by name."""
         return {name: self.resolved(X) for name, X in said.items()}
 
     def natives(self) -> dict[int, dict[str, Any]]:
-        """What is known by our names of calls of frameworks' own layers, by the event that begins each."""
+        """Return the calls of frameworks' own layers by our names, by the event that begins each."""
         found, stack = {}, list[int]()
         for at, event in enumerate(self.source.events):
             if event[0] == "enter":
@@ -201,15 +201,15 @@ class RecordTaps:
         return found
 
     def first(self, numbers: list[int | None]) -> tuple[np.ndarray, ...]:
-        """The first array of an event."""
+        """Return the first array of an event, in a tuple; () without one."""
         return () if not numbers or numbers[0] is None else (self.source.array(numbers[0]),)
 
     def cache(self, number: int) -> Cache:
-        """The stand-in for a cache."""
+        """Return the stand-in for a cache."""
         return self.caches.setdefault(number, Cache())
 
     def resolved(self, said: Mapping[str, Any]) -> Any:
-        """An argument, as it was described."""
+        """Return a recorded argument."""
         if "array" in said:
             return None if said["array"] is None else self.source.array(said["array"])
         if "several" in said:

@@ -1,4 +1,4 @@
-"""Go through two records step by step: is what enters and leaves each module in B what A's explains, up to rounding?"""
+"""Go through two records step by step: does A explain each input and output of B, up to rounding?"""
 
 import dataclasses
 import re
@@ -23,11 +23,18 @@ TURNING = ("rot", "rope")  # in the classes of modules that make angles of posit
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class StepRow:
-    """What entered or left one module in one call: how far B is from A, and how far rounding may carry it.
+    """An input or output of one module in one call: how far B is from A, and how far rounding may carry it.
 
-    path, other: of the module in A and in B; what: "input" or "output"; call: the number of A's call of the model;
-    far: the largest root mean square of the difference of a row, by that of A; bound: by the same; ratio: difference by
-    bound, of the worst row: the same if at most 1; note: further words; after: the path of the module before it.
+    Attributes:
+        path, other: of the module in A and in B.
+        what: "input" or "output".
+        call: the number of A's call of the model.
+        far: the largest root mean square of the difference of a row, by that of A.
+        bound: of it, by the same.
+        ratio: difference by bound, of the worst row: the same if at most 1.
+        verdict: "same", "differs", "not told" or "another cut".
+        note: further words.
+        leaf: whether the module calls no other one.
     """
 
     path: str
@@ -43,10 +50,15 @@ class StepRow:
 
 
 class Judgement(NamedTuple):
-    """How far the rows of a step are from what they should be, and how far they may be, (N,) both.
+    """The judgement of a step.
 
-    carried: how far rounding carries them from A's, about; note: what they should be; doubts: the steps it is made of
-    that differ; certain: whether it is known to be made of them.
+    Attributes:
+        far: how far its rows are from what they should be, (N,).
+        most: how far they may be, (N,).
+        carried: how far rounding carries them from A's, about.
+        note: what they should be, in words.
+        doubts: the steps it is computed from that differ.
+        certain: whether it is known to be computed from them.
     """
 
     far: np.ndarray
@@ -59,10 +71,13 @@ class Judgement(NamedTuple):
 
 @dataclasses.dataclass
 class Known:
-    """What is known of two records before their steps are judged.
+    """The facts about two records before their steps are judged.
 
-    matcher: of their arrays; trusted: paths of B's layers that the oracle has found right; partners: paths of A's
-    modules that are compared; flows: those that were looked for, by step.
+    Attributes:
+        matcher: of their arrays.
+        trusted: by path, whether the oracle finds B's attention layer right.
+        partners: paths of A's modules that are compared.
+        flows: those that were looked for, by step.
     """
 
     matcher: Matcher
@@ -72,7 +87,7 @@ class Known:
 
 
 class Stepper:
-    """Judges the steps of one unit in their order: `found` has the row of each, and its doubt if it differs.
+    """The judge of the steps of one unit, in their order: `found` has the row of each, and its doubt if it differs.
 
     real: steps that are known to be a difference; others that differ are supposed to be another cut.
     """
@@ -135,11 +150,11 @@ class Stepper:
         return doubt
 
     def recent(self) -> list[Earlier]:
-        """The last arrays of floats that came before."""
+        """Return the last arrays of floats that came before."""
         return [one for one in self.earlier.values() if one.pair.floats][-EARLIER:]
 
     def of_array(self, key: tuple[int, ...], here: str) -> list[Doubt]:
-        """The doubts of an array of A that is seen in a container, if it is not known to be the same there."""
+        """Return the doubts of an array of A in a container, if it is not known to be the same there."""
         first = self.earlier.get(key)
         if first is not None and first.doubt is None and here in first.scopes:
             return []
@@ -147,18 +162,18 @@ class Stepper:
 
     @staticmethod
     def read(doubts: Sequence[Doubt], by: Doubt | None, bound: float, certain: bool) -> None:
-        """Note who reads these steps: one that differs, or one that is the same up to a bound."""
+        """Note the result of a step that reads these: its doubt, or None with the bound up to which it is the same."""
         for one in doubts:
             one.readers.append(Reader(by, bound, certain))
 
     def container(self, path: str | None) -> str:
-        """The path of a module that is compared, or of the nearest one that it is inside of."""
+        """Return the path of a module that is compared, or of the nearest one that it is inside of."""
         while path and path not in self.known.partners:
             path = re.split(r"[./][^./]*$", path)[0] if re.search(r"[./]", path) else ""
         return path or ""
 
     def right(self, step: Step) -> bool:
-        """Whether what is computed there is attention that the oracle has found right."""
+        """Whether a step is computed by attention that the oracle finds right."""
         if step.what == "output" and step.visit.leaf:
             return self.known.trusted.get(step.other.path, False)
         parent = step.other.parent or ""
@@ -187,7 +202,7 @@ class Stepper:
         )  # fmt: skip
 
     def judged(self, step: Step, pair: Pair, here: str) -> Judgement:
-        """Judge what enters or leaves a module; here: the container in which that was made."""
+        """Judge an input or output of a module; here: the container in which it is computed."""
         known = self.earlier.get(pair.where[0])
         if known is not None and known.pair.a.size == pair.a.size:  # in A it is the array of an earlier step
             return self.of_flow(pair, Flow("sum", (0,), (1.0,)), [known], here)
@@ -196,7 +211,7 @@ class Stepper:
         return self.between(step, pair, here)
 
     def of_flow(self, pair: Pair, flow: Flow, sources: Sequence[Earlier], here: str) -> Judgement:
-        """Judge what is made of earlier arrays: of B's own, or of A's where B cuts elsewhere."""
+        """Judge an array that is made of earlier ones: of B's own, or of A's where B cuts elsewhere."""
         doubts = [doubt for one in sources for doubt in self.of_array(one.pair.where[0], here)]
         far, most, sizes = flows.judged(pair, flow, [one.pair for one in sources])
         theirs = sum(one.relative for one in sources) * sizes
@@ -239,7 +254,7 @@ class Stepper:
         return Judgement(pair.far, most, most / growth.GROWN, "", doubts, True)
 
     def between(self, step: Step, pair: Pair, here: str) -> Judgement:
-        """Judge what enters a module, or leaves a container, by what it is made of."""
+        """Judge the input of a module, or the output of a container, by the earlier arrays."""
         earlier = list(self.earlier.values())
         if not earlier:
             most = growth.OWN * pair.unit * pair.size
@@ -265,7 +280,7 @@ class Stepper:
         )
 
     def instead(self, pair: Pair, recent: Sequence[Earlier]) -> str:
-        """What it is in B, if that is found, too."""
+        """Say how the array is made in B; "" if that is not found."""
         flow = flows.flow_of(pair.b, pair.unit, [one.pair.b for one in recent])
         return "" if flow is None else f"; in B it is {flow.said([recent[at].name for at in flow.sources])}"
 

@@ -1,4 +1,4 @@
-"""Where a record is kept while it is written: in memory, or in a file that grows array by array.
+"""Store the arrays of a record while it is written: in memory, or in a file that grows array by array.
 
 A file is written beside its place, its name with `.unfinished` after it, and is moved there when it is whole. Before
 that its header says that it is unfinished, and the arrays follow; the true header is written last, into room that was
@@ -44,7 +44,7 @@ class InMemory:
         return iter(self.kept)
 
     def finish(self, metadata: Mapping[str, str]) -> None:
-        """Nothing is left to be done."""
+        """Do nothing: the arrays are there."""
 
     def abandon(self) -> None:
         """Forget the arrays."""
@@ -79,7 +79,7 @@ class InFile:
         self.places[name] = CODES[checks.dtype_name(X.dtype)], X.shape, start, self.size
 
     def read(self, name: str) -> np.ndarray:
-        """Raise ValueError: what is being written is not read."""
+        """Raise ValueError: a file cannot be read while it is written."""
         raise ValueError(f"{name} is in {self.beside}, which is still written; read the record when it is closed")
 
     def __iter__(self) -> Iterator[str]:
@@ -104,25 +104,25 @@ class InFile:
         os.replace(self.beside, self.path)
 
     def abandon(self) -> None:
-        """Close and remove the file; what was at its place before stays."""
+        """Close and remove the file; one that was at its place before stays."""
         self.file.close()
         self.beside.unlink(missing_ok=True)
 
 
 def unfinished(path: Any) -> Path:
-    """Where a record is as long as it is written."""
+    """Return the path of a record while it is written."""
     return Path(f"{os.fspath(path)}.unfinished")
 
 
 def header(described: Mapping[str, Any], least: int) -> bytes:
-    """The first bytes of a file, with its header, at least so many."""
+    """Return the first bytes of a file, its header padded to at least so many."""
     text = json.dumps(described, separators=(",", ":")).encode()
     size = max(least, 8 + len(text) + -len(text) % ALIGNED)
     return (size - 8).to_bytes(8, "little") + text.ljust(size - 8)
 
 
 def moved(file: Any, start: int, size: int, by: int) -> None:
-    """Move the bytes of a file from start on further to its end, the last ones first."""
+    """Move the bytes of a file from start on by so many further to its end, the last ones first."""
     at = start + size
     while by and at > start:
         piece = min(PIECE, at - start)

@@ -1,4 +1,4 @@
-"""The tokens of the calls of a record: which rows of an array belong to which of them.
+"""Find the tokens of the calls of a record: which rows of an array belong to which of them.
 
 Letters: B batch, Q tokens of a call, F features.
 """
@@ -30,14 +30,14 @@ class Grid:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Text:
-    """Calls that go through one text, as those of a decode do: their grids, one list for each."""
+    """The calls that go through one text, as those of a decode do; grids: for each call, those of its sequences."""
 
     calls: tuple[Call, ...]
     grids: tuple[tuple[Grid, ...], ...]
 
 
 def array_of(record: Record, arguments: Mapping[str, Any], name: str) -> np.ndarray | None:
-    """An argument of a call of the model; None if it is no array."""
+    """Return an argument of a call of the model; None if it is no array."""
     number = arguments.get(name, {}).get("array")
     return None if number is None else record.array(number)
 
@@ -65,7 +65,7 @@ def grids_of(record: Record, call: Call, earlier: int) -> tuple[Grid, ...]:
 
 
 def named(record: Record, arguments: Mapping[str, Any]) -> list[str]:
-    """The names of the arguments that have tokens: those that are known, else the first that is an array."""
+    """Return the names of the arguments that have tokens: those that are known, else the first that is an array."""
     known = [name for name in NAMES if arguments.get(name, {}).get("array") is not None]
     if known:
         return known
@@ -93,7 +93,7 @@ def texts_of(record: Record) -> list[Text]:
 
 
 def agreed(a: Text, b: Text) -> tuple[Text, Text, str]:
-    """Two texts without the tokens from where on their ids differ, in each sample; and what was left out, in words."""
+    """Cut two texts where their ids begin to differ, in each sample; also say what was left out."""
     first, second = ids_of(a), ids_of(b)
     ends: dict[int, int] = {}
     for key, number in first.items():
@@ -108,7 +108,7 @@ def agreed(a: Text, b: Text) -> tuple[Text, Text, str]:
 
 
 def ids_of(text: Text) -> dict[int, int]:
-    """The id of each token by its key."""
+    """Return the id of each token by its key."""
     found: dict[int, int] = {}
     for grids in text.grids:
         grid = grids[-1] if grids else None
@@ -120,7 +120,7 @@ def ids_of(text: Text) -> dict[int, int]:
 
 
 def cut(text: Text, ends: Mapping[int, int]) -> Text:
-    """A text without the tokens from these positions on, by sample."""
+    """Return a text without the tokens from these positions on, by sample."""
     lasts = np.array([ends.get(sample, FAR) for sample in range(max(ends) + 1)])
 
     def shorter(grid: Grid) -> Grid:
@@ -146,7 +146,7 @@ def grown(before: Sequence[Grid], grids: Sequence[Grid]) -> bool:
 
 
 def rows_of(X: np.ndarray, grids: Sequence[Grid], decoder: bool, joined: bool) -> tuple[np.ndarray, np.ndarray] | None:
-    """An array as rows of features (N, F) and the key of each row; None if it has no row for each token.
+    """Return an array as rows of features (N, F) and the key of each row; None if it has no row for each token.
 
     decoder: whether its module belongs to a decoder; joined: whether it may have the last tokens alone.
     """

@@ -1,4 +1,4 @@
-"""What of two records is compared together: a call with a call, or the steps of a decode with one pass over all."""
+"""Pair the calls of two records: a call with a call, or the steps of a decode with one pass over all tokens."""
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,7 +18,7 @@ MOST = 64  # calls of one module in a call of the model that are paired by their
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Step:
-    """A call of a module in A and its partner in B: what entered it, or what left it."""
+    """The inputs or the outputs of one module's call in A and of its partner in B."""
 
     what: Literal["input", "output"]
     a: Sequence[Chunk]
@@ -37,14 +37,14 @@ class Step:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Unit:
-    """Calls of A and of B that are compared together; note: what of them is not, in words."""
+    """Calls of A and of B that are compared together; note: which part of them is not, in words."""
 
     a: Text
     b: Text
     note: str = ""
 
     def steps(self, records: tuple[Record, Record], partners: Mapping[str, str]) -> list[Step]:
-        """List what entered and left the modules that have a partner, in the order of A's first call of each."""
+        """List the inputs and outputs of modules with a partner, in the order of A's first call of each."""
         a, b = visits_of(self.a), visits_of(self.b)
         reordered(records, a, b, partners)
         found = []
@@ -70,7 +70,7 @@ def units_of(a: Sequence[Text], b: Sequence[Text]) -> Iterator[Unit]:
 
 
 def visits_of(text: Text) -> Visits:
-    """The visits of each module, by the calls of the model."""
+    """Return the visits of each module, by the calls of the model."""
     found: Visits = {}
     for call, grids in zip(text.calls, text.grids, strict=True):
         for visit in call.visits:
@@ -98,13 +98,13 @@ def reordered(records: tuple[Record, Record], a: Visits, b: Visits, partners: Ma
 
 
 def told(record: Record, visit: Visit) -> list[np.ndarray]:
-    """What tells of the arrays of a visit."""
+    """Summarise the arrays of a visit."""
     numbers = [numbers[0] for numbers in (visit.inputs, visit.outputs) if numbers and numbers[0] is not None]
     return [summarised(record.array(X)) for X in numbers]
 
 
 def same_in_other_order(a: list[list[np.ndarray]], b: list[list[np.ndarray]]) -> list[int] | None:
-    """The place in B of each one in A; None if that is no other order, or if they are not the same."""
+    """Return the place in B of each one in A; None if that is no other order, or if they differ."""
 
     def same(one: list[np.ndarray], other: list[np.ndarray]) -> bool:
         return len(one) == len(other) and all(map(close, one, other))

@@ -1,4 +1,4 @@
-"""Record a model: what enters and leaves each of its modules, call by call, as it comes."""
+"""Record a model: write the arrays that enter and leave each of its modules, call by call."""
 
 import contextlib
 import hashlib
@@ -69,7 +69,7 @@ def record(
 
 
 def shown_by(taps: Any, model: Any, call: Any) -> Any:
-    """The model with its parts. Raises TypeError if only a call shows them, and call has none."""
+    """Return the model with its parts. Raises TypeError if only a call shows them, and there is none."""
     if not isinstance(call, tuple):
         raise TypeError(f"call is a {type(call).__name__}, expected a tuple of the arguments of a call, (variables, x)")
     try:
@@ -93,7 +93,7 @@ def finished(made: Record, store: Any) -> None:
 
 
 class Recorder:
-    """A `Sink` that writes what it is told."""
+    """A listener that writes all calls into a record."""
 
     def __init__(self, model: Any, backend: BackendName, taps: Any, store: Any) -> None:
         self.model, self.taps, self.store = model, taps, store
@@ -112,7 +112,7 @@ class Recorder:
         self.cache: Any = None
 
     def described(self, path: str, module: Any) -> dict[str, Any]:
-        """What a record says of a module."""
+        """Describe a module as a record has it."""
         found: dict[str, Any] = {"class": type(module).__name__}
         if why := self.taps.odd(module):
             found["odd"] = why
@@ -137,7 +137,7 @@ class Recorder:
                     self.store.add(f"native/{path}/{name}", array)
 
     def enter(self, path: str, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Record what a module is called with."""
+        """Record the arguments of a module."""
         whole = self.began < 0 and (path in self.wholes if self.wholes else not self.stack)
         if whole or not self.stack:
             arguments = self.taps.arguments(module, args, kwargs)
@@ -156,7 +156,7 @@ class Recorder:
         self.record.events.append(["enter", self.numbers[path], found])
 
     def leave(self, path: str, output: Any) -> None:
-        """Record what a module returns."""
+        """Record the output of a module."""
         if path not in self.stack:
             return
         while (left := self.stack.pop()) != path:  # they raised
@@ -186,20 +186,20 @@ class Recorder:
         self.record.events.append(["native", self.numbers[path], said])
 
     def inner(self, module: Any, given: dict[str, Any]) -> None:
-        """Take the arguments with which the call of a framework's own layer runs, also in a derived class."""
+        """Take the arguments with which the framework's own layer runs, also if a derived class calls it."""
         self.own.inner(module, given)
 
     def pooled(self, function: str, axes: int, path: str | None = None) -> None:
-        """Record that something was pooled."""
+        """Record a softmax or an attention kernel."""
         self.record.events.append(["pooled", function, axes, path])
 
     def unknown(self, path: str, reason: str) -> None:
-        """Record that a module was called with what is not known."""
+        """Record that a module was called with arrays whose numbers are not known."""
         if path in self.numbers:
             self.record.events.append(["unknown", self.numbers[path], reason])
 
     def argument(self, name: str, X: Any) -> dict[str, Any]:
-        """Say of an argument what it is: {"value"}, {"array"}, {"several"}, {"cache", "length"} or {"other"}."""
+        """Describe an argument: {"value"}, {"array"}, {"several"}, {"cache", "length"} or {"other"}."""
         if X is None or isinstance(X, PLAIN):
             return {"value": X}
         if is_array(X):
@@ -219,13 +219,13 @@ class Recorder:
         return {"other": type(X).__name__}
 
     def number(self, cache: Any) -> int | None:
-        """The number of a cache in the record; None for none."""
+        """Return the number of a cache in the record; None for none."""
         if cache is None or isinstance(cache, bool):
             return None
         return self.caches.setdefault(id(owner_of(cache)), len(self.caches))
 
     def array(self, X: Any, path: str, what: str) -> int | None:
-        """The number of an array, which is stored if no equal one is yet; None if it cannot be."""
+        """Return the number of an array, which is stored unless an equal one is; None if it cannot be."""
         array = plain(X)
         if array is None:
             return None
@@ -241,7 +241,7 @@ class Recorder:
 
 
 class _Followed(Histories):
-    """Follows what changes a cache between calls, and records it."""
+    """The histories of a recorder: changes of a cache between calls are recorded, too."""
 
     def __init__(self, recorder: Recorder) -> None:
         super().__init__()
@@ -257,12 +257,12 @@ class _Followed(Histories):
 
 
 def is_array(X: Any) -> bool:
-    """Whether something is an array of a framework."""
+    """Whether an object is an array of a framework."""
     return dispatch.backend_of(X) is not None and hasattr(X, "shape") and hasattr(X, "dtype")
 
 
 def arrays_in(given: Any, depth: int = 3) -> list[Any]:
-    """The first arrays in what a module was given, or returned."""
+    """Return the first arrays in the arguments or the output of a module."""
     if is_array(given):
         return [given]
     parts = given.values() if isinstance(given, Mapping) else given if isinstance(given, (tuple, list)) else ()
@@ -270,7 +270,7 @@ def arrays_in(given: Any, depth: int = 3) -> list[Any]:
 
 
 def plain(X: Any) -> np.ndarray | None:
-    """An array as one of NumPy whose numbers lie in order; None if it cannot be stored."""
+    """Return an array as one of NumPy whose numbers lie in order; None if it cannot be stored."""
     try:
         array = checks.plain(arrays.to_numpy(X))
     except (TypeError, ValueError, RuntimeError):
@@ -279,7 +279,7 @@ def plain(X: Any) -> np.ndarray | None:
 
 
 def facts_of(model: Any, modules: Mapping[str, Any], backend: BackendName) -> dict[str, Any]:
-    """The facts of a model."""
+    """Return the facts of a model."""
     inside, config = configured(modules)
     return {
         "framework": backend, "version": dispatch.version(dispatch.FRAMEWORKS[backend].needs[0]) or "",
@@ -289,7 +289,7 @@ def facts_of(model: Any, modules: Mapping[str, Any], backend: BackendName) -> di
 
 
 def checkpoint_of(model: Any) -> dict[str, str] | None:
-    """The name of the checkpoint that a model was read from, and a hash of it; None if it does not say it."""
+    """Return the name and a hash of the checkpoint that a model was read from; None if it does not say it."""
     config = getattr(model, "config", None)
     name = getattr(config, "_name_or_path", "") or getattr(config, "name_or_path", "")
     if not isinstance(name, str) or not name:
@@ -305,7 +305,7 @@ def checkpoint_of(model: Any) -> dict[str, str] | None:
 
 
 def hash_of(paths: tuple[Path, ...]) -> str:
-    """A hash of what is in files."""
+    """Return a hash of the contents of files."""
     digest = hashlib.blake2b(digest_size=16)
     for path in paths:
         with open(path, "rb") as file:

@@ -1,4 +1,4 @@
-"""Files of caches: safetensors, with the layer's configuration in the header, and whether the cache is frozen."""
+"""Write and read files of caches: safetensors, with the layer's configuration in the header."""
 
 import os
 from collections.abc import Mapping
@@ -24,7 +24,7 @@ def save(path: str | os.PathLike[str], config: Config, arrays: Mapping[str, np.n
 
 
 def load(path: str | os.PathLike[str]) -> tuple[Config, list[np.ndarray], bool]:
-    """The configuration of a file, the arrays of its cache, and whether that is frozen.
+    """Read the configuration of a file, the arrays of its cache, and whether that is frozen.
 
     Raises ValueError if `save` did not write it, or if it is damaged.
     """

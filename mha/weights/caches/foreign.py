@@ -1,7 +1,7 @@
-"""The caches of other libraries, in and out: Flax', those of transformers and mlx-lm, the arrays of keras-hub and ONNX.
+"""Convert caches of other libraries: Flax', those of transformers and mlx-lm, the arrays of keras-hub and ONNX.
 
-They are known by what they have, so that nothing is imported for one that comes. Those that are made are made by
-`mha/weights/frameworks/`, by the file for the framework whose arrays they have.
+A cache is recognised by its attributes, so that nothing is imported to read one. To make one,
+`mha/weights/frameworks/` has a file for the framework of its arrays.
 
 Letters: B batch, G heads of keys and values, S slots, T those of the other cache, d width of a key head, dv of a value
 head.
@@ -29,10 +29,14 @@ EXPECTED = (
 
 
 class Found(NamedTuple):
-    """The cache of another library: keys (B, G, T, d), values (B, G, T, dv); tokens: in each sample, None = not said.
+    """The cache of another library.
 
-    More tokens than T: of a window that has moved on, which has the last ones, the oldest first. positions: (B, T), of
-    the tokens in its slots, -1 = empty; None = one after the other.
+    Attributes:
+        keys: (B, G, T, d).
+        values: (B, G, T, dv).
+        tokens: how many each sample has, None = not said; more than T: a window has moved on, and the last ones are
+            there, the oldest first.
+        positions: (B, T), of the tokens in its slots, -1 = empty; None = one after the other.
     """
 
     keys: np.ndarray
@@ -44,7 +48,7 @@ class Found(NamedTuple):
 def taken(
     native: Any, config: Config, layer: int | None, lengths: Any, positions: Any, size: int | None
 ) -> dict[str, np.ndarray]:
-    """The arrays of a cache for a layer's configuration, by name; the other arguments as for `Cache.from_native`."""
+    """Return the arrays of a cache for a layer's configuration, by name; other arguments as for `Cache.from_native`."""
     found = _found(native, config, layer, lengths)
     places = _places(found, lengths, positions)  # (B, T)
     (B, T), real, left = places.shape, places >= 0, left_of(config)
@@ -75,7 +79,7 @@ def taken(
 
 
 def made(kind: Any, cache: Any) -> Any:
-    """A cache of another library; see `Cache.to_native`."""
+    """Make a cache of another library; see `Cache.to_native`."""
     kind = checks.choice("kind", kind, tuple(KINDS))
     backend, tokens = KINDS[kind], _in_order(kind, cache)
     module, own = dispatch.load(backend), dispatch.load(cache.backend)
@@ -89,7 +93,7 @@ def made(kind: Any, cache: Any) -> Any:
 
 
 def _found(native: Any, config: Config, layer: int | None, lengths: Any) -> Found:
-    """What a cache of any kind holds, in our order of axes; lengths: None = all slots of ONNX's arrays are filled."""
+    """Read a cache of any kind, in our order of axes; lengths: None = all slots of ONNX's arrays are filled."""
     if _has(native, FLAX[0]) or isinstance(native, Mapping):
         return _of_flax(native, config, layer)
     if hasattr(native, "get_seq_length"):
@@ -106,7 +110,7 @@ def _found(native: Any, config: Config, layer: int | None, lengths: Any) -> Foun
 
 
 def _of_flax(native: Any, config: Config, layer: int | None) -> Found:
-    """The cache of a layer of Flax: of linen its variables, of nnx the layer itself, or its state."""
+    """Read the cache of a layer of Flax: of linen its variables, of nnx the layer itself, or its state."""
     if missing := [name for name in FLAX if not _has(native, name)]:
         names = f"holds {', '.join(map(str, native))}" if isinstance(native, Mapping) else f"is {checks.brief(native)}"
         raise ValueError(f"native {names}, and lacks {', '.join(missing)}; {EXPECTED}, of one layer alone")
@@ -129,7 +133,7 @@ def _of_flax(native: Any, config: Config, layer: int | None) -> Found:
 
 
 def _of_transformers(native: Any, config: Config, layer: int | None) -> Found:
-    """A layer in a cache of transformers, or one that was taken out of it."""
+    """Read a layer in a cache of transformers, or one that was taken out of it."""
     if hasattr(native, "self_attention_cache"):
         raise TypeError(
             f"native is a {type(native).__name__}, which has two caches, expected one: pass its self_attention_cache"
@@ -151,7 +155,7 @@ def _of_transformers(native: Any, config: Config, layer: int | None) -> Found:
 
 
 def _of_mlx_lm(native: Any, config: Config, layer: int | None) -> Found:
-    """A cache of mlx-lm, or the list of those of a model."""
+    """Read a cache of mlx-lm, or one of the list of a model."""
     layers = native if isinstance(native, list | tuple) else [native]
     one = layers[_number(layer, len(layers))]
     laid = mlx_lm.laid(one)
@@ -160,7 +164,7 @@ def _of_mlx_lm(native: Any, config: Config, layer: int | None) -> Found:
 
 
 def _of_keras_hub(native: Any, config: Config, layer: int | None) -> Found:
-    """An array of keras-hub: (B, 2, S, H, d) of a layer, or (B, layers, 2, S, H, d) of a model."""
+    """Read an array of keras-hub: (B, 2, S, H, d) of a layer, or (B, layers, 2, S, H, d) of a model."""
     both = _numpy("native", native)
     if both.ndim == 6:
         both = both[:, _number(layer, both.shape[1])]  # (B, 2, S, G, d)
@@ -172,7 +176,7 @@ def _of_keras_hub(native: Any, config: Config, layer: int | None) -> Found:
 
 
 def _heads(config: Config, layout: str, **arrays: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Keys (B, G, T, d) and values (B, G, T, dv) of a layer; layout: the order in which the two arrays have axes."""
+    """Return keys (B, G, T, d) and values (B, G, T, dv); layout: the order of the axes of the two arrays."""
     found: list[np.ndarray] = []
     for (name, X), width in zip(arrays.items(), (config.key_dim, config.value_dim), strict=True):
         array = _numpy(name, X)
@@ -193,7 +197,7 @@ def _heads(config: Config, layout: str, **arrays: Any) -> tuple[np.ndarray, np.n
 
 
 def _places(found: Found, lengths: Any, positions: Any) -> np.ndarray:
-    """The position of each of the slots of another cache (B, T), -1 = empty."""
+    """Return the position of each slot of another cache (B, T), -1 = empty."""
     (B, _, T, _), each = found.keys.shape, np.arange(found.keys.shape[2])
     if positions is not None:
         if lengths is not None:
@@ -227,7 +231,7 @@ def _places(found: Found, lengths: Any, positions: Any) -> np.ndarray:
 
 
 def _in_order(kind: str, cache: Any) -> int:
-    """How many tokens each sample of a cache has, if each is in the slot of its position; ValueError if not."""
+    """Return how many tokens each sample has, if each is in the slot of its position; ValueError if not."""
     book = cache.book()
     if book is None:
         raise ValueError("cache has positions that a compiler alone knows, expected to_native outside of it")
@@ -257,7 +261,7 @@ def _has(native: Any, name: str) -> bool:
 
 
 def _number(layer: int | None, count: int) -> int:
-    """The number of a layer, of so many; None is the only one."""
+    """Return the number of a layer, of so many; None is the only one."""
     if layer is None and count != 1:
         raise ValueError(f"layer is None, expected one from 0 to {count - 1}, as native has")
     number = 0 if layer is None else checks.whole("layer", layer)
@@ -273,7 +277,7 @@ def _one(why: str, layer: int | None) -> None:
 
 
 def _numpy(name: str, value: Any) -> np.ndarray:
-    """An array of any framework, or in one of Flax's boxes, as a NumPy array."""
+    """Convert an array of any framework, or in one of Flax's boxes, to a NumPy array."""
     for unbox in ("unbox", "get_value"):
         if type(value).__module__.startswith("flax.") and hasattr(value, unbox):
             value = getattr(value, unbox)()

@@ -1,4 +1,4 @@
-"""Where the caches of mlx-lm have their tokens. They are known by the names of their classes; none is imported.
+"""Find the tokens in a cache of mlx-lm, which is recognised by the name of its class, so that nothing is imported.
 
 Each has keys (B, G, S, d) and values (B, G, S, dv), but in other slots: `KVCache` from the first on, with empty ones at
 the end; `RotatingKVCache` in a ring behind its first `keep` slots, unless a longer call has just laid it in order;
@@ -37,7 +37,7 @@ def _chunked(native: Any, S: int) -> Laid:
 
 
 def _rotating(native: Any, S: int) -> Laid:
-    """A ring whose slots below `keep` stay as they are; the next token goes to `_idx`, where the oldest one is."""
+    """Read a ring whose slots below `keep` stay; the next token goes to `_idx`, where the oldest one is."""
     offset, keep = checks.whole("offset", native.offset), checks.whole("keep", native.keep)
     next_slot = _between("_idx", native._idx, 0, S)
     if offset <= S and next_slot == offset:
@@ -79,12 +79,12 @@ KNOWN = ", ".join(name for name, reader in READERS.items() if not isinstance(rea
 
 
 def name_of(native: Any) -> str | None:
-    """The class of a cache of mlx-lm; None if it is none."""
+    """Return the class of a cache of mlx-lm; None if it is none."""
     return next((one.__name__ for one in type(native).__mro__ if one.__name__ in READERS), None)
 
 
 def laid(native: Any) -> Laid:
-    """Where a cache of mlx-lm has its tokens; ValueError if it has none, or is of a class that is not read."""
+    """Return the slots of a cache of mlx-lm; ValueError if it is empty, or of a class that is not read."""
     name = name_of(native)
     reader = READERS.get(str(name), "it is another one")
     if isinstance(reader, str):

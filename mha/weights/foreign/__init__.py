@@ -1,7 +1,7 @@
 """Convert the frameworks' own layers and the book's to ours and back, option by option and weight by weight.
 
 An option that the other side does not have is refused by name, never dropped. A file of `mha/weights/frameworks/`
-knows the layers of its framework, and is imported when it is used; it has what the backend's facts name:
+knows the layers of its framework, and is imported when it is used; it has the functions that the backend's facts name:
     take(layer) -> the configuration and the canonical weights of the framework's own layer
     make(kind, config, weights) -> the framework's own layer with these canonical weights
     make_cache(kind, keys, values, tokens) -> the cache of one layer of another library, see `mha.weights.caches`

@@ -1,4 +1,4 @@
-"""Which layers of the frameworks, of the book and of ours are known, by their classes; and those inside of a module."""
+"""Recognise the layers of the frameworks, of the book and of ours, by their classes, and those inside of a module."""
 
 import importlib
 import sys
@@ -22,7 +22,7 @@ LISTED = 3  # so many layers of a model are shown, if it has more
 
 
 def kind_of(source: Any) -> tuple[str | None, BackendName] | None:
-    """The kind of an attention layer (None for the book's and ours) and its backend; None if it is no attention layer.
+    """Return the kind of an attention layer (None for the book's and ours) and its backend; None if it is none.
 
     A subclass counts as its base class, although it may compute something else.
     """
@@ -31,12 +31,12 @@ def kind_of(source: Any) -> tuple[str | None, BackendName] | None:
 
 
 def part(name: Any) -> str:
-    """The text to write after a module for its submodule of this name: ".attention", or "[0]" in a list."""
+    """Return the text to write after a module for its submodule of this name: ".attention", or "[0]" in a list."""
     return f"[{name}]" if str(name).isdigit() else f".{name}"
 
 
 def found(source: Any) -> tuple[str | None, BackendName]:
-    """The kind of a layer (None for the book's and ours) and its backend; TypeError if it is no attention layer."""
+    """Return the kind of a layer (None for the book's and ours) and its backend; TypeError if it is none."""
     if exact := known(source):
         return exact
     wanted = f"expected named arrays, the layer of an mha.MultiHeadAttention, or exactly one of {', '.join(KINDS)}"
@@ -56,7 +56,7 @@ def found(source: Any) -> tuple[str | None, BackendName]:
 
 
 def inside(module: Any) -> list[str]:
-    """The text to write after a module for each attention layer in it."""
+    """Return the text to write after a module for each attention layer in it."""
     children = module_of(dispatch.backend_of(module) or "numpy").children
     found, seen, left = [], {id(module)}, [("", module)]
     for path, parent in left:  # the loop appends to it
@@ -71,7 +71,7 @@ def inside(module: Any) -> list[str]:
 
 
 def named_in_full(kind: Any, grouped: bool = False) -> Any:
-    """The full name of a kind that is given as a class or as the start of its name; anything else stays as it is.
+    """Return the full name of a kind that is given as a class or as the start of its name; anything else as it is.
 
     grouped: True if heads of keys are shared, which decides between two kinds of Keras.
     """
@@ -88,13 +88,13 @@ def named_in_full(kind: Any, grouped: bool = False) -> Any:
 
 
 def _class(kind: str) -> type | None:
-    """The class of a kind; None if its module is not imported."""
+    """Return the class of a kind; None if its module is not imported."""
     place, _, name = kind.rpartition(".")
     return getattr(sys.modules.get(place), name, None)
 
 
 def known(source: Any) -> tuple[str | None, BackendName] | None:
-    """The kind of a layer (None for the book's and ours) and its backend; None if it is no attention layer.
+    """Return the kind of a layer (None for the book's and ours) and its backend; None if it is no attention layer.
 
     The class must be exactly the kind's: a subclass may compute something else.
     """
@@ -109,7 +109,7 @@ def known(source: Any) -> tuple[str | None, BackendName] | None:
 
 
 def _of_class(exact: type) -> tuple[str | None, BackendName] | None:
-    """The kind and the backend of exactly this class, as `_known` returns them."""
+    """Return the kind and the backend of exactly this class, as `known` does."""
     return next(
         ((kind if kind in KINDS.keys() - BOOK else None, backend)
          for kind, backend in (KINDS | OWN).items() if exact is _class(kind)), None,
@@ -117,5 +117,5 @@ def _of_class(exact: type) -> tuple[str | None, BackendName] | None:
 
 
 def module_of(backend: BackendName) -> Any:
-    """The module in which a backend handles the layers of its framework."""
+    """Return the module in which a backend handles the layers of its framework."""
     return importlib.import_module(f"mha.weights.frameworks.{backend}")

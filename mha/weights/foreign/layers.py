@@ -1,4 +1,4 @@
-"""Take the configuration and weights of a layer of any kind, call it, and make one of another kind."""
+"""Convert a layer of any kind to configuration and weights, call it, and make one of another kind."""
 
 import importlib
 import inspect
@@ -26,7 +26,7 @@ def read(
     options: Mapping[str, Any],
     layer: int | None = None,
 ) -> Layer:
-    """The configuration and canonical weights of a layer of any kind, or of named arrays; see `mha.from_native`."""
+    """Return the configuration and canonical weights of any layer, or of named arrays; see `mha.from_native`."""
     sayable(options)
     if isinstance(source, Mapping) and not callable(source):  # a module of MLX is a dict, too
         return _of_arrays(named(source), scheme, prefix, num_heads, options, layer)
@@ -54,7 +54,7 @@ def _of_arrays(
     given: Mapping[str, Any],
     layer: int | None,
 ) -> Layer:
-    """The configuration and canonical weights of a layer in named arrays."""
+    """Return the configuration and canonical weights of a layer in named arrays."""
     chosen, prefix = schemes.choose(arrays, scheme, prefix)
     if models.LENGTH in given:
         raise ValueError("length came with arrays, whose rotation is the one that rotary says; leave it out")
@@ -67,7 +67,7 @@ def _of_arrays(
 
 
 def taken(source: Any) -> Layer:
-    """The configuration and canonical weights of a layer of a known kind, or of a subclass of one."""
+    """Return the configuration and canonical weights of a layer of a known kind, or of a subclass of one."""
     kind, backend = kind_of(source) or found(source)
     return _book(backend, source) if kind is None else module_of(backend).take(source)
 
@@ -86,7 +86,7 @@ def attend(
 
 
 def make(kind: str | type, config: Config, weights: dict[str, np.ndarray]) -> Any:
-    """A layer of another kind with these canonical weights; see `MultiHeadAttention.to_native`."""
+    """Make a layer of another kind with these canonical weights; see `MultiHeadAttention.to_native`."""
     grouped = config.num_key_value_heads < config.num_heads
     kind = checks.choice("kind", named_in_full(kind, grouped), tuple(KINDS))
     backend = KINDS[kind]
@@ -100,7 +100,7 @@ def make(kind: str | type, config: Config, weights: dict[str, np.ndarray]) -> An
 
 
 def _book(backend: BackendName, layer: Any) -> Layer:
-    """The configuration and canonical weights of a layer of the book, or of ours."""
+    """Return the configuration and canonical weights of a layer of the book, or of ours."""
     module, native = dispatch.load(backend), module_of(backend)
     config = getattr(layer, "config", None)
     if not isinstance(config, Config) and backend not in BOOK.values():
@@ -119,7 +119,7 @@ def _book(backend: BackendName, layer: Any) -> Layer:
 
 
 def _printed(native: Any, layer: Any) -> Layer:
-    """The configuration and canonical weights of a layer that the book prints."""
+    """Return the configuration and canonical weights of a layer that the book prints."""
     parts = {"attention": ("DotProductAttention",)} | dict.fromkeys(schemes.PROJECTIONS, native.DENSE)
     for name, kinds in parts.items():
         if (came := type(getattr(layer, name)).__name__) not in kinds:
@@ -129,7 +129,7 @@ def _printed(native: Any, layer: Any) -> Layer:
 
 
 def _make_book(backend: BackendName, kind: str, config: Config, weights: dict[str, np.ndarray]) -> Any:
-    """A layer of `mha.d2l` with these canonical weights."""
+    """Make a layer of `mha.d2l` with these canonical weights."""
     D, H = config.num_hiddens, config.num_heads
     width = D / H if D % H else D // H
     require(kind, config, {"key_dim": width, "value_dim": width, "pooling": "dot", "dtype": "float32"})
@@ -141,7 +141,7 @@ def _make_book(backend: BackendName, kind: str, config: Config, weights: dict[st
 
 
 def _rate(dropout: Any) -> float:
-    """The probability of dropout, which each framework stores under another name."""
+    """Return the probability of dropout, which each framework stores under another name."""
     return next((getattr(dropout, name) for name in ("p", "rate", "_rate") if hasattr(dropout, name)), dropout)
 
 

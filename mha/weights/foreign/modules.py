@@ -1,4 +1,4 @@
-"""Take an attention layer out of a module of Hugging Face's transformers: its arrays, and what its config says.
+"""Read an attention layer in a module of Hugging Face's transformers: its arrays, and its config.
 
 The module is known by the names of its arrays and by its attribute `config`, as `save_pretrained` would write both;
 transformers itself is not imported.
@@ -19,7 +19,7 @@ _WITHOUT_OUTPUT = {"query.weight", "key.weight", "value.weight"}
 
 
 def config_of(source: Any) -> Any | None:
-    """The config of a module, or of the first of its parts that has one; None if it is no module of transformers."""
+    """Return the config of a module, or of the first of its parts that has one; None if it is not transformers'."""
     if isinstance(source, type) or not all(callable(getattr(source, name, None)) for name in ("state_dict", "modules")):
         return None
     found = (getattr(part, "config", None) for part in source.modules())
@@ -29,7 +29,7 @@ def config_of(source: Any) -> Any | None:
 def take(
     source: Any, config: Any, scheme: str, prefix: str | None, num_heads: int | None, given: Mapping[str, Any]
 ) -> Layer:
-    """The configuration and canonical weights of a layer in a module; the other arguments are as for `mha.from_native`.
+    """Return the configuration and canonical weights of a layer in a module; arguments as for `mha.from_native`.
 
     Raises ValueError if the module has no layer of a known scheme, or if its config has an option that mha does not.
     """
@@ -53,7 +53,7 @@ def take(
 
 
 def _whole(arrays: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The arrays of a module; to those of BERT's self-attention, which has no output kernel, the identity is added."""
+    """Return the arrays of a module; BERT's self-attention has no output kernel, and gets the identity."""
     kernels = {name for name in arrays if name.endswith(".weight")}
     if kernels != _WITHOUT_OUTPUT:
         return arrays

@@ -1,4 +1,4 @@
-"""Named arrays of any framework, nested or not, and the layer in them."""
+"""Read named arrays of any framework, nested or not, and the layer in them."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -24,7 +24,7 @@ def canonical(
     options: Mapping[str, Any] | None = None,
     layer: int | None = None,
 ) -> Layer:
-    """The configuration and canonical weights of the layer with this prefix; its arrays are of any framework.
+    """Return the configuration and canonical weights of the layer with this prefix; arrays: of any framework.
 
     layer: its number, where the first axis of each array goes through the layers of a stack.
     """
@@ -35,7 +35,7 @@ def canonical(
 def _of_stack(
     arrays: dict[str, np.ndarray], scheme: SchemeName, prefix: str, layer: int | None
 ) -> dict[str, np.ndarray]:
-    """The arrays of one layer out of those of a stack, as `nn.scan` of Flax makes it; layer: None = they are no stack.
+    """Return the arrays of one layer of a stack, as `nn.scan` of Flax makes it; layer: None = it is no stack.
 
     Raises ValueError if they are one and layer is None, or if there is no such layer; TypeError if layer is no int.
     """
@@ -59,7 +59,7 @@ def _of_stack(
 
 
 def named(tree: Mapping[Any, Any]) -> dict[str, Any]:
-    """The leaves of nested mappings and lists of them, by their path, joined by dots; without a lone outer "params"."""
+    """Return the leaves of nested mappings and lists by path, joined by dots; without a lone outer "params"."""
     if set(tree) == {"params"} and isinstance(tree["params"], Mapping):
         tree = tree["params"]
     arrays: dict[str, Any] = {}
@@ -72,7 +72,7 @@ def named(tree: Mapping[Any, Any]) -> dict[str, Any]:
 
 
 def named_parts(layer: Any, kernel: str, parameters: Any) -> dict[str, Any]:
-    """The arrays of a layer: of projections by our names, all others by its own; kernel: its name for a kernel."""
+    """Return the arrays of a layer: projections by our names, others by its own; kernel: its name of a kernel."""
     parts = {name: getattr(layer, name) for name in schemes.PROJECTIONS}
     own = {f"{name}.{kind}": getattr(part, kind) for name, part in parts.items() for kind in (kernel, "bias")}
     own = {name: X for name, X in own.items() if X is not None}

@@ -1,1 +1,1 @@
-"""The frameworks' own layers and the book's, in and out, a file for each; and the caches of its libraries."""
+"""Convert the frameworks' own layers and the book's, a file for each; and the caches of their libraries."""

@@ -1,4 +1,4 @@
-"""The layers of Flax, linen's and nnx's, and the book's in JAX, in and out; and the caches of the former, out.
+"""Convert the layers of Flax, linen's and nnx's, and the book's in JAX; make caches of Flax.
 
 flax.linen.MultiHeadDotProductAttention and flax.nnx.MultiHeadAttention have kernels with an axis for the heads. That of
 linen has them in variables outside the module. Both may have layer norms of queries and keys, that of nnx groups too.
@@ -33,12 +33,12 @@ OPTIONS = (
 
 
 def take(layer: Any) -> tuple[Config, dict[str, np.ndarray]]:
-    """The configuration and canonical weights of a layer; a module of linen must be bound to its variables."""
+    """Return the configuration and canonical weights of a layer; one of linen must be bound to its variables."""
     return _take_nnx(layer) if isinstance(layer, nnx.MultiHeadAttention) else _take_linen(layer)
 
 
 def make(kind: str, config: Config, weights: dict[str, np.ndarray]) -> Any:
-    """A layer with these canonical weights: of linen bound to its variables, of nnx with dropout from the seed 0."""
+    """Make a layer with these canonical weights: of linen bound to its variables, of nnx with dropout from seed 0."""
     needed: dict[str, Any] = {"value_dim": config.key_dim}
     if kind == NNX:
         needed |= {"value_size": config.key_size, "num_key_value_heads": config.num_key_value_heads}
@@ -52,7 +52,7 @@ def make(kind: str, config: Config, weights: dict[str, np.ndarray]) -> Any:
 
 
 def make_cache(kind: str, keys: Any, values: Any, tokens: int) -> Any:
-    """The cache of one layer; keys: (B, G, S, d), values: (B, G, S, dv), of whose slots so many are filled."""
+    """Make the cache of one layer; keys: (B, G, S, d), values: (B, G, S, dv), with so many slots filled."""
     arrays = {
         "cached_key": keys.swapaxes(1, 2),  # (B, S, G, d)
         "cached_value": values.swapaxes(1, 2),  # (B, S, G, dv)
@@ -64,7 +64,7 @@ def make_cache(kind: str, keys: Any, values: Any, tokens: int) -> Any:
 def attend(
     layer: Any, queries: Any, keys: Any, values: Any, padding: Any, pairs: Any, causal: bool, cotangent: Any
 ) -> tuple[dict[str, Any], SchemeName, dict[str, Any]]:
-    """Call the layer: output, weights and gradients of the inputs; and gradients of its own arrays.
+    """Call the layer; return output, weights and gradients of the inputs, and gradients of its own arrays.
 
     padding: (B, K), pairs: (B, 1 or H, Q, K), both True = may attend; None hides nothing. cotangent: (B, Q, D).
     """
@@ -100,19 +100,19 @@ def is_ready(layer: Any) -> bool:
 
 
 def printed(layer: Any) -> tuple[str, dict[str, Any]]:
-    """The naming scheme and the arrays of a layer as the book prints it."""
+    """Return the naming scheme and the arrays of a layer as the book prints it."""
     if isinstance(layer, nnx.Module):
         return "mha", foreign.named(nnx.to_pure_dict(nnx.state(layer, nnx.Param)))
     return "mha", foreign.named(layer.variables["params"])
 
 
 def begun(layer: Any) -> Any:
-    """A layer of the book with room for its weights."""
+    """Return a layer of the book with room for its weights."""
     return layer.bind({})
 
 
 def children(module: Any) -> list[tuple[str, Any]]:
-    """The parts of a module, each with what is written after the module to have it."""
+    """Return the parts of a module, each with the text to write after the module for it."""
     parts = nnx.iter_children(module) if isinstance(module, nnx.Module) else ()
     return [(foreign.part(name), part) for name, part in parts]
 
@@ -149,7 +149,7 @@ def _take_nnx(layer: Any) -> tuple[Config, dict[str, np.ndarray]]:
 
 
 def _norm(layer: Any) -> dict[str, Any]:
-    """The options of the norms of a layer of nnx, which are objects of its own."""
+    """Return the options of the norms of a layer of nnx, which are objects of its own."""
     if not layer.normalize_qk:
         return {}
     for name in ("query_ln", "key_ln"):
@@ -177,7 +177,7 @@ def _make_nnx(config: Config, arrays: dict[str, Any]) -> Any:
 
 
 def _options(config: Config) -> dict[str, Any]:
-    """The names of a configuration in both layers."""
+    """Return a configuration by the names of both layers."""
     dtype = jnp.dtype(config.dtype)
     return {
         "num_heads": config.num_heads, "qkv_features": config.num_heads * config.key_dim,

@@ -1,4 +1,4 @@
-"""MLX's own layer, in and out; the caches of mlx-lm, out, and arrays that lie quantised in its files, unpacked.
+"""Convert MLX's own layer; make caches of mlx-lm, and unpack arrays that are quantised in its files.
 
 mlx.nn.MultiHeadAttention has kernels (out, in), and one `bias` for all. A module of MLX is a dict of what it holds.
 """
@@ -24,7 +24,7 @@ PROJECTIONS = ("query_proj", "key_proj", "value_proj", "out_proj")
 
 
 def take(layer: Any) -> tuple[Config, dict[str, np.ndarray]]:
-    """The configuration and canonical weights of a layer."""
+    """Return the configuration and canonical weights of a layer."""
     for name in PROJECTIONS:
         if type(part := layer[name]) is not nn.Linear:
             raise TypeError(f"{name} of the {KIND} is a {type(part).__name__}, expected an mlx.nn.Linear")
@@ -32,7 +32,7 @@ def take(layer: Any) -> tuple[Config, dict[str, np.ndarray]]:
 
 
 def make(kind: str, config: Config, weights: dict[str, np.ndarray]) -> Any:
-    """A layer with these canonical weights."""
+    """Make a layer with these canonical weights."""
     foreign.require(kind, config, {"dropout": 0.0, "pooling": "dot"})
     sizes = {f"{name}_input_dims": getattr(config, f"{name}_size") for name in ("query", "key", "value")}
     sizes |= {"value_dims": config.num_heads * config.value_dim, "value_output_dims": config.num_hiddens}
@@ -43,7 +43,7 @@ def make(kind: str, config: Config, weights: dict[str, np.ndarray]) -> Any:
 
 
 def make_cache(kind: str, keys: Any, values: Any, tokens: int) -> Any:
-    """The cache of one layer; keys: (B, G, S, d), values: (B, G, S, dv), of whose slots so many are filled."""
+    """Make the cache of one layer; keys: (B, G, S, d), values: (B, G, S, dv), with so many slots filled."""
     if importlib.util.find_spec("mlx_lm") is None:
         raise ModuleNotFoundError(f"kind {kind!r} needs mlx_lm: {dispatch.pip(('mlx-lm>=0.28',))}", name="mlx_lm")
     from mlx_lm.models.cache import KVCache
@@ -58,7 +58,7 @@ def make_cache(kind: str, keys: Any, values: Any, tokens: int) -> Any:
 def attend(
     layer: Any, queries: Any, keys: Any, values: Any, padding: Any, pairs: Any, causal: bool, cotangent: Any
 ) -> tuple[dict[str, Any], SchemeName, dict[str, Any]]:
-    """Call the layer: output, weights and gradients of the inputs; and gradients of its own arrays.
+    """Call the layer; return output, weights and gradients of the inputs, and gradients of its own arrays.
 
     padding: (B, K), pairs: (B, 1 or H, Q, K), both True = may attend; None hides nothing. cotangent: (B, Q, D).
     """
@@ -87,12 +87,12 @@ def attend(
 
 
 def children(module: Any) -> list[tuple[str, Any]]:
-    """The parts of a module, each with what is written after the module to have it."""
+    """Return the parts of a module, each with the text to write after the module for it."""
     return _parts(module.children()) if isinstance(module, nn.Module) else []
 
 
 def _parts(held: Any, path: str = "") -> list[tuple[str, Any]]:
-    """The modules in lists and dicts of modules, each with its path."""
+    """Return the modules in lists and dicts of modules, each with its path."""
     found: list[tuple[str, Any]] = []
     for name, part in held.items() if isinstance(held, dict) else enumerate(held):
         here = path + (f"[{name!r}]" if path and isinstance(held, dict) else foreign.part(name))
@@ -103,7 +103,7 @@ def _parts(held: Any, path: str = "") -> list[tuple[str, Any]]:
 def unpacked(
     packed: np.ndarray, parts: dict[str, np.ndarray], dtype: np.dtype, group_size: int, bits: int, mode: str
 ) -> np.ndarray:
-    """The floats of an array that lies quantised in a file; parts: its scales and what else is beside it, by name."""
+    """Return the floats of an array that is quantised in a file; parts: its scales and biases, by name."""
     given = {name: tensor(X) for name, X in parts.items()}
     how = {"group_size": group_size, "bits": bits, "mode": mode, "dtype": getattr(mx, checks.dtype_name(dtype))}
     return to_numpy(mx.dequantize(tensor(packed), **given, **how, stream=mx.cpu))

@@ -1,4 +1,4 @@
-"""The book's layer in MXNet, in and out: Gluon has no attention layer of its own."""
+"""Convert the book's layer in MXNet: Gluon has no attention layer of its own."""
 
 import weakref
 from typing import Any
@@ -18,19 +18,19 @@ def is_ready(layer: Any) -> bool:
 
 
 def printed(layer: Any) -> tuple[str, dict[str, Any]]:
-    """The naming scheme and the arrays of a layer as the book prints it."""
+    """Return the naming scheme and the arrays of a layer as the book prints it."""
     foreign.refuse("layer", {f"activation of {name}": getattr(layer, name).act for name in schemes.PROJECTIONS})
     arrays = foreign.named_parts(layer, "weight", layer.collect_params().values())
     return "d2l", {name: X.data() for name, X in arrays.items()}
 
 
 def begun(layer: Any) -> Any:
-    """A layer of the book with room for its weights."""
+    """Return a layer of the book with room for its weights."""
     layer.initialize()
     return layer
 
 
 def children(module: Any) -> list[tuple[str, Any]]:
-    """The parts of a module, each with what is written after the module to have it."""
+    """Return the parts of a module, each with the text to write after the module for it."""
     parts = getattr(module, "_children", {}).items()
     return [(foreign.part(name), part() if isinstance(part, weakref.ref) else part) for name, part in parts]

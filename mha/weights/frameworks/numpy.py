@@ -6,6 +6,6 @@ from mha.weights import foreign
 
 
 def children(module: Any) -> list[tuple[str, Any]]:
-    """The parts of a module, each with what is written after the module to have it."""
+    """Return the parts of a module, each with the text to write after the module for it."""
     parts = getattr(module, "__dict__", {}).items()
     return [(foreign.part(name), part) for name, part in parts if type(part).__module__.partition(".")[0] == "mha"]

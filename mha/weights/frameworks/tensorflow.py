@@ -1,4 +1,4 @@
-"""Keras's own layers, and the book's in TensorFlow, in and out.
+"""Convert Keras's own layers, and the book's in TensorFlow.
 
 keras.layers.MultiHeadAttention and GroupQueryAttention have kernels with an axis for the heads.
 """
@@ -23,7 +23,7 @@ KNOWN |= {"name", "trainable", "kernel_initializer", "bias_initializer", "seed"}
 
 
 def take(layer: Any) -> tuple[Config, dict[str, np.ndarray]]:
-    """The configuration and canonical weights of a layer that has been built."""
+    """Return the configuration and canonical weights of a layer that has been built."""
     grouped = isinstance(layer, keras.layers.GroupQueryAttention)
     kind = GROUPED if grouped else KIND
     if not layer.built:
@@ -40,7 +40,7 @@ def take(layer: Any) -> tuple[Config, dict[str, np.ndarray]]:
 
 
 def make(kind: str, config: Config, weights: dict[str, np.ndarray]) -> Any:
-    """A built layer with these canonical weights."""
+    """Make a built layer with these canonical weights."""
     H, G, d = config.num_heads, config.num_key_value_heads, config.key_dim
     needed: dict[str, Any] = {"pooling": "dot"}
     gated: dict[str, Any] = {}  # older Keras has no gate
@@ -66,7 +66,7 @@ def make(kind: str, config: Config, weights: dict[str, np.ndarray]) -> Any:
 def attend(
     layer: Any, queries: Any, keys: Any, values: Any, padding: Any, pairs: Any, causal: bool, cotangent: Any
 ) -> tuple[dict[str, Any], SchemeName, dict[str, Any]]:
-    """Call the layer: output, weights and gradients of the inputs; and gradients of its own arrays.
+    """Call the layer; return output, weights and gradients of the inputs, and gradients of its own arrays.
 
     padding: (B, K), pairs: (B, 1 or H, Q, K), both True = may attend; None hides nothing. cotangent: (B, Q, D).
     """
@@ -101,7 +101,7 @@ def is_ready(layer: Any) -> bool:
 
 
 def printed(layer: Any) -> tuple[str, dict[str, Any]]:
-    """The naming scheme and the arrays of a layer as the book prints it."""
+    """Return the naming scheme and the arrays of a layer as the book prints it."""
     parts = {f"activation of {name}": getattr(layer, name).activation for name in schemes.PROJECTIONS}
     names = {name: getattr(activation, "__name__", activation) for name, activation in parts.items()}
     foreign.refuse("layer", {name: activation for name, activation in names.items() if activation != "linear"})
@@ -110,12 +110,12 @@ def printed(layer: Any) -> tuple[str, dict[str, Any]]:
 
 
 def begun(layer: Any) -> Any:
-    """A layer of the book with room for its weights."""
+    """Return a layer of the book with room for its weights."""
     return layer
 
 
 def children(module: Any) -> list[tuple[str, Any]]:
-    """The parts of a module, each with what is written after the module to have it."""
+    """Return the parts of a module, each with the text to write after the module for it."""
     if not isinstance(module, keras.layers.Layer):
         return []
     held = [(f".{name}", X) for name, X in vars(module).items() if not name.startswith("_")]
@@ -125,10 +125,10 @@ def children(module: Any) -> list[tuple[str, Any]]:
 
 
 def _name(X: Any) -> str:
-    """The name of an array of a layer, in it: "query.kernel"."""
+    """Return the name of an array inside its layer: "query.kernel"."""
     return ".".join(X.path.split("/")[-2:])
 
 
 def _mixed(layer: Any) -> str | None:
-    """The dtype policy of a layer that computes in another dtype than its weights have, or None."""
+    """Return the dtype policy of a layer that computes in another dtype than its weights have, or None."""
     return None if layer.compute_dtype == layer.variable_dtype else layer.dtype_policy.name

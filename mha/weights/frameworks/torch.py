@@ -1,4 +1,4 @@
-"""PyTorch's own layer, and the book's in PyTorch, in and out; and the caches of transformers, out.
+"""Convert PyTorch's own layer, and the book's in PyTorch; make caches of transformers.
 
 torch.nn.MultiheadAttention has kernels (out, in), packed where queries, keys and values have one width.
 """
@@ -22,13 +22,13 @@ FIRST = "call it once, so that its parts learn their sizes"
 
 
 def take(layer: Any) -> tuple[Config, dict[str, np.ndarray]]:
-    """The configuration and canonical weights of a layer; batch_first is a matter of its calls."""
+    """Return the configuration and canonical weights of a layer; batch_first is a matter of its calls."""
     foreign.refuse(KIND, {"add_bias_kv": layer.bias_k is not None, "add_zero_attn": layer.add_zero_attn})
     return foreign.canonical(layer.state_dict(), _scheme(layer), "", layer.num_heads, layer.dropout)
 
 
 def make(kind: str, config: Config, weights: dict[str, np.ndarray]) -> Any:
-    """A layer with batch_first=True and these canonical weights."""
+    """Make a layer with batch_first=True and these canonical weights."""
     D, H = config.num_hiddens, config.num_heads
     width = D / H if D % H else D // H
     foreign.require(kind, config, {"query_size": D, "key_dim": width, "value_dim": width, "pooling": "dot"})
@@ -42,7 +42,7 @@ def make(kind: str, config: Config, weights: dict[str, np.ndarray]) -> Any:
 
 
 def make_cache(kind: str, keys: Any, values: Any, tokens: int) -> Any:
-    """The cache of one layer; keys: (B, G, S, d), values: (B, G, S, dv), of whose slots so many are filled."""
+    """Make the cache of one layer; keys: (B, G, S, d), values: (B, G, S, dv), with so many slots filled."""
     if importlib.util.find_spec("transformers") is None:
         needed = dispatch.pip(("transformers>=5",))
         raise ModuleNotFoundError(f"kind {kind!r} needs transformers: {needed}", name="transformers")
@@ -59,7 +59,7 @@ def make_cache(kind: str, keys: Any, values: Any, tokens: int) -> Any:
 def attend(
     layer: Any, queries: Any, keys: Any, values: Any, padding: Any, pairs: Any, causal: bool, cotangent: Any
 ) -> tuple[dict[str, Any], SchemeName, dict[str, Any]]:
-    """Call the layer: output, weights and gradients of the inputs; and gradients of its own arrays.
+    """Call the layer; return output, weights and gradients of the inputs, and gradients of its own arrays.
 
     padding: (B, K), pairs: (B, 1 or H, Q, K), both True = may attend; None hides nothing. cotangent: (B, Q, D).
     """
@@ -103,17 +103,17 @@ def is_ready(layer: Any) -> bool:
 
 
 def printed(layer: Any) -> tuple[str, dict[str, Any]]:
-    """The naming scheme and the arrays of a layer as the book prints it."""
+    """Return the naming scheme and the arrays of a layer as the book prints it."""
     return "d2l", layer.state_dict()
 
 
 def begun(layer: Any) -> Any:
-    """A layer of the book with room for its weights."""
+    """Return a layer of the book with room for its weights."""
     return layer
 
 
 def children(module: Any) -> list[tuple[str, Any]]:
-    """The parts of a module, each with what is written after the module to have it."""
+    """Return the parts of a module, each with the text to write after the module for it."""
     parts = module.named_children() if isinstance(module, torch.nn.Module) else ()
     return [(foreign.part(name), part) for name, part in parts]
 

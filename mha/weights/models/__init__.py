@@ -1,4 +1,4 @@
-"""What the configuration of a model, in a file beside its weights, says of the attention of a layer, and its calls."""
+"""Read the options and the calls of attention layers from the configuration of a model, beside its weights."""
 
 from mha.weights.models.call_conventions import Attends, attends
 from mha.weights.models.config import FOLDED, LENGTH, beside, data_of, described, options, parsed

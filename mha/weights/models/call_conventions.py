@@ -1,4 +1,4 @@
-"""How a model calls the attention of a layer: causal or not, and which of its own arguments say what is no padding.
+"""Tell how a model calls an attention layer: causal or not, and which of its own arguments mark padding.
 
 Source: the models of transformers 5.23, each with random weights, called with padding.
 """
@@ -17,17 +17,18 @@ _CROSS = {"crossattention", "encoder_attn", "cross_attention", "EncDecAttention"
 
 @dataclasses.dataclass(frozen=True)
 class Attends:
-    """How a layer is called.
+    """The way a layer is called.
 
-    causal: whether a query sees no later keys.
-    queries, keys: the argument of the model's own call that says which of them are no padding; "" = all are taken for
-        tokens. Models of sounds shorten what they are given: there it has a number for each of its samples instead.
-    bias: what is added to the scores: "" = nothing; "t5" = a table, which lies in the first layer of a stack (in
-        UMT5 in each, in MPNet beside them); "alibi" = linear biases; "alibi, scaled" = those divided by the square root
-        of a head's width.
-    cross: whether keys and values are of another sequence than queries.
-    without: arguments of the model's own call that hold 0 alone, or are not given: else some tokens see later ones, or
-        have several positions, as those of pictures.
+    Attributes:
+        causal: whether a query sees no later keys.
+        queries, keys: the argument of the model's own call that marks their padding; "" = none, all are tokens. Models
+            of sounds shorten their input: there the argument has a number for each sample of it instead.
+        bias: added to the scores: "" = nothing; "t5" = a table, which is in the first layer of a stack (in UMT5 in
+            each, in MPNet beside them); "alibi" = linear biases; "alibi, scaled" = those divided by the square root of
+            a head's width.
+        cross: whether keys and values are of another sequence than queries.
+        without: arguments of the model's own call that must be 0 or absent: else some tokens see later ones, or have
+            several positions, as those of pictures.
     """
 
     causal: bool
@@ -40,7 +41,7 @@ class Attends:
 
 @dataclasses.dataclass(frozen=True)
 class _Pattern:
-    """How the layers of a kind of model are called: those of a decoder, the others, and those between two sequences."""
+    """The calls of the layers of a kind of model: in a decoder, elsewhere, and between two sequences."""
 
     decoder: Attends
     encoder: Attends
@@ -92,9 +93,9 @@ PAIRS = {"encoder-decoder": _TOKENS, "speech-encoder-decoder": _TOKENS, "vision-
 
 
 def attends(model: dict[str, Any], scheme: SchemeName, prefix: str) -> Attends:
-    """How a model calls the layer with this prefix.
+    """Return how a model calls the layer with this prefix.
 
-    model: what its `config.json` holds; scheme, prefix: as `schemes.recognise` returns them.
+    model: the contents of its `config.json`; scheme, prefix: as `schemes.recognise` returns them.
     Raises ValueError if the kind of the model, or of its part, is not known, or if it has an encoder and a decoder and
     the prefix does not say which.
     """
@@ -109,7 +110,7 @@ def attends(model: dict[str, Any], scheme: SchemeName, prefix: str) -> Attends:
 
 
 def _of_part(model: dict[str, Any], scheme: SchemeName, prefix: str) -> Attends:
-    """As `attends`, of a model without parts."""
+    """Return the same for a model without parts."""
     if scheme not in KINDS:
         raise ValueError(f"scheme is {scheme!r}, expected one of {', '.join(KINDS)}, whose models say what they are")
     kind = kind_of(model, scheme)
@@ -134,6 +135,6 @@ def _of_part(model: dict[str, Any], scheme: SchemeName, prefix: str) -> Attends:
 
 
 def _renamed(found: Attends, names: dict[str, str]) -> Attends:
-    """The same, but arguments with these names have others."""
+    """Return the same with other names of arguments."""
     queries, keys = (names.get(name, name) for name in (found.queries, found.keys))
     return dataclasses.replace(found, queries=queries, keys=keys)

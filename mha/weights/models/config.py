@@ -73,17 +73,17 @@ LENGTH = "length"  # an option of the caller's: the number of tokens of a text, 
 
 
 def beside(path: str | os.PathLike[str], scheme: SchemeName) -> Path | None:
-    """The path of the model's configuration beside a file of weights; None if models of this scheme have none."""
+    """Return the path of the model's configuration beside a file of weights; None if this scheme has none."""
     return Path(path).with_name(SCHEMES[scheme].config) if SCHEMES[scheme].config else None
 
 
 def options(
     path: Path | None, scheme: SchemeName, prefix: str, length: int | None = None, form: str = ""
 ) -> dict[str, Any]:
-    """The options of `mha.core.options.config.Config`, and FOLDED, that a file records for the layer with this prefix.
+    """Return the options of `Config`, and FOLDED, that a file records for the layer with this prefix.
 
     length: the number of tokens of a text, if a rotation goes by it; None = no more than those of its first training.
-    form: the format that the file of the weights says in its metadata; "" = none.
+    form: the format in the metadata of the file of the weights; "" = none.
     Raises ValueError, which names the file, if it cannot be read, or has an option that no layer of mha has.
     """
     if path is None or (data := data_of(path)) is None:
@@ -95,7 +95,7 @@ def options(
 
 
 def data_of(path: Path) -> bytes | None:
-    """The bytes of a configuration, one more than there may be at most; None if there is no such file."""
+    """Read the bytes of a configuration, at most one more than are allowed; None if there is no such file."""
     try:
         with files.open_file(path) as file:
             return file.read(LIMIT + 1)
@@ -104,7 +104,7 @@ def data_of(path: Path) -> bytes | None:
 
 
 def parsed(data: bytes) -> dict[str, Any]:
-    """What a configuration says; ValueError if it is too large, or no JSON."""
+    """Parse a configuration; ValueError if it is too large, or no JSON."""
     if len(data) > LIMIT:
         raise ValueError(f"it has more than {LIMIT} bytes")
     return json_text.parse(data.decode())
@@ -118,9 +118,9 @@ def described(
     form: str = "",
     said_by: str | None = None,
 ) -> dict[str, Any]:
-    """The options, as of `options`, in what a file holds; ValueError, TypeError or OverflowError if they are wrong.
+    """Return the options, as `options` does, of a parsed file; ValueError, TypeError or OverflowError if wrong.
 
-    said_by: the format of the arrays of the model that says it, where these are others; None = form.
+    said_by: the format of the arrays of the model that has this configuration, where others are read; None = form.
     """
     if length is not None:
         checks.size("length", length)
@@ -163,7 +163,7 @@ def _options(model: dict[str, Any], scheme: SchemeName, prefix: str, length: int
 
 
 def _heads(model: dict[str, Any], defaults: dict[str, Any], prefix: str) -> Any:
-    """The number of heads that a file says of the layer with this prefix, or its kind has by default; else None.
+    """Return the number of heads of a layer by its file, or by the default of its kind; else None.
 
     Raises ValueError if an encoder and a decoder have different ones, and the prefix does not say which it is.
     """
@@ -182,7 +182,7 @@ def _heads(model: dict[str, Any], defaults: dict[str, Any], prefix: str) -> Any:
 
 
 def _params(model: dict[str, Any]) -> dict[str, Any]:
-    """The options that `params.json` records; it may lack the rotation."""
+    """Return the options that `params.json` records; it may lack the rotation."""
     _refuse_unknown(model, _SAID)
     num_heads = checks.size("n_heads", model.get("n_heads"))
     groups, width = model.get("n_kv_heads"), model.get("head_dim")
@@ -208,7 +208,7 @@ def _refuse_unknown(model: dict[str, Any], known: Set[str], kind: str = "") -> N
 
 
 def _says_nothing(name: str, value: Any, neutral: Mapping[str, Any]) -> bool:
-    """True if an option does not change the attention; neutral: the values with which others do not."""
+    """Whether an option leaves the attention as it is; neutral: the values with which others do."""
     if name == "layer_types" and isinstance(value, list):
         return all(kind == "full_attention" for kind in value)
     off = value is False and _NEUTRAL.get(name) is not True
@@ -218,7 +218,7 @@ def _says_nothing(name: str, value: Any, neutral: Mapping[str, Any]) -> bool:
 def _rotated(
     model: dict[str, Any], kind: str, reads: Container[str], prefix: str, num_heads: int, length: int | None
 ) -> dict[str, Any]:
-    """The options of a layer whose positions rotate; reads: the names that a model of this kind has."""
+    """Return the options of a layer whose positions rotate; reads: the names that a model of this kind has."""
     if kind == "gemma4_text":
         model = layers.gemma4(model, prefix)
     if kind == "modernbert":  # half of the window is before a token, half of it after
@@ -272,7 +272,7 @@ def _rotated(
 
 
 def _llama4(model: dict[str, Any], prefix: str, turns: bool) -> dict[str, Any]:
-    """What only Llama 4 has: chunks and norms without weights where positions turn, else a temperature."""
+    """Return the options of Llama 4 alone: chunks and norms without weights if it rotates, else a temperature."""
     found: dict[str, Any] = {"chunk": layers.chunk(model, prefix, turns)}
     if turns and model["use_qk_norm"]:
         found["qk_norm"] = Norm("rms", checks.positive("rms_norm_eps", model["rms_norm_eps"]), after=True)
@@ -284,7 +284,7 @@ def _llama4(model: dict[str, Any], prefix: str, turns: bool) -> dict[str, Any]:
 
 
 def _temperature(recorded: dict[str, Any]) -> Temperature:
-    """The temperature of Ministral 3, whose numbers are beside those of its rotation."""
+    """Return the temperature of Ministral 3, whose numbers are beside those of its rotation."""
     scale, floor = (recorded.get(name) for name in ("llama_4_scaling_beta", "original_max_position_embeddings"))
     floor = checks.size("original_max_position_embeddings", floor)
     return Temperature(checks.positive("llama_4_scaling_beta", scale), floor, shift=0)

@@ -232,7 +232,7 @@ NEUTRAL_OF |= {kind: {"use_qk_norm": True, "use_rotary_pos_emb": True} for kind 
 
 
 def kind_of(model: dict[str, Any], scheme: SchemeName) -> str:
-    """The kind of a model; ValueError if no such model with the names of this scheme is known."""
+    """Return the kind of a model; ValueError if no such model with the names of this scheme is known."""
     kind, kinds = str(model.get("model_type")), KINDS.get(scheme, {})
     if kind not in kinds:
         raise unknown(kind, kinds, f"whose attention is not known in scheme {scheme!r}")
@@ -240,7 +240,7 @@ def kind_of(model: dict[str, Any], scheme: SchemeName) -> str:
 
 
 def unknown(kind: str, kinds: Collection[str], what: str) -> ValueError:
-    """The error for a kind of model that is none of these; what: what is not known of it."""
+    """Return the error for a kind of model that is none of these; what: the consequence, in words."""
     close = difflib.get_close_matches(kind, kinds)
     alike = f"; names like it: {', '.join(close)}" if close else ""
     return ValueError(

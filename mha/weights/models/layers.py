@@ -1,4 +1,4 @@
-"""Which layers of a model have its window, and which rotate positions: what `config.json` says layer by layer.
+"""Tell which layers of a model have its window, and which rotate positions, by `config.json`, layer by layer.
 
 Source: the configuration and attention classes of transformers 5.23, and their defaults for names that a file lacks.
 """
@@ -13,9 +13,9 @@ from mha.weights.models.kinds import BY_NAME, BY_TYPES, BY_WINDOW, EXAONE, ROTAT
 
 
 def slides(model: dict[str, Any], kind: str, prefix: str, reads: Container[str]) -> bool:
-    """True if the layer with this prefix has the model's window; reads: the names that a model of this kind has.
+    """Whether the layer with this prefix has the model's window; reads: the names that a model of this kind has.
 
-    Raises ValueError if the prefix has no number of the layer, which is needed, or if the model says nothing of it.
+    Raises ValueError if the prefix lacks the layer's number, which is needed, or if the model does not describe it.
     """
     if kind == "llama4_text":  # it has chunks instead
         return False
@@ -55,9 +55,9 @@ def slides(model: dict[str, Any], kind: str, prefix: str, reads: Container[str])
 
 
 def turns(model: dict[str, Any], kind: str, prefix: str, slides: bool) -> bool:
-    """True if the layer with this prefix rotates positions; slides: whether it has a window.
+    """Whether the layer with this prefix rotates positions; slides: whether it has a window.
 
-    Raises ValueError if the prefix has no number of the layer, which is needed, or if the model says nothing of it.
+    Raises ValueError if the prefix lacks the layer's number, which is needed, or if the model does not describe it.
     """
     if kind == "cohere2_moe" and model["prefix_dense_sliding_window_pattern"] == 1:
         return slides or _dense(model, _number(prefix, "rotate no positions"))
@@ -74,9 +74,9 @@ def turns(model: dict[str, Any], kind: str, prefix: str, slides: bool) -> bool:
 
 
 def chunk(model: dict[str, Any], prefix: str, turns: bool) -> int | None:
-    """The chunk of the layer with this prefix of a Llama 4, None = it has none; turns: whether it rotates positions.
+    """Return the chunk of a layer of a Llama 4, None = it has none; turns: whether it rotates positions.
 
-    Raises ValueError if the model says no chunk, or nothing of that layer.
+    Raises ValueError if the model has no chunk, or does not describe that layer.
     """
     if (types := model["layer_types"]) is not None:
         at = _number(prefix, "have chunks")
@@ -90,7 +90,7 @@ def chunk(model: dict[str, Any], prefix: str, turns: bool) -> int | None:
 
 
 def local(model: dict[str, Any], prefix: str) -> int | None:
-    """The window of the layer with this prefix of a GPT-Neo, None = it has none; ValueError if the model lacks it."""
+    """Return the window of a layer of a GPT-Neo, None = it has none; ValueError if the model lacks the layer."""
     types = [kind for kinds, count in model["attention_types"] for _ in range(count) for kind in kinds]
     at = _number(prefix, "have a window")
     recorded = types[at] if at < len(types) else None
@@ -100,7 +100,7 @@ def local(model: dict[str, Any], prefix: str) -> int | None:
 
 
 def gemma4(model: dict[str, Any], prefix: str) -> dict[str, Any]:
-    """What a Gemma 4 says of the layer with this prefix: layers without a window have heads of another width.
+    """Return the configuration of one layer of a Gemma 4: heads have another width in layers without a window.
 
     Raises ValueError if the layer has no keys and values of its own; the message names the layer that has them.
     """
@@ -127,7 +127,7 @@ def gemma4(model: dict[str, Any], prefix: str) -> dict[str, Any]:
 
 
 def _last_is_full(model: dict[str, Any]) -> dict[str, Any]:
-    """What a Gemma 4 says, with its last layer as transformers makes it: without a window."""
+    """Return the configuration of a Gemma 4 with a last layer without a window, as transformers makes it."""
     types, count = model["layer_types"], model.get("num_hidden_layers")
     if types is None and count is not None:
         pattern = model["sliding_window_pattern"]
@@ -136,7 +136,7 @@ def _last_is_full(model: dict[str, Any]) -> dict[str, Any]:
 
 
 def _turns_by_number(model: dict[str, Any], at: int) -> bool:
-    """True if layer `at` of such a model rotates positions: `no_rope_layers` has a 1 for those that do."""
+    """Whether layer `at` rotates positions: `no_rope_layers` has a 1 for those that do."""
     listed = model["no_rope_layers"]
     if listed in (None, []):
         return (at + 1) % checks.size("no_rope_layer_interval", model["no_rope_layer_interval"]) != 0
@@ -149,7 +149,7 @@ def _turns_by_number(model: dict[str, Any], at: int) -> bool:
 
 
 def _dense(model: dict[str, Any], at: int) -> bool:
-    """True if layer `at` of such a model has no experts, as `mlp_layer_types` or `first_k_dense_replace` say."""
+    """Whether layer `at` has no experts, by `mlp_layer_types` or `first_k_dense_replace`."""
     types = model["mlp_layer_types"]
     if types is None:
         return at < checks.whole("first_k_dense_replace", model["first_k_dense_replace"])
@@ -160,7 +160,7 @@ def _dense(model: dict[str, Any], at: int) -> bool:
 
 
 def _number(prefix: str, what: str) -> int:
-    """The number of the layer with this prefix; what: some layers of its model do."""
+    """Return the number of the layer with this prefix; what: the difference between layers, for the error."""
     number = re.search(r"(?:^|\.)(?:layers|h)\.(\d+)\.", prefix)
     if number is None:
         raise ValueError(f"some layers {what}, and prefix {prefix!r} has no layers.NUMBER to say which layer it is")

@@ -1,4 +1,4 @@
-"""Where a layer is in its model: which part of the configuration is about it, and in which stack of layers it is."""
+"""Find the part of a model's configuration that is about a layer, and the stack that the layer is in."""
 
 import re
 from typing import Any
@@ -20,7 +20,7 @@ _STACK = re.compile(r"(?:^|\.)(encoder|decoder)\.")
 
 
 def part(model: dict[str, Any], prefix: str) -> dict[str, Any]:
-    """What the configuration of a model says of the part of it with this prefix; all of it if it has no parts."""
+    """Return the configuration of the part of a model with this prefix; all of it if it has no parts."""
     for name in prefix.split("."):
         if isinstance(found := model.get(_CONFIGS.get(name, "")), dict):
             return found
@@ -28,6 +28,6 @@ def part(model: dict[str, Any], prefix: str) -> dict[str, Any]:
 
 
 def stack(prefix: str) -> str:
-    """Whether the layer with this prefix is in the "encoder" or the "decoder"; "" if the prefix does not say it."""
+    """Return "encoder" or "decoder", the stack of the layer with this prefix; "" if the prefix has neither."""
     found = _STACK.findall(prefix)
     return found[-1] if found else ""

@@ -1,4 +1,4 @@
-"""The kinds of models whose attention is plain, or almost: how many heads they have if `config.json` does not say it.
+"""The kinds of models whose attention is plain, or almost: their numbers of heads if `config.json` has none.
 
 The kinds of a group are called in the same way. In a row are the names that a kind has for numbers of heads. The first
 one may also be called `num_attention_heads`.

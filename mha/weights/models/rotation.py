@@ -1,6 +1,6 @@
 """Read the rotation of a model from Hugging Face's `config.json`: `rope_parameters`, or in older files `rope_scaling`.
 
-Source: the rotations of transformers 5.23, and what stands there for names that a file lacks.
+Source: the rotations of transformers 5.23, and their defaults for names that a file lacks.
 """
 
 import dataclasses
@@ -50,10 +50,16 @@ OTHERS = "interleaved", "length"  # what no rotation in a file says
 def made(
     model: dict[str, Any], where: str, recorded: dict[str, Any], width: int, theta: Any, length: int | None
 ) -> Rotary:
-    """The rotation of heads of this width that a model records.
+    """Return the rotation that a model records.
 
-    model: all that the file says; where: the name under which it says `recorded`; theta: of older files; length: the
-    number of tokens of a text, None = no more than those of the first training.
+    Args:
+        model: the whole configuration.
+        where: the name of its option that has `recorded`.
+        recorded: the numbers of the rotation.
+        width: of a head.
+        theta: the base in older files.
+        length: the number of tokens of a text, None = no more than those of the first training.
+
     Raises TypeError or ValueError if its type is unknown, a number of it is missing or unknown, or has no such value.
     """
     given = {name: value for name, value in recorded.items() if value not in (None, {}, [])}
@@ -79,19 +85,19 @@ def made(
 
 
 def named(where: str, recorded: Any) -> dict[str, Any]:
-    """The options by name; {} for None."""
+    """Return options by name; {} for None."""
     if not isinstance(recorded, dict | None):
         raise TypeError(f"{where} is {reprlib.repr(recorded)}, expected options by name")
     return recorded or {}
 
 
 def rotary(model: dict[str, Any], kind: str, slides: bool, width: int, length: int | None) -> Rotary:
-    """The rotation of a layer of this kind of model, whose heads have this width; slides: whether it has a window.
+    """Return the rotation of a layer of this kind of model.
 
-    length: as of `made`.
+    slides: whether it has a window; width: of its heads; length: as of `made`.
 
     Gemma 3 and 4, OLMo 3 and ModernBERT have one rotation for layers with a window, and another one for layers without.
-    What Phi-3 calls YaRN is LongRoPE.
+    Phi-3's YaRN is LongRoPE.
     """
     where = next((name for name in ("rope_scaling", "rope_parameters") if model.get(name)), "rope_parameters")
     recorded = named(where, model.get(where))

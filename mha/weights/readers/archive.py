@@ -53,7 +53,7 @@ class Npz(Source):
 
 
 def begins(start: bytes) -> bool:
-    """True if a file that begins so is a zip archive; a safetensors file of the same size of header goes on in JSON."""
+    """Whether a file that begins so is a zip archive; a safetensors file with such a header goes on in JSON."""
     return start.startswith((b"PK\3\4", b"PK\5\6")) and start[8:9] != b"{"
 
 
@@ -81,7 +81,7 @@ def read(path: Path, file: BinaryIO, stack: contextlib.ExitStack) -> Source:
 
 
 def _of_keras(path: Path, archive: zipfile.ZipFile, stack: contextlib.ExitStack) -> Source:
-    """The weights in a `.keras` file, which are unpacked onto the disk, since HDF5 is read by leaps."""
+    """Read the weights in a `.keras` file, which are unpacked onto the disk, since HDF5 is read by leaps."""
     member = archive.getinfo(KERAS)
     refuse_bomb(KERAS, member.file_size, member.compress_size)
     unpacked = stack.enter_context(tempfile.TemporaryFile())  # noqa: SIM115
@@ -92,7 +92,7 @@ def _of_keras(path: Path, archive: zipfile.ZipFile, stack: contextlib.ExitStack)
 
 
 def _entry(name: str, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Entry:
-    """The description of an array, whose header alone is unpacked."""
+    """Describe an array, whose header alone is unpacked."""
     with readable("archive", name), archive.open(member) as file:
         version = np.lib.format.read_magic(file)
         if version not in _HEADERS:  # names of fields in other letters

@@ -1,4 +1,4 @@
-"""Which file of a directory has the weights of its model."""
+"""Find the file of a directory that has the weights of its model."""
 
 import os
 from pathlib import Path
@@ -13,12 +13,12 @@ LISTED = 8  # so many names of a long list are shown
 
 
 def is_one(path: Any) -> bool:
-    """True if a path is that of a directory."""
+    """Whether a path is that of a directory."""
     return isinstance(path, str | os.PathLike) and os.path.isdir(path)
 
 
 def weights_in(path: str | os.PathLike[str]) -> Path:
-    """The path of the file of weights, or of the index of several, in a directory.
+    """Return the path of the file of weights, or of the index of several, in a directory.
 
     Raises ValueError if several could be meant, FileError (an OSError and a ValueError) if there is none, or if the
     directory may not be read.

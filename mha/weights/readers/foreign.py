@@ -1,7 +1,7 @@
-"""Kinds of files that are never opened, because they may run code or need their own library: named, with what converts.
+"""Refuse kinds of files that are never opened, because they may run code or need their own library.
 
-`KINDS` has a row for each: what it is called, how a file or a directory shows that it is one, and what to do. Pickles
-run the code that is in them. `torch.load(..., weights_only=True)`, in the commands here, does not.
+`KINDS` has a row for each: its title, how a file or a directory shows that it is one, and the command that converts it.
+Pickles run the code that is in them. `torch.load(..., weights_only=True)`, in the commands here, does not.
 """
 
 import dataclasses
@@ -79,9 +79,14 @@ _DISTRIBUTED = "import torch.distributed.checkpoint.format_utils as all; all.dcp
 class Kind:
     """A kind of file, or of directory, that is not read.
 
-    title: what it is. do: what to do, in words; convert: the code of the command that does it, "" = there is none.
-    begins: whether a file is of the kind by its first bytes and its last one. endings: of the names of such files.
-    inside: names of which a directory of the kind has one. packs: whether a zip archive of these names is one.
+    Attributes:
+        title: what it is.
+        do: what to do, in words.
+        convert: the code of the command that does it, "" = there is none.
+        begins: whether a file is of the kind by its first bytes and its last one.
+        endings: of the names of such files.
+        inside: names of which a directory of the kind has one.
+        packs: whether a zip archive of these names is one.
     """
 
     title: str
@@ -93,13 +98,13 @@ class Kind:
     packs: Callable[[Collection[str]], bool] = lambda names: False
 
     def said(self, path: Path, target: Path | None = None) -> str:
-        """The kind, and what to do with the file or the directory at a path."""
+        """Say which kind it is, and what to do with the file or the directory at a path."""
         by = f": {command(self.convert, path, target)}" if self.convert else ""
         return "; ".join(filter(None, (self.title, f"{self.do}{by}")))
 
 
 def _magic(*magics: bytes, at: int = 0) -> Callable[[bytes, bytes], bool]:
-    """Whether a file has one of these at a place in its beginning."""
+    """Return a function that says whether a file has one of these at a place in its beginning."""
     return lambda start, end: start[at:].startswith(magics)
 
 
@@ -252,7 +257,7 @@ def refuse_shards(path: Path, names: Collection[str]) -> None:
 
 
 def in_folder(folder: Path, names: Collection[str]) -> str:
-    """What a directory is that has these names in it and no weights that can be read, with what converts it; or ""."""
+    """Say what a directory of these names is, if it has no weights that can be read, and what converts it; or ""."""
     for kind in KINDS:
         if any(name in kind.inside for name in names):
             tree = folder / "default" if "default" in names and "_CHECKPOINT_METADATA" in names else folder
@@ -264,7 +269,7 @@ def in_folder(folder: Path, names: Collection[str]) -> str:
 
 
 def command(code: str, source: Path, target: Path | None = None) -> str:
-    """The command that runs this code, from the file or directory at source to a new file, or a new directory."""
+    """Return the command that runs this code, from the file or directory at source to a new one at target."""
     if target is None:
         target = source.with_suffix(".safetensors")
         target = target.with_name(f"{source.stem}-converted.safetensors") if target == source else target

@@ -37,7 +37,7 @@ class Hdf5(Source):
 
 
 def begins(start: bytes) -> bool:
-    """True if a file that begins so is HDF5."""
+    """Whether a file that begins so is HDF5."""
     return start.startswith(b"\x89HDF\r\n\x1a\n")
 
 

@@ -1,4 +1,4 @@
-"""Open the weights at a path by what is in the file, whatever its name: each kind of file has its module here."""
+"""Open the weights at a path by the contents of the file, whatever its name: each kind of file has its module here."""
 
 import contextlib
 import os
@@ -34,7 +34,7 @@ def opened(path: str | os.PathLike[str]) -> Iterator[Source]:
 
 
 def _reader(file: BinaryIO) -> Callable[[Path, BinaryIO, contextlib.ExitStack], Source]:
-    """The function that reads a file, by its first bytes; the file stays at its beginning."""
+    """Return the function that reads a file, by its first bytes; the file stays at its beginning."""
     start = file.read(BEGINNING)
     file.seek(0)
     if hdf5.begins(start):

@@ -1,7 +1,7 @@
-"""Arrays that lie quantised in a file, each read as the floats that it stands for: who packed it unpacks it.
+"""Read arrays that are quantised in a file as floats: the library that packed them unpacks them.
 
-A quantised `layer.weight` holds integers of few bits, packed into uint32; beside it lie `layer.scales` and, in mode
-"affine", `layer.biases`. How many bits, and how many numbers share a scale, stands in `config.json`.
+A quantised `layer.weight` holds integers of few bits, packed into uint32; beside it are `layer.scales` and, in mode
+"affine", `layer.biases`. `config.json` has the number of bits, and how many numbers share a scale.
 
 Source: `mlx.core.quantize` of MLX 0.32, and `mlx_lm.utils` of mlx-lm 0.32, which writes such files.
 """
@@ -30,7 +30,7 @@ MODES = {"affine": (64, 4), "mxfp4": (32, 4), "mxfp8": (32, 8), "nvfp4": (16, 4)
 
 @dataclasses.dataclass(frozen=True)
 class How:
-    """How an array is quantised: the numbers of a group that shares a scale, the bits of each, and the mode."""
+    """The way an array is quantised: the numbers of a group that shares a scale, the bits of each, and the mode."""
 
     group_size: int
     bits: int
@@ -70,11 +70,11 @@ class Quantised(Source):
         return found
 
     def format_of(self, name: str) -> str:
-        """The format that the file of this array says; see `Source.format_of`."""
+        """Return the format that the file of this array says; see `Source.format_of`."""
         return self.source.format_of(name)
 
     def packing_of(self, name: str) -> str:
-        """How an array is quantised, in words; see `Source.packing_of`."""
+        """Say how an array is quantised; see `Source.packing_of`."""
         if not self.entries.is_packed(name):
             return ""
         how = self.entries.how(name)
@@ -82,12 +82,12 @@ class Quantised(Source):
 
     @property
     def paths(self) -> Any:
-        """The files that it lies in."""
+        """The files that have the arrays."""
         return self.source.paths
 
 
 class _Entries(Mapping[str, Entry]):
-    """The arrays of a file; those that are quantised as they are once they are unpacked, without their scales."""
+    """The arrays of a file; quantised ones are described as unpacked, without their scales."""
 
     def __init__(self, source: Source) -> None:
         self.source, self.inner = source, source.entries
@@ -121,7 +121,7 @@ class _Entries(Mapping[str, Entry]):
         return named and self.inner[name].dtype == PACKED and self.source.format_of(name) in FORMATS
 
     def how(self, name: str) -> How:
-        """How an array is quantised; ValueError if the configuration does not say it, or says what is not known."""
+        """Return the way an array is quantised; ValueError if the configuration lacks it, or has an unknown one."""
         said = self.said.get(name.removesuffix(".weight"))
         said = said if isinstance(said, dict) else self.said
         mode = said.get("mode", "affine")
@@ -136,7 +136,7 @@ class _Entries(Mapping[str, Entry]):
 
     @functools.cached_property
     def said(self) -> dict[str, Any]:
-        """What the configuration beside the file says of its quantised arrays."""
+        """The part of the configuration beside the file that is about its quantised arrays."""
         path = self.source.path.with_name("config.json")
         model = {} if (data := models.data_of(path)) is None else models.parsed(data)
         said = model.get("quantization") or model.get("quantization_config")
@@ -149,18 +149,18 @@ class _Entries(Mapping[str, Entry]):
 
     @functools.cached_property
     def dtype(self) -> str:
-        """The dtype of the arrays whose scales are no floats: that of the first array that is not quantised."""
+        """The dtype of arrays whose scales are no floats: that of the first array that is not quantised."""
         dtypes = (entry.dtype for entry in self.inner.values())
         return next((dtype for dtype in dtypes if dtype in FLOATS), "bfloat16")
 
     def _is_beside(self, name: object) -> bool:
-        """Whether an array, by its name, is the scales or the like of a quantised one."""
+        """Whether an array, by its name, is the scales or biases of a quantised one."""
         stem, _, last = str(name).rpartition(".")
         return last in BESIDE and f"{stem}.scales" in self.inner and f"{stem}.weight" in self.inner
 
 
 def shown(source: Source) -> Source:
-    """The same file, its quantised arrays as the floats that they stand for."""
+    """Return the same file, its quantised arrays as the floats that they stand for."""
     if any(name.endswith(".scales") for name in source.entries):
         return Quantised(source.path, _Entries(source), source.metadata, source)
     return source

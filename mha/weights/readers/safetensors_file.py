@@ -36,7 +36,7 @@ _BYTES = {code: numpy_dtype(name).itemsize for code, name in DTYPES.items()} | {
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """Where the numbers of an array lie: in bytes from the start of the file."""
+    """The place of an array's numbers: in bytes from the start of the file."""
 
     start: int
     stop: int
@@ -108,7 +108,7 @@ def read(path: Path, file: BinaryIO, stack: ExitStack) -> SafetensorsFile:
 
 
 def _entry(name: str, described: Any, begin: int) -> tuple[Entry, Place]:
-    """The checked description of an array, and its place; begin: the byte after the header."""
+    """Check the description of an array; return it and its place. begin: the byte after the header."""
     match described:
         case {"dtype": str(dtype), "shape": [*shape], "data_offsets": [start, stop]} if dtype.isprintable():
             numbers = (*shape, start, stop)

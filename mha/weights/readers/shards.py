@@ -33,7 +33,7 @@ class Shards(Source):
         return self.entries.shard(self.entries.places[name]).read(name, known)
 
     def format_of(self, name: str) -> str:
-        """The format that the shard of this array says; see `Source.format_of`."""
+        """Return the format that the shard of this array says; see `Source.format_of`."""
         return self.entries.shard(self.entries.places[name]).format_of(name)
 
     @property
@@ -43,7 +43,7 @@ class Shards(Source):
 
 
 class _Entries(Mapping[str, Entry]):
-    """The arrays that an index names; places: the shard of each. One is opened when an array of it is looked up."""
+    """The arrays that an index names; places: the shard of each. Looking an array up opens its shard."""
 
     def __init__(self, path: Path, places: Mapping[str, str], stack: ExitStack) -> None:
         self.path, self.places, self.stack = path, places, stack
@@ -84,7 +84,7 @@ class _Entries(Mapping[str, Entry]):
 
 
 def begins(start: bytes) -> bool:
-    """True if a file that begins so is JSON; a safetensors file has zeros there."""
+    """Whether a file that begins so is JSON; a safetensors file has zeros there."""
     return start.startswith(b"{") and b"\0" not in start
 
 
@@ -110,7 +110,7 @@ def read(path: Path, file: BinaryIO, stack: ExitStack) -> Shards:
 
 
 def _is_inside(shard: object) -> bool:
-    """True if a shard is the path of a file that lies in the folder of its index, or further inside."""
+    """Whether a shard is the path of a file in the folder of its index, or further inside."""
     if not isinstance(shard, str) or not shard.isprintable() or shard.endswith("/"):
         return False
     path = PurePosixPath(shard)

@@ -1,4 +1,4 @@
-"""What every kind of file of weights is read as: arrays that are described by name, and read one at a time."""
+"""The interface of an open file of weights: arrays that are described by name, and read one at a time."""
 
 import abc
 import contextlib
@@ -35,13 +35,13 @@ class Entry:
     shape: tuple[int, ...]
 
     def claimed(self, name: str, known: Sequence[str] = FLOATS) -> np.ndarray:
-        """A stand-in of this shape and dtype, which takes the memory of one number."""
+        """Return a stand-in of this shape and dtype, which takes the memory of one number."""
         if 0 in self.shape:
             raise ValueError(f"{name} has shape {self.shape}, expected no size of 0")
         return np.broadcast_to(np.zeros((), self.numpy_dtype(name, known)), self.shape)
 
     def numpy_dtype(self, name: str, known: Sequence[str] = FLOATS) -> np.dtype:
-        """NumPy's dtype of the array; ValueError, with the array's name, if it is not one of the known dtypes."""
+        """Return NumPy's dtype of the array; ValueError, with the array's name, if it is not a known one."""
         if self.dtype not in known:
             raise ValueError(f"{name} has dtype {self.dtype}, expected one of {', '.join(known)}")
         return numpy_dtype(self.dtype)
@@ -69,21 +69,21 @@ class Source(abc.ABC):
         """
 
     def format_of(self, name: str) -> str:
-        """The format that the file of this array says in its metadata, such as "pt" or "mlx"; "" = none."""
+        """Return the format in the metadata of the file of this array, such as "pt" or "mlx"; "" = none."""
         return self.metadata.get("format", "")
 
     def packing_of(self, name: str) -> str:
-        """How an array is quantised, in words; "" = it is not."""
+        """Say how an array is quantised; "" = it is not."""
         return ""
 
     def format_at(self, prefix: str) -> str:
-        """The format of the first array whose name begins so; "" = none."""
+        """Return the format of the first array whose name begins so; "" = none."""
         name = next((name for name in self.entries if name.startswith(prefix)), None)
         return "" if name is None else self.format_of(name)
 
     @property
     def paths(self) -> tuple[Path, ...]:
-        """The files that it lies in."""
+        """The files that have the arrays."""
         return (self.path,)
 
 
@@ -107,12 +107,12 @@ class Arrays(Mapping[str, Any]):
 
 
 def dtype_name(dtype: np.dtype) -> str:
-    """NumPy's name of a dtype, in any order of bytes; in quotes if it is of no single number."""
+    """Return NumPy's name of a dtype, in any order of bytes; in quotes if it is of no single number."""
     return checks.dtype_name(dtype) if dtype.kind in "biufc" else repr(str(dtype))
 
 
 def unique(named: Iterable[tuple[str, T]]) -> dict[str, T]:
-    """The things by name, slashes as dots; ValueError if a name comes twice, or if it cannot be printed."""
+    """Return things by name, slashes as dots; ValueError if a name comes twice, or if it cannot be printed."""
     found: dict[str, T] = {}
     for name, thing in named:
         name = name.replace("/", ".")
@@ -144,7 +144,7 @@ def in_memory(name: str, size: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def readable(kind: str, what: str) -> Iterator[None]:
-    """Turn what a library raises for broken bytes, which has no end, into a ValueError; kind: of the file."""
+    """Turn any error of a library about broken bytes into a ValueError; kind: of the file."""
     try:
         yield
     except MemoryError:

@@ -1,4 +1,4 @@
-"""Naming schemes: layers found by the names that libraries give their arrays, and converted to canonical weights."""
+"""Naming schemes: find layers by the names that libraries give their arrays, and convert them."""
 
 from mha.weights.schemes.converting import arranged, describe, from_canonical, laid, to_canonical, unpacked
 from mha.weights.schemes.finding import ask, choose, is_meant, recognise, shown_heads, unsaid, wanted

@@ -1,4 +1,4 @@
-"""The axes and the packing of each array of a scheme: checked, taken apart and put together."""
+"""Check the axes and the packing of each array of a scheme; take packed arrays apart, and put them together."""
 
 from collections.abc import Mapping
 
@@ -36,7 +36,7 @@ def check_each(arrays: Mapping[str, np.ndarray], places: Mapping[str, Place], gr
 def heads_of(
     arrays: Mapping[str, np.ndarray], places: Mapping[str, Place], num_heads: int | None, grouped: bool
 ) -> tuple[int, int | None]:
-    """The numbers of heads, of queries and of keys and values, as given and as the arrays' axes show; they must agree.
+    """Return the numbers of heads, of queries and of keys, as given and as the arrays' axes show; they must agree.
 
     grouped: True if the second number may be another one; it is None if no axis shows it.
     """
@@ -60,7 +60,7 @@ def heads_of(
 
 
 def groups_of(arrays: Mapping[str, np.ndarray], places: Mapping[str, Place], num_heads: int) -> int:
-    """The number of groups in an array that packs queries, keys and values; num_heads if they are not packed."""
+    """Return the number of groups in an array that packs queries, keys and values; num_heads if none does."""
     place, output = places["W_q.kernel"], places["W_o.kernel"]
     if not place.part or place.by == "head":
         return num_heads
@@ -73,7 +73,7 @@ def groups_of(arrays: Mapping[str, np.ndarray], places: Mapping[str, Place], num
 
 
 def unpack(array: np.ndarray, place: Place, num_heads: int, groups: int) -> np.ndarray:
-    """Take a canonical weight out of the array that is, or contains, it."""
+    """Return a canonical weight from the array that is, or contains, it."""
     if place.part and place.by == "head":
         array = packing.of_heads(place.name, array, place.part[0], num_heads)
     elif place.part and place.by == "group":
@@ -90,7 +90,7 @@ def unpack(array: np.ndarray, place: Place, num_heads: int, groups: int) -> np.n
 
 
 def lay(array: np.ndarray, axes: str, num_heads: int, width: int) -> np.ndarray:
-    """Give a canonical weight these axes; width: of a head."""
+    """Return a canonical weight with these axes; width: of a head."""
     if axes == "oi":
         return array.T  # (out, in)
     if axes == "iHd":

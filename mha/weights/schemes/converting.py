@@ -77,7 +77,7 @@ def describe(
     dropout: float = 0.0,
     options: Mapping[str, Any] | None = None,
 ) -> Config:
-    """The configuration of a layer, from the shapes and dtypes of its arrays alone.
+    """Return the configuration of a layer, from the shapes and dtypes of its arrays alone.
 
     Arguments and errors as for `to_canonical`, except that numbers are not checked.
     """
@@ -116,10 +116,11 @@ def describe(
 
 
 def laid(shapes: Mapping[str, tuple[int, ...]], scheme: SchemeName, prefix: str) -> SchemeName:
-    """The scheme, or one of the same names whose kernels lie the other way round, if the shapes fit that one alone.
+    """Return the scheme, or its twin of the same names with transposed kernels, if the shapes fit that one alone.
 
-    nanoGPT has the names of GPT-2, and kernels (out, in): packed ones show it, since queries, keys and values are three
-    times what the output's kernel takes in.
+    nanoGPT has the names of GPT-2, and kernels (out, in): packed ones show it, since queries, keys and values have
+    three
+    times as many outputs as the output's kernel has inputs.
     """
     twins = [twin for twin, one in SCHEMES.items() if one.format and scheme in (twin, one.instead)]
     pairs = {one for twin in twins for one in (twin, SCHEMES[twin].instead) if one}
@@ -133,9 +134,9 @@ def laid(shapes: Mapping[str, tuple[int, ...]], scheme: SchemeName, prefix: str)
 
 
 def from_canonical(config: Config, weights: Mapping[str, np.ndarray], scheme: SchemeName) -> dict[str, np.ndarray]:
-    """Canonical weights by a scheme's names and in its layout, as views if possible: the inverse of `to_canonical`.
+    """Return canonical weights by a scheme's names and in its layout, as views if possible.
 
-    Raises ValueError if the scheme has no place for a weight, or for an option.
+    The inverse of `to_canonical`. Raises ValueError if the scheme has no place for a weight, or for an option.
     """
     description = SCHEMES[scheme]
     places = description.places | dict(description.gate)
@@ -155,7 +156,7 @@ def from_canonical(config: Config, weights: Mapping[str, np.ndarray], scheme: Sc
 
 
 def arranged(config: Config, weights: Mapping[str, np.ndarray], scheme: SchemeName) -> dict[str, np.ndarray]:
-    """As `from_canonical`, whatever the options of the layer: those that arrays do not show are said elsewhere."""
+    """Convert as `from_canonical` does, whatever the options of the layer, which arrays need not show."""
     places = SCHEMES[scheme].places | dict(SCHEMES[scheme].gate)
     groups, packed = config.num_key_value_heads, dict[str, list[np.ndarray]]()
     for weight, place in places.items():

@@ -18,12 +18,12 @@ Formats = Callable[[str], str]  # the format that the file of an array says in i
 
 
 def unsaid(name: str) -> str:
-    """The format of arrays that are in no file."""
+    """Return the format of arrays that are in no file."""
     return ""
 
 
 def recognise(names: Iterable[str], formats: Formats = unsaid) -> list[tuple[SchemeName, str]]:
-    """Every layer that the names, and the formats of their files, show, as (scheme, prefix), in the names' order."""
+    """List every layer that names, and the formats of their files, show, as (scheme, prefix), in their order."""
     at = {name: number for number, name in enumerate(names)}
     found: dict[tuple[SchemeName, str], int] = {}
     for scheme, description in SCHEMES.items():
@@ -41,7 +41,7 @@ def recognise(names: Iterable[str], formats: Formats = unsaid) -> list[tuple[Sch
 
 
 def is_meant(asked: str, scheme: SchemeName) -> bool:
-    """Whether a layer of a scheme is one of those that are asked for: the format of a file is its own matter."""
+    """Whether a scheme is one that is asked for; the scheme of the same names in another format counts, too."""
     description = SCHEMES[scheme]
     return asked in ("auto", scheme) or bool(description.format and description.instead == asked)
 
@@ -49,7 +49,7 @@ def is_meant(asked: str, scheme: SchemeName) -> bool:
 def choose(
     names: Iterable[str], scheme: str = "auto", prefix: str | None = None, formats: Formats = unsaid
 ) -> tuple[SchemeName, str]:
-    """The scheme and prefix of the one layer that fits the arguments.
+    """Return the scheme and prefix of the one layer that fits the arguments.
 
     Args:
         names: of all arrays.
@@ -102,7 +102,7 @@ def choose(
 
 
 def wanted(names: Iterable[str], scheme: SchemeName, prefix: str) -> list[str]:
-    """The names of the arrays that hold the weights of the layer with this prefix.
+    """Return the names of the arrays that hold the weights of the layer with this prefix.
 
     Raises ValueError, which names the arrays, if a kernel is missing or if there are arrays that mha has no place for;
     an UnreadError if these are of a kind that is not read.
@@ -132,7 +132,7 @@ def wanted(names: Iterable[str], scheme: SchemeName, prefix: str) -> list[str]:
 
 
 def shown_heads(shapes: Mapping[str, tuple[int, ...]], scheme: SchemeName, prefix: str) -> int | None:
-    """The number of heads, if an array of a layer has an axis for them; else None."""
+    """Return the number of heads, if an array of a layer has an axis for them; else None."""
     for place in SCHEMES[scheme].places.values():
         shape = shapes.get(prefix + place.name, ())
         if "H" in place.axes and len(shape) == len(place.axes):
@@ -164,7 +164,7 @@ def ask(scheme: SchemeName, options: Mapping[str, Any]) -> None:
 
 
 def lacking_error(missing: list[str], scheme: SchemeName, prefix: str, names: list[str]) -> ValueError:
-    """The error where a layer that has arrays of these names lacks others."""
+    """Return the error for a layer that has arrays of these names and lacks others."""
     return ValueError(
         f"the layer at prefix {prefix!r} lacks {', '.join(missing)}, which scheme {scheme!r} needs; "
         f"it has {', '.join(names) or 'nothing'}"
@@ -172,7 +172,7 @@ def lacking_error(missing: list[str], scheme: SchemeName, prefix: str, names: li
 
 
 def _likely(names: Iterable[str], begin: str) -> SchemeName | None:
-    """The scheme with the most kernels whose names begin so, if it is one alone, and they are two at least."""
+    """Return the scheme with the most kernels whose names begin so, if it is the only one, and has at least two."""
     held = set(names)
     counts = {scheme: sum(begin + name in held for name in one.kernels) for scheme, one in SCHEMES.items()}
     most = max(counts.values())

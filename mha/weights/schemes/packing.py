@@ -1,8 +1,9 @@
-"""Queries, keys and values in one array, one after another or group by group; queries and their gate, head by head.
+"""Pack and unpack queries, keys and values in one array: one after another, group by group, or head by head.
 
 A group is the H / G query heads that share one head of keys and values. Group by group means: the query heads of a
-group, then its head of keys and of values, then the next group. Letters: H heads, G groups, d the width of a head. In
-GPT-NeoX G = H, so that the array is (H, 3, d); in Falcon G is smaller.
+group, then its head of keys and of values, then the next group. Head by head: the queries of a head, then their gate.
+Letters: H heads, G groups, d the width of a head. In GPT-NeoX G = H, so that the array is (H, 3, d); in Falcon G is
+smaller.
 """
 
 from collections.abc import Sequence
@@ -11,7 +12,7 @@ import numpy as np
 
 
 def count_groups(name: str, rows: int, output: str, merged: int, num_heads: int) -> int:
-    """The number of groups G in an array of (H + 2G) * d rows; merged: H * d, the inputs of the output's kernel.
+    """Return the number of groups G in an array of (H + 2G) * d rows; merged: H * d, the output kernel's inputs.
 
     Raises ValueError, which names both arrays, if there is no such number.
     """
@@ -28,13 +29,13 @@ def count_groups(name: str, rows: int, output: str, merged: int, num_heads: int)
 
 
 def section(array: np.ndarray, part: int, num_heads: int, groups: int, axis: int) -> np.ndarray:
-    """Take queries (part 0), keys (1) or values (2) that lie one after another along an axis of (H + 2G) * d."""
+    """Return queries (part 0), keys (1) or values (2) that lie one after another along an axis of (H + 2G) * d."""
     heads, count = num_heads + 2 * groups, array.shape[axis]
     return np.split(array, [count * num_heads // heads, count * (num_heads + groups) // heads], axis)[part]
 
 
 def unpacked(array: np.ndarray, part: int, num_heads: int, groups: int) -> np.ndarray:
-    """Take the rows of queries (part 0), keys (1) or values (2) from an array of ((H + 2G) * d, ...)."""
+    """Return the rows of queries (part 0), keys (1) or values (2) of an array of ((H + 2G) * d, ...)."""
     heads = num_heads // groups
     rows = (slice(heads), slice(heads, -1), slice(heads + 1, None))[part]
     split = array.reshape(groups, heads + 2, -1, *array.shape[1:])  # (G, H / G + 2, d, ...)
@@ -42,7 +43,7 @@ def unpacked(array: np.ndarray, part: int, num_heads: int, groups: int) -> np.nd
 
 
 def of_heads(name: str, array: np.ndarray, part: int, num_heads: int) -> np.ndarray:
-    """Take the rows of queries (part 0) or of their gate (1) from an array of (H * 2d, ...).
+    """Return the rows of queries (part 0) or of their gate (1) of an array of (H * 2d, ...).
 
     Raises ValueError, which names the array, if it has another number of rows.
     """

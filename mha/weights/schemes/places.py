@@ -1,4 +1,4 @@
-"""What a naming scheme says of a layer: the array of each canonical weight, with its axes, and what models imply.
+"""The description of a naming scheme: the array of each canonical weight, with its axes, and the options it implies.
 
 Axes, in the order in which an array has them: i and o, a projection's inputs and outputs; H and d, heads and the width
 of one, into which the outputs of W_q, W_k and W_v and the inputs of W_o may be split.
@@ -90,7 +90,7 @@ class Scheme:
         return [*self.others.items(), *self.gate.items(), *self.places.items()]
 
     def of_layer(self, names: Container[str], prefix: str, gated: bool) -> list[tuple[str, Place]]:
-        """The places, as of `every`, in a layer with arrays of these names; gated: whether it has an output gate."""
+        """Return the places, as of `every`, in a layer with arrays of these names; gated: has an output gate."""
         gate, places = dict(self.gate), dict(self.places)
         for name, other in self.tied.items():
             if prefix + places[f"{name}.kernel"].name not in names:
@@ -103,12 +103,12 @@ class Scheme:
         return [*self.others.items(), *gate.items(), *places.items()]
 
     def pattern(self, name: str) -> str:
-        """The pattern of an array that stands beside the weights, by its name after the prefix; "" if it does not."""
+        """Return the pattern that fits the name of an array beside the weights, after the prefix; "" if none."""
         return next((one for one in (*self.beside, *self.buffers) if re.fullmatch(one, name)), "")
 
 
 def each(names: Iterable[str], kernel: str, axes: str, bias: bool = True) -> dict[str, Place]:
-    """Places of a kernel and, if bias, a bias for each projection, under these names."""
+    """Return places of a kernel and, if bias, a bias for each projection, under these names."""
     places = {}
     for projection, name in zip(PROJECTIONS, names, strict=True):
         heads = "H" in axes
@@ -120,13 +120,13 @@ def each(names: Iterable[str], kernel: str, axes: str, bias: bool = True) -> dic
 
 
 def stored_by_number(*names: str) -> dict[str, Place]:
-    """Places of projections whose arrays Keras 3 stores by number under these names: the kernel, then the bias."""
+    """Return places of projections whose arrays Keras 3 numbers: the kernel, then the bias."""
     kernels = each(names, "vars.0", "iHd").items()
     return {key: dataclasses.replace(X, name=X.name.replace(".bias", ".vars.1")) for key, X in kernels}
 
 
 def packed(kernel: str, bias: str, output: str, axes: str, by: Literal["all", "group"] = "all") -> dict[str, Place]:
-    """Places of queries, keys and values packed in one array, in this order, and of the output in its own array."""
+    """Return places of queries, keys and values packed in one array, in this order, and of the output in its own."""
     places = {}
     for part, projection in enumerate(PROJECTIONS[:3]):
         places[f"{projection}.kernel"] = Place(kernel, axes, (part, 3), by)
@@ -135,5 +135,5 @@ def packed(kernel: str, bias: str, output: str, axes: str, by: Literal["all", "g
 
 
 def norms(queries: str, keys: str) -> dict[str, Place]:
-    """Places of the norms of queries and keys, under these names."""
+    """Return places of the norms of queries and keys, under these names."""
     return {"q_norm.scale": Place(queries, "d"), "k_norm.scale": Place(keys, "d")}

@@ -23,7 +23,7 @@ def configured(
     grouped: bool,
     options: dict[str, Any],
 ) -> Config:
-    """The configuration that canonical weights show; their sizes must fit together.
+    """Return the configuration that canonical weights show; their sizes must fit together.
 
     Args:
         canonical: the weights; only their shapes and dtypes are used, and biases may be missing.
@@ -82,7 +82,7 @@ def configured(
 def _check_gate(
     canonical: Mapping[str, np.ndarray], names: Mapping[str, str], num_heads: int, options: dict[str, Any]
 ) -> None:
-    """Check that an output gate is there if the options say so, that its sizes fit, and say in them which one it is."""
+    """Check that an output gate is there if the options ask for it, that its sizes fit, and set its kind."""
     given, kernel = options.get("output_gate"), canonical.get("W_g.kernel")
     if kernel is None:
         if given is not None:
@@ -108,7 +108,7 @@ def _check_norms(
     width: int,
     options: Mapping[str, Any],
 ) -> None:
-    """Check that the weights of norms of queries and keys are there if the options say so, and only then."""
+    """Check that weights of norms of queries and keys are there if, and only if, the options ask for them."""
     kind = norm(argument_names.name("qk_norm"), options.get("qk_norm"))
     for weight in NORMED:
         if weight not in canonical:

@@ -1,7 +1,7 @@
-"""Arrays that are not read, known by their names: quantised ones, adapters, and attention that computes something else.
+"""Refuse arrays that are not read, by their names: quantised ones, adapters, and other kinds of attention.
 
-`KINDS` has a row for each: what it is called, how names show it, and what to do. Whoever quantised arrays says so in
-`config.json` as well, under the name that transformers gives the method.
+`KINDS` has a row for each: its title, how names show it, and the advice. `config.json` has the method of quantising as
+well, under the name that transformers gives it.
 
 Source: the files that these libraries write, and `quantization_config` of transformers 5.23.
 """
@@ -22,9 +22,12 @@ _RECORDS = "no layer of mha computes that; two models of it are compared by mha.
 class Kind:
     """A kind of arrays that are not read.
 
-    of: what kind of kind it is; title: what it is called, or what it has; do: what to do.
-    shown: sets of parts of names; arrays whose names have all parts of one set are of this kind.
-    methods: what `config.json` calls it.
+    Attributes:
+        of: the group of the kind.
+        title: its name, or what it has.
+        do: what to do.
+        shown: sets of parts of names; arrays whose names have all parts of one set are of this kind.
+        methods: its names in `config.json`.
     """
 
     of: Literal["quantised", "adapter", "attention"]
@@ -35,14 +38,14 @@ class Kind:
 
     @property
     def what(self) -> str:
-        """What arrays of this kind are, as the end of a sentence about them."""
+        """The kind as the end of a sentence about the arrays."""
         if self.of == "adapter":
             return f"is an adapter, {self.title}"
         return f"is quantised {self.title}" if self.of == "quantised" else f"has {self.title}"
 
     @property
     def advice(self) -> str:
-        """What to do."""
+        """The advice to the user."""
         if self.of == "quantised":
             return "; or ".join(
                 filter(None, (self.do and f"dequantise it: {self.do}", "pass the weights that it was made of"))
@@ -161,10 +164,13 @@ KINDS = (
 
 
 class UnreadError(ValueError):
-    """Arrays that are of a kind that is not read.
+    """Arrays of a kind that is not read.
 
-    kind: which one; why: what shows it; method: what a configuration calls the way they are quantised; subject: what
-    the sentence begins with, "" = the path of the file, which others put before it.
+    Args:
+        kind: the kind.
+        why: the names that show it.
+        method: the configuration's name for the way they are quantised.
+        subject: the beginning of the sentence, "" = the path of the file, which others put before it.
     """
 
     def __init__(self, kind: Kind, why: str = "", method: str = "", subject: str = "what is there ") -> None:
@@ -173,7 +179,7 @@ class UnreadError(ValueError):
         self.kind, self.why = kind, why
 
     def said_by(self, method: str, subject: str = "what is there ") -> "UnreadError":
-        """The same, where a configuration says the method of quantising; "" = it says none."""
+        """Return the same with the method of quantising in a configuration; "" = it has none."""
         if not method or self.kind.of != "quantised":
             return UnreadError(self.kind, self.why, subject=subject)
         same = any(one.startswith(method.lower()) for one in self.kind.methods)
@@ -187,7 +193,7 @@ def refuse(names: Iterable[str]) -> None:
 
 
 def unreadable(names: Iterable[str], packed: bool = False) -> UnreadError | None:
-    """The error for arrays of these names if they are of a kind that is not read; packed: of those, no attention."""
+    """Return the error for arrays of these names if they are not read; packed: of all kinds but attention."""
     parts: dict[str, str] = {}  # each with the first name that has it
     for name in names:
         for part in re.split(r"[.:/]", name):
@@ -202,13 +208,13 @@ def unreadable(names: Iterable[str], packed: bool = False) -> UnreadError | None
 
 
 def of_method(method: str) -> Kind:
-    """The kind that a configuration calls so; one that has its name alone if it is not known."""
+    """Return the kind with this name in a configuration; a new one with the name alone if it is not known."""
     known = next((kind for kind in KINDS if method.lower() in kind.methods), None)
     return known or _quantised(f"by {method!r}", "")
 
 
 def of_dtype(dtype: str) -> Kind | None:
-    """The kind of kernels of this dtype if it is one of quantised ones, of 8 bits or fewer or MLX' words; else None."""
+    """Return the kind of quantised kernels of this dtype, of 8 bits or fewer or MLX' words; else None."""
     if dtype == "uint32":
         return _MLX
     packed = dtype in ("int8", "uint8") or dtype.strip("'").startswith(("F8_", "F6_", "F4"))
@@ -216,7 +222,7 @@ def of_dtype(dtype: str) -> Kind | None:
 
 
 def method_of(model: Mapping[str, Any] | None) -> str:
-    """The method by which a model is quantised, as its configuration says it; "" = it says none."""
+    """Return the method of quantising that a model's configuration names; "" = it names none."""
     for part in (model or {}, (model or {}).get("text_config")):
         if isinstance(part, Mapping):
             for name in ("quantization_config", "compression_config"):

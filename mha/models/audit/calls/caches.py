@@ -1,7 +1,7 @@
-"""What a cache of a model says of itself: how many tokens it has, and what it does to them.
+"""Read the state of a model's cache: how many tokens it holds, and what it does to them.
 
-Source: the caches of transformers 5.23, pairs of arrays as older models have them, and the caches of mlx-lm 0.32, of
-which a model has a list, one for each layer.
+Source: the caches of transformers 5.23, pairs of arrays as older models have them, and the caches of mlx-lm 0.32, where
+a model has a list of one cache for each layer.
 """
 
 import dataclasses
@@ -14,10 +14,13 @@ from mha import arrays
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Kept:
-    """What a cache says of itself before a call.
+    """The state of a cache before a call.
 
-    length: how many tokens it has, None if it does not say it; padding: how many of them are before each text, (B,),
-    None = none; most: it keeps the last ones alone, so many, None = all; rounded: whether it keeps them quantised.
+    Attributes:
+        length: how many tokens it holds; None if it does not say.
+        padding: how many of them are padding before each text, (B,); None = none.
+        most: the number of last tokens that it keeps; None = all.
+        rounded: whether it keeps them quantised.
     """
 
     length: int | None = None
@@ -26,12 +29,12 @@ class Kept:
     rounded: bool = False
 
     def hidden(self, tokens: int) -> np.ndarray | None:
-        """Where the first tokens are no padding, booleans (B, tokens); None = all are none."""
+        """Return which of the first tokens are not padding, booleans (B, tokens); None = all."""
         return None if self.padding is None else np.arange(tokens) >= self.padding[:, None]
 
 
 def kept_of(cache: Any) -> Kept:
-    """What a cache says of itself."""
+    """Return the state of a cache."""
     if isinstance(own := getattr(cache, "kept", None), Kept):  # as a record has it
         return own
     if hasattr(cache, "get_seq_length"):
@@ -50,9 +53,9 @@ def kept_of(cache: Any) -> Kept:
 
 
 def told_by(one: Any) -> tuple[int | None, np.ndarray | None]:
-    """How many tokens the cache of a layer of mlx-lm has, and how many of them are padding.
+    """Return how many tokens the cache of an mlx-lm layer has, and how many of them are padding.
 
-    Its offset leaves the padding out; where it forgets tokens, `left_padding` is only what is left of that.
+    Its offset leaves the padding out; a cache that forgets tokens lowers `left_padding` as padding goes.
     """
     if not hasattr(one, "left_padding"):
         return (one.offset if isinstance(one.offset, int) else None), None
@@ -62,10 +65,10 @@ def told_by(one: Any) -> tuple[int | None, np.ndarray | None]:
 
 
 def counted_in(cache: Any) -> list[Any]:
-    """The caches of layers in a cache that say how many tokens they have."""
+    """Return the caches of single layers that count their tokens."""
     return [one for one in (cache if isinstance(cache, (tuple, list)) else (cache,)) if hasattr(one, "offset")]
 
 
 def owner_of(cache: Any) -> Any:
-    """What stays the same of a cache while it is used, and has its methods: of a list the first cache of a layer."""
+    """Return the object that stays the same while a cache is used; of a list, the cache of the first layer."""
     return next(iter(counted_in(cache)), cache)

@@ -1,4 +1,4 @@
-"""From the call of a model to the call of one of its layers: what the layer should have been asked.
+"""Derive the call of one layer from the call of its model: the arguments that the layer should have had.
 
 Letters: B batch, Q queries, K keys and values, T tokens.
 """
@@ -30,10 +30,10 @@ def told(
     sizes: Sizes,
     apart: bool | None = None,
 ) -> Told:
-    """The arguments of a layer's call that the model's call says, and which of its queries count, booleans (B, Q).
+    """Return the arguments of a layer's call that follow from the model's, and which queries count, booleans (B, Q).
 
-    sizes: B, Q and K; apart: whether texts are, where positions begin again, None = as transformers has it. Raises
-    UnknownError if they are not known.
+    sizes: B, Q and K; apart: whether a position that begins again begins another text, None = as transformers has it.
+    Raises UnknownError if the arguments cannot be derived.
     """
     for name in attends.without:
         if (X := call.array(name)) is not None and X.any():
@@ -85,7 +85,7 @@ def told(
 def placed(
     places: np.ndarray, seen: np.ndarray | None, sizes: Sizes, config: Config, causal: bool, apart: bool
 ) -> dict[str, Any]:
-    """The positions of queries and keys, (B, T), where the call says them; -1 in padding.
+    """Return the positions of queries and keys, (B, T), where the call gives them; -1 in padding.
 
     apart: whether another text begins where positions begin again; else order and window go by the tokens' places.
     """
@@ -113,14 +113,14 @@ def placed(
 
 
 def continuous(places: np.ndarray, real: np.ndarray) -> bool:
-    """Whether the positions of each sample's tokens differ as their places do, also across padding between them."""
+    """Whether each sample's positions rise by one from token to token, also across padding between them."""
     shift = np.where(real, places - np.arange(places.shape[1]), 0)
     low, high = (f(np.where(real, shift, other), 1) for f, other in ((np.min, 2**40), (np.max, -(2**40))))
     return bool(((low == high) | ~real.any(1)).all())
 
 
 def pairs(mask: np.ndarray, sizes: Sizes) -> dict[str, Any]:
-    """The mask or the bias in an argument with four axes, which says alone what each query sees."""
+    """Return the mask, and the bias, in a mask with four axes, which alone says what each query sees."""
     B, Q, K = sizes
     mask = mask[..., :K]  # further slots of a cache are empty
     if mask.shape[0] not in (1, B) or mask.shape[2] not in (1, Q) or mask.shape[3] != K:
@@ -136,7 +136,7 @@ def pairs(mask: np.ndarray, sizes: Sizes) -> dict[str, Any]:
 
 
 def bias(attends: models.Attends, config: Any, truth: Truth, path: str, Q: int, K: int) -> np.ndarray:
-    """The bias of scores, (1, H, Q or 1, K), that a model of this kind has."""
+    """Return the bias of scores, (1, H, Q or 1, K), that a model of this kind has."""
     H = config.num_heads
     if attends.bias.startswith("alibi"):
         slopes = positions.alibi(H, K, dtype="float64")
@@ -151,7 +151,7 @@ def bias(attends: models.Attends, config: Any, truth: Truth, path: str, Q: int, 
 
 
 def table_of(truth: Truth, path: str) -> str:
-    """The name of the table of biases of a layer: its own, or that of the first layer of its stack."""
+    """Return the name of a layer's table of biases: its own, or that of the first layer of its stack."""
     names = [name for name in truth.arrays if name.endswith(TABLE)]
     if not names:
         raise UnknownError(f"{truth.said} has no {TABLE}")

@@ -1,16 +1,16 @@
-"""What takes the calls of the modules of a model, which `commands/taps.py` of each backend tells.
+"""The listener interface: a framework's adapter calls `enter` and `leave` around every module of a model.
 
-Each backend's `commands/taps.py` has these functions:
-    shown(model, args, kwargs) -> what the functions below take as the model, which a call may have to show
+Each adapter, `mha/models/frameworks/<framework>.py`, has these functions:
+    shown(model, args, kwargs) -> the object that the functions below take as the model
     modules(model) -> the modules of a model by their paths
-    arrays(model, args) -> its arrays by their names
+    arrays(model) -> its arrays by their names
     odd(module) -> why the weights of a projection are no plain arrays, in words; "" if they are
-    call(model, *args, **kwargs) -> call a model itself as its users do, without gradients
+    call(model, *args, **kwargs) -> call a model as its users do, without gradients
     arguments(module, args, kwargs) -> the arguments of a call of a module by their names
     attention(module, arguments, output) -> a call of one of the framework's own layers, by our names: queries, keys,
-        values, output, and what else a call of ours takes; ValueError if an argument or a state of it is not read
-    alike(X, output) -> an array of NumPy as one of the framework, of the dtype and at the device of another one
-    watching(model, sink) -> a context in which a sink is told, without dropout, and without what is compiled
+        values, output, and further arguments; ValueError if an argument or a state of it is not read
+    alike(X, output) -> an array of NumPy as one of the framework, of the dtype and on the device of another one
+    watching(model, listener) -> a context that tells the listener of all calls, without dropout and compilers
 """
 
 import contextlib
@@ -21,10 +21,10 @@ from typing import Any, Protocol
 
 
 class Sink(Protocol):
-    """What is told of the calls of modules, in the order in which they happen."""
+    """The receiver of the calls of a model's modules, in the order in which they happen."""
 
     def enter(self, path: str, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Take the arguments of a call of the module at this path, before it."""
+        """Take the arguments of a call of the module at this path, before it runs."""
 
     def leave(self, path: str, output: Any) -> Any:
         """Take the output of that call, None if it failed; return None, or the output to go on with."""
@@ -33,18 +33,18 @@ class Sink(Protocol):
         """Take the arguments, by name, with which the call of a framework's own layer runs, also in a derived class."""
 
     def pooled(self, function: str, axes: int, path: str | None = None) -> None:
-        """Take note of a softmax or a fused kernel, and of the number of axes of what it takes.
+        """Note a softmax or a fused attention kernel, and the number of axes of its input.
 
-        path: of the module in which it is, None = the one that is being called.
+        path: of the module that runs it, None = the innermost one that is being called.
         """
 
     def unknown(self, path: str, reason: str) -> None:
-        """Take note that the module at a path was called where its numbers are not known."""
+        """Note that the module at a path was called with arrays whose numbers are not known."""
 
 
 @contextlib.contextmanager
 def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """Set an attribute of an object or a module meanwhile, unseen by it; one that was inherited is inherited again."""
+    """Set an attribute in an object's own `__dict__` meanwhile; one that was inherited is inherited again."""
     own = vars(owner)
     had, kept = name in own, own.get(name)
     own[name] = value
@@ -58,7 +58,7 @@ def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
 
 
 def told(run: Any, path: str, module: Any, sink: Sink) -> Any:
-    """A function that does what another one does, and tells a sink of each call."""
+    """Wrap a method so that a listener is told of each call."""
 
     @functools.wraps(run)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -87,7 +87,7 @@ def of_class(owner: Any, name: str, value: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def bases(kinds: Iterable[Any], name: str, modules: Collection[Any], sink: Sink) -> Iterator[None]:
-    """Tell a sink what the calls of a framework's own layers run with, also in a derived class; name: of the method."""
+    """Tell a listener the arguments of the framework's own layers, also of derived classes; name: of the method."""
     with contextlib.ExitStack() as stack:
         for kind in kinds:
             if any(isinstance(module, kind) for module in modules):
@@ -96,7 +96,7 @@ def bases(kinds: Iterable[Any], name: str, modules: Collection[Any], sink: Sink)
 
 
 def told_inside(run: Any, sink: Sink) -> Any:
-    """A method that does what another one does, and tells a sink what it is called with."""
+    """Wrap a method of a class so that a listener is told the arguments of each call."""
 
     @functools.wraps(run)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -107,7 +107,7 @@ def told_inside(run: Any, sink: Sink) -> Any:
 
 
 def by_name(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of a call of a function by name; those by name alone if it does not take them."""
+    """Return the arguments of a call of a function by name; if they do not fit it, the named ones alone."""
     signature = inspect.signature(function)
     try:
         bound = dict(signature.bind_partial(*args, **kwargs).arguments)

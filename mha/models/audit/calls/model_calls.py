@@ -1,4 +1,4 @@
-"""The call of a model as its user makes it: what its arguments say of positions, padding and the cache.
+"""Read the call of a model as its user makes it: what its arguments say of positions, padding and the cache.
 
 Letters: B batch, Q queries, K keys and values.
 """
@@ -19,12 +19,12 @@ FRESH = "its cache has tokens from before this was watched"
 
 
 class UnknownError(Exception):
-    """Why the arguments of a layer's call are not known, in words."""
+    """The reason why the arguments of a layer's call are not known."""
 
 
 @dataclasses.dataclass
 class Earlier:
-    """What entered a layer in earlier calls with one cache: keys and values (B, T, any); cross: of another sequence."""
+    """The keys and values (B, T, any) that entered a layer in earlier calls; cross: they are of another sequence."""
 
     keys: np.ndarray
     values: np.ndarray
@@ -33,10 +33,13 @@ class Earlier:
 
 @dataclasses.dataclass
 class History:
-    """What entered the layers in earlier calls with one cache.
+    """The inputs of all layers in earlier calls with one cache.
 
-    tokens: how many; layers: by path; positions: (B or 1, tokens), None = they are 0, 1, 2, ...; known: whether all of
-    them were seen.
+    Attributes:
+        tokens: how many tokens there were.
+        layers: by path, the inputs of a layer.
+        positions: (B or 1, tokens); None = 0, 1, 2, ...
+        known: whether all tokens were seen.
     """
 
     tokens: int = 0
@@ -45,7 +48,7 @@ class History:
     known: bool = True
 
     def select(self, rows: Any) -> None:
-        """Take these samples, in this order, as a search with beams does."""
+        """Keep these samples, in this order, as beam search does."""
         rows = np.asarray(arrays.to_numpy(rows)).reshape(-1)
         for one in self.layers.values():
             one.keys, one.values = one.keys[rows], one.values[rows]
@@ -53,14 +56,14 @@ class History:
             self.positions = self.positions[rows]
 
     def repeat(self, times: int) -> None:
-        """Repeat each sample so many times."""
+        """Repeat each sample this many times."""
         for one in self.layers.values():
             one.keys, one.values = np.repeat(one.keys, times, 0), np.repeat(one.values, times, 0)
         if self.positions is not None and len(self.positions) > 1:
             self.positions = np.repeat(self.positions, times, 0)
 
     def crop(self, tokens: int) -> None:
-        """Keep so many tokens; below 0: leave so many out."""
+        """Keep this many tokens; below 0: drop this many."""
         tokens = tokens if tokens >= 0 else self.tokens + tokens
         self.tokens = min(self.tokens, tokens)
         for one in self.layers.values():
@@ -69,7 +72,7 @@ class History:
         self.positions = None if self.positions is None else self.positions[:, :tokens]
 
     def trim(self, tokens: int) -> None:
-        """Leave so many tokens out, at most all."""
+        """Drop this many tokens, at most all."""
         self.crop(max(self.tokens - tokens, 0))
 
 
@@ -87,8 +90,11 @@ CHANGES = {
 class ModelCall:
     """A call of the model.
 
-    number: of the call, from 1 on; arguments: by name; history: of its cache, which the call adds to; kept: what the
-    cache says of itself.
+    Attributes:
+        number: of the call, from 1 on.
+        arguments: by name.
+        history: of its cache, which the call adds to.
+        kept: the state of the cache before the call.
     """
 
     number: int
@@ -97,9 +103,9 @@ class ModelCall:
     kept: Kept = Kept()  # noqa: RUF009 - it does not change
 
     def array(self, name: str, kind: str = "full_attention") -> np.ndarray | None:
-        """An argument as an array of NumPy; None if it was not given, or if it is no array.
+        """Return an argument as an array of NumPy; None if it was not given, or if it is no array.
 
-        kind: of several masks in one argument, as transformers names those of layers with and without a window.
+        kind: which of several masks in one argument, as transformers has for layers with and without a window.
         """
         X = self.arguments.get(name) if name else None
         X = X.get(kind) if isinstance(X, Mapping) else X
@@ -110,7 +116,7 @@ class ModelCall:
         return None if dispatch.backend_of(X) is None else np.asarray(arrays.to_numpy(X))
 
     def places(self, Q: int) -> np.ndarray | None:
-        """The positions of all tokens so far, (B or 1, K), if those of some were given; None = they are 0, 1, 2, ..."""
+        """Return the positions of all tokens so far, (B or 1, K); None = they are 0, 1, 2, ..."""
         earlier, own = self.history.positions, None
         for name in POSITIONS:
             X = self.array(name)
@@ -135,13 +141,13 @@ class ModelCall:
 
 
 class Histories:
-    """The histories of the caches that calls were given, or returned."""
+    """The histories of all caches that calls were given, or returned."""
 
     def __init__(self) -> None:
         self.known: dict[int, tuple[Any, History]] = {}
 
     def of(self, arguments: Mapping[str, Any]) -> tuple[Any, History]:
-        """Find the cache among the arguments of a call, None if there is none, and its history."""
+        """Return the cache among the arguments of a call, None if there is none, and its history."""
         cache = next((arguments[name] for name in CACHES if arguments.get(name) is not None), None)
         if cache is None or isinstance(cache, bool):
             return None, History()
@@ -155,7 +161,7 @@ class Histories:
         return cache, history
 
     def keep(self, cache: Any, history: History) -> None:
-        """Remember the history of a cache, and the cache, so that its id stays its own; follow what changes it."""
+        """Remember a cache and its history, and follow the methods that change it."""
         cache = owner_of(cache)
         self.known[id(cache)] = cache, history
         for name in CHANGES:
@@ -163,7 +169,7 @@ class Histories:
                 vars(cache)[name] = self.followed(getattr(cache, name), name, cache)
 
     def followed(self, own: Any, name: str, cache: Any) -> Any:
-        """A method of a cache, of this name, that changes its history, too."""
+        """Wrap a method of a cache, of this name, so that it changes the history, too."""
 
         def call(*args: Any, **kwargs: Any) -> Any:
             result = own(*args, **kwargs)
@@ -173,7 +179,7 @@ class Histories:
         return call
 
     def forget(self) -> None:
-        """Leave the caches as they were."""
+        """Give the caches their own methods back."""
         for cache, _ in self.known.values():
             for name in CHANGES:
                 if hasattr(cache, "__dict__"):
@@ -182,7 +188,7 @@ class Histories:
 
 
 def cache_in(output: Any) -> Any:
-    """The cache that a call returned; None if it returned none."""
+    """Return the cache in the output of a call; None if it has none."""
     if isinstance(output, Mapping):
         return next((output[name] for name in CACHES if output.get(name) is not None), None)
     return next((X for name in CACHES if (X := getattr(output, name, None)) is not None), None)

@@ -1,6 +1,6 @@
-"""Calls of a framework's own layer: which of its arguments are read, and what its class adds to them.
+"""Read calls of a framework's own attention layer: its arguments, and those that a derived class adds.
 
-An argument that is not read is never passed over in silence: such a call is not known.
+An argument that is not read is never ignored: such a call counts as not known.
 """
 
 import dataclasses
@@ -37,7 +37,7 @@ OURS = Arguments((*NAMES, *ROWS, "cache"), ("training", "return_weights"))  # of
 
 
 def call_of_ours(module: Any, call: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of a call of a layer of ours or of the book, by our names; of any other module what enters it."""
+    """Return the arguments of a call of our layer or the book's, by our names; of any other module its inputs."""
     if foreign.kind_of(module) is None:
         return {name: given[name] for name in NAMES if name in given}
     require_read(call, type(module).__name__, given, OURS)
@@ -50,7 +50,7 @@ def call_of_ours(module: Any, call: Callable[..., Any], given: Mapping[str, Any]
 
 
 def cache_for(attention: MultiHeadAttention, said: Any) -> Cache | None:
-    """The cache of a call for a layer, of what `attention` of `commands/taps.py` said of it; None if it had none.
+    """Return the cache of a call, from what an adapter's `attention` returned for it; None if it had none.
 
     Raises TypeError or ValueError if it does not fit the layer.
     """
@@ -60,17 +60,17 @@ def cache_for(attention: MultiHeadAttention, said: Any) -> Cache | None:
 
 
 def kind_in(module: Any, calls: Mapping[Any, Arguments]) -> Any:
-    """The framework's class that a module is of, or derives from; None if it is no such layer."""
+    """Return the framework's class that a module is of, or derives from; None if it is no such layer."""
     return next((kind for kind in type(module).__mro__ if kind in calls), None)
 
 
 def declared(module: Any, calls: Mapping[Any, Arguments]) -> Arguments | None:
-    """The arguments of the framework's class that a module is of, or derives from; None if it is no such layer."""
+    """Return the arguments of the framework's class that a module derives from; None if it is no such layer."""
     return calls.get(kind_in(module, calls))
 
 
 def require_read(call: Callable[..., Any], name: str, given: Mapping[str, Any], known: Arguments) -> None:
-    """Raise ValueError if an argument is given that is not read; call: the method that takes it, name: of its class."""
+    """Raise ValueError if an argument is given that is not read; call: the method, name: of its class."""
     parameters = inspect.signature(call).parameters
     for argument, X in given.items():
         if argument in known.read or argument in known.idle or argument in NAMES:
@@ -81,14 +81,14 @@ def require_read(call: Callable[..., Any], name: str, given: Mapping[str, Any], 
 
 
 def is_default(X: Any, default: Any) -> bool:
-    """Whether an argument says no more than one that is not given."""
+    """Whether an argument means the same as leaving it out."""
     if X is None or X is default or (X is False and default in (None, inspect.Parameter.empty)):
         return True
     return isinstance(X, (bool, int, float, str)) and type(X) is type(default) and default == X
 
 
 class OwnLayers:
-    """The calls of frameworks' own layers that have begun; taps: `commands/taps.py` of their backend."""
+    """The calls of frameworks' own layers that have begun; taps: the adapter of their framework."""
 
     def __init__(self, taps: Any) -> None:
         self.taps = taps
@@ -96,20 +96,20 @@ class OwnLayers:
         self.based: dict[int, dict[str, Any]] = {}
 
     def enter(self, path: str, module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """Take the arguments of a call, with a copy of a cache of ours, which the call may change."""
+        """Take the arguments of a call, and copy a cache of ours, which the call may change."""
         given = self.taps.arguments(module, args, kwargs)
         self.begun[path] = module, given | {name: copied(X) for name, X in given.items() if isinstance(X, Cache)}
         self.based.pop(id(module), None)
 
     def inner(self, module: Any, given: dict[str, Any]) -> None:
-        """Take the arguments with which the call of the framework's own class runs, be it that of a derived one."""
+        """Take the arguments with which the framework's own class runs, also if a derived class calls it."""
         self.based.setdefault(id(module), given)
 
     def leave(self, path: str, output: Any, taught: bool = False) -> tuple[dict[str, Any], Any]:
-        """Return a call by our names, as `attention` of `commands/taps.py` does.
+        """Return a call by our names, as an adapter's `attention` does.
 
-        taught: whether somebody says what the layer computes. Raises KeyError, TypeError or ValueError if a call is not
-        known, as where a class has replaced what the framework's own one computes.
+        taught: whether layers= says what the layer computes. Raises KeyError, TypeError or ValueError if a call is not
+        known, as where a class replaces the framework's own computation.
         """
         module, given = self.begun.pop(path)
         name, kind = type(module).__name__, kind_in(module, getattr(self.taps, "CALLS", {}))
@@ -125,7 +125,7 @@ class OwnLayers:
 
 
 def copied(cache: Cache) -> Any:
-    """A copy of a cache, or why there is none, which whoever reads it refuses."""
+    """Copy a cache; return the error if it cannot be copied, for whoever reads the copy to raise."""
     try:
         return cache.to("numpy")
     except (TypeError, ValueError) as error:
@@ -133,9 +133,10 @@ def copied(cache: Cache) -> Any:
 
 
 def with_added(name: str, given: Mapping[str, Any], base: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of a call of a derived class, of this name, and those that it adds where it calls its base.
+    """Return the arguments of a call of a derived class, of this name, with those that it passes to its base.
 
-    What its user gives counts, so that a mistake in the class is seen. Raises ValueError where both are arrays.
+    The user's own arguments count more, so that a mistake in the class is seen. Raises ValueError where two arrays of
+    one name differ.
     """
     handed = {id(X) for X in base.values() if is_array(X)}
     own = {key: X for key, X in given.items() if key in base or id(X) not in handed}
@@ -147,7 +148,7 @@ def with_added(name: str, given: Mapping[str, Any], base: Mapping[str, Any]) -> 
 
 
 def entered(given: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of a call of a layer; what enters by another name is queries, keys and values at once."""
+    """Return the arguments of a call with queries, keys and values under our names."""
     found = given | {
         ours: given[name] for ours, names in NAMES.items() for name in names if given.get(name) is not None
     }
@@ -160,10 +161,10 @@ def entered(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def first_array(given: tuple[Any, ...]) -> Any:
-    """The first array among what a module was called with."""
+    """Return the first array among the arguments of a module."""
     return next(filter(is_array, given), None)
 
 
 def is_array(X: Any) -> bool:
-    """Whether something is an array of a framework."""
+    """Whether an object is an array of a framework."""
     return dispatch.backend_of(X) is not None and hasattr(X, "shape")

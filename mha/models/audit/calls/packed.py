@@ -1,4 +1,4 @@
-"""Several texts in one row, whose positions begin again: whether they are apart, and what to say if they are not.
+"""Several texts in one row, whose positions begin again: may they see each other, and what to say if they do.
 
 A call does not always say which is meant, and each library has a rule of its own. Source: `masking_utils` of
 transformers 5.23.
@@ -16,12 +16,12 @@ Sizes = tuple[int, int, int]  # B, Q, K
 
 
 def packs(call: ModelCall, attends: models.Attends, truth: Truth) -> bool:
-    """Whether positions that begin again are those of texts apart: transformers takes them so, see `together`."""
+    """Whether positions that begin again begin a separate text, by the rule of transformers; see `together`."""
     return attends.causal and not together(call, attends, truth)
 
 
 def together(call: ModelCall, attends: models.Attends, truth: Truth) -> list[str]:
-    """Why transformers lets texts see each other whose positions begin again, by the arguments that say so."""
+    """List the arguments for which transformers lets texts in one row see each other."""
     said = (truth.config or {}).get("use_cache", False)
     cached = call.arguments.get("use_cache")
     reasons = ["use_cache"] if call.history.tokens or (said if cached is None else cached) else []
@@ -29,7 +29,7 @@ def together(call: ModelCall, attends: models.Attends, truth: Truth) -> list[str
 
 
 def texts(call: ModelCall, attends: models.Attends, sizes: Sizes) -> int:
-    """How many texts there are in a row of a call whose positions begin again; 1 if they do not, or a mask decides."""
+    """Count the texts in a row of a call whose positions begin again; 1 if they do not, or if a mask decides."""
     B, Q, K = sizes
     mask = call.array(attends.keys)
     if attends.cross or (mask is not None and mask.ndim == 4) or (places := call.places(Q)) is None:

@@ -1,4 +1,4 @@
-"""Watch the calls of a model: what enters and leaves the projections of each layer, call by call."""
+"""Watch the calls of a model: gather the arrays that enter and leave the projections of each layer, call by call."""
 
 import dataclasses
 from collections.abc import Callable, Iterable
@@ -16,11 +16,15 @@ from mha.models.audit.layers.reference import at
 
 @dataclasses.dataclass
 class Tap:
-    """What entered and left one layer in one call, as arrays of NumPy.
+    """The arrays that entered and left one attention layer in one call, in NumPy.
 
-    layer: what is known of it; call: that of the model; inputs: queries, keys, values; outputs: of its projections, as
-    their modules have them; given: the arguments of its call, where it is watched as a whole; steps: further steps of
-    `trace`.
+    Attributes:
+        layer: its description.
+        call: the call of the model.
+        inputs: queries, keys, values.
+        outputs: of its projections, as their modules return them.
+        given: the arguments of its call, where the layer is watched as a whole.
+        steps: further steps of `trace`.
     """
 
     layer: Known
@@ -32,12 +36,16 @@ class Tap:
 
 
 class Session:
-    """A `Sink` that gathers what enters and leaves each layer.
+    """A listener that gathers the arrays of each attention layer, and judges each call when it is complete.
 
-    judge: is called with each tap that is complete, and returns None, or the output (B, Q, D) to go on with; fail: with
-    the path of a layer and a reason, where a call cannot be judged; once: whether the model is called once, so that
-    nothing has to be kept for later calls; wholes: the paths of the models whose calls count, () = of each outermost
-    module. pools: the paths of modules in which something was pooled that is in no known layer, with the function.
+    Attributes:
+        layers: the layers to watch.
+        taps: the adapter of the model's framework.
+        judge: is called with each complete call; returns None, or the output (B, Q, D) to go on with.
+        fail: is called with the path of a layer and a reason, where a call cannot be judged.
+        once: whether the model is called once, so that nothing has to be kept for later calls.
+        wholes: the paths of the models whose calls count; () = of each outermost module.
+        pools: by path, the softmax or kernel that ran in a module outside of all known layers.
     """
 
     def __init__(
@@ -91,7 +99,7 @@ class Session:
                         tap.inputs[INPUT_OF[role]] = layer.tokens_first(role, X)
 
     def leave(self, path: str, output: Any) -> Any:
-        """Take what a projection made of it; at the last one, the call of the layer is complete."""
+        """Take the output of a projection; after the last one, the call of the layer is complete."""
         if path not in self.stack:
             return None
         while self.stack.pop() != path:
@@ -119,11 +127,11 @@ class Session:
         return instead
 
     def inner(self, module: Any, given: dict[str, Any]) -> None:
-        """Take the arguments with which the call of a framework's own layer runs, also in a derived class."""
+        """Take the arguments with which the framework's own layer runs, also if a derived class calls it."""
         self.own.inner(module, given)
 
     def pooled(self, function: str, axes: int, path: str | None = None) -> None:
-        """Take note of attention outside of the layers that are known and being called."""
+        """Note a softmax or an attention kernel outside of the known layers."""
         if path is None and self.began < 0:
             return
         where, inside = (self.stack[-1], self.open) if path is None else (path, self.layers)
@@ -133,12 +141,12 @@ class Session:
             self.pools[where] = function, axes
 
     def unknown(self, path: str, reason: str) -> None:
-        """Take note that a layer was called where its numbers are not known."""
+        """Note that a layer was called with arrays whose numbers are not known."""
         for layer, _ in self.at.get(path, ()):
             self.fail(layer.path, reason)
 
     def ended(self, output: Any) -> None:
-        """Remember the tokens of a call of the model that has ended, if it has a cache."""
+        """Add the tokens of a finished call of the model to the history of its cache."""
         history, made = self.call.history, cache_in(output)
         if self.tokens:
             try:
@@ -166,7 +174,7 @@ class Session:
         return None if instead is None else back(instead)
 
     def complete(self, tap: Tap, output: Any) -> Any:
-        """Put what entered in earlier calls with this cache before the keys and values of this one, and judge."""
+        """Put the keys and values of earlier calls with this cache before those of this call, and judge it."""
         layer, inputs = tap.layer, tap.inputs
         partly = in_part(tap.outputs)
         if "queries" not in inputs or "merged" not in inputs:
@@ -202,7 +210,7 @@ class Session:
         return None if instead is None else self.taps.alike(instead, output)
 
     def judged(self, tap: Tap) -> np.ndarray | None:
-        """Judge a call; what goes wrong here is no error of the model, whose call goes on."""
+        """Judge a call; an error in judging fails the layer, not the model's call."""
         try:
             return self.judge(tap)
         except Exception as error:
@@ -210,7 +218,7 @@ class Session:
             return None
 
     def numpy(self, X: Any) -> Any:
-        """A copy of an array in NumPy, one for an array that comes several times in a row."""
+        """Copy an array to NumPy; an array that comes several times in a row is copied once."""
         if X is None:
             return None
         if self.same is None or self.same[0] is not X:
@@ -219,17 +227,17 @@ class Session:
 
 
 def follows(earlier: Earlier | None, inputs: dict[str, np.ndarray]) -> bool:
-    """Whether what entered earlier is known, and is of the same samples."""
+    """Whether the earlier inputs of a layer are known, and are of the same samples."""
     return earlier is not None and len(earlier.keys) == len(inputs["keys"])
 
 
 def in_part(ran: Iterable[str]) -> str:
-    """Why a layer is not known of which only these projections ran."""
+    """Say that only these projections of a layer ran."""
     return f"only {', '.join(sorted(ran))} of its projections ran"
 
 
 def parted(mask: Any) -> dict[str, Any]:
-    """Tell the order of the tokens in a mask from the keys that it hides, so that a mistake in one of them is named."""
+    """Split a mask into the order of the tokens and the keys that it hides, so that a mistake in one is named."""
     seen = np.asarray(arrays.to_numpy(mask))
     Q, K = seen.shape[-2:] if seen.ndim > 1 else (0, 0)
     if Q == K > 1:

@@ -1,4 +1,4 @@
-"""Find the attention layers of a model: by the names of its modules, by their classes, or as somebody teaches them."""
+"""Find the attention layers of a model: by the names of its modules, by their classes, or by layers=."""
 
 import dataclasses
 import fnmatch
@@ -23,11 +23,16 @@ UNSAID = "nothing says what it computes; teach it with layers="
 
 @dataclasses.dataclass(frozen=True)
 class Finder:
-    """Finds the layers of a model.
+    """The search for the attention layers of a model.
 
-    modules: those of the model, by their paths; arrays: its arrays by their names; odd: as of `commands/taps.py`;
-    truth: what the layers should be; formats: those of the model's arrays, see `schemes.recognise`; notes: what the
-    report should say of them; by_name: kernels of the truth that lie as their name alone says.
+    Attributes:
+        modules: of the model, by path.
+        arrays: of the model, by name.
+        odd: the adapter's function that says why a projection's weights are no plain arrays.
+        truth: the reference that has the right layers.
+        formats: of the model's arrays, see `schemes.recognise`.
+        notes: lines for the report.
+        by_name: the reference's kernels whose orientation their name alone says.
     """
 
     modules: Mapping[str, Any]
@@ -41,7 +46,7 @@ class Finder:
     def layers(self, taught: Any) -> list[Known]:
         """List the layers, in the order of their paths; taught: as layers= of `audit`.
 
-        Raises TypeError or ValueError if what is taught is wrong, or does not fit the truth.
+        Raises TypeError or ValueError if layers= is wrong, or does not fit the reference.
         """
         every = self.matched(taught)
         by_hand = {path: lesson for path, lesson in every.items() if not of_like_alone(lesson)}
@@ -75,10 +80,10 @@ class Finder:
     def partner(
         self, where: Mapping[str, Where], known: Mapping[str, Layer], path: str, mine: Taken | None = None
     ) -> Partner | None:
-        """The truth of a layer, and which of its layers it is; None if nothing says it.
+        """Return the reference for a layer, and its layer there; None if there is none.
 
-        where: as of `partners_of`; known: by path, the layers of the truth that a scheme describes; mine: the arrays of
-        the layer in the model.
+        where: as of `partners_of`; known: by path, the reference's layers that a scheme describes; mine: the layer's
+        arrays in the model.
         """
         found = partner_of(path, where, known, self.truth, mine)
         if found is not None and isinstance(truth := found[0], NamedTruth):
@@ -88,19 +93,19 @@ class Finder:
         return found
 
     def once(self, paths: Iterable[str]) -> list[str]:
-        """Take each module once, by the first of its paths."""
+        """Keep the first path of each module."""
         first: dict[int, str] = {}
         for path in paths:
             first.setdefault(id(self.modules.get(path, path)), path)
         return list(first.values())
 
     def shown(self) -> dict[str, None]:
-        """The names of the arrays, and those that each module would have if it were a plain projection."""
+        """Return the names of the arrays, and those that each module would have as a plain projection."""
         every = (f"{path}.{kernel}" for path in self.modules if path for kernel in PLAIN)
         return dict.fromkeys((*self.arrays, *every))
 
     def matched(self, taught: Any) -> dict[str, Any]:
-        """Find the modules that layers= teaches by patterns of their paths, each with what it says."""
+        """Return the modules whose paths fit the patterns of layers=, each with its value there."""
         if taught is None:
             return {}
         if not isinstance(taught, Mapping):
@@ -116,7 +121,7 @@ class Finder:
         return found
 
     def having(self, pattern: Any, outer: list[str], paths: list[str], lesson: Any) -> list[str]:
-        """The modules that a pattern is of: the outermost ones; instead of one, those inside it with the projections.
+        """Return the modules that a pattern describes: the outermost ones, or those inside with the projections.
 
         outer: the outermost of the paths that fit. Pattern "*" is of each module with these projections.
         """
@@ -135,12 +140,12 @@ class Finder:
         return [one for some in found.values() for one in some]
 
     def absent(self, path: str, parts: Parts) -> list[str]:
-        """The names of the projections that are no modules with a kernel below a path."""
+        """Return the names of projections that are no modules with a kernel below a path."""
         lost = lacking(path, parts, self.arrays)
         return [name for name in parts.names.values() if name in lost or path_below(path, name) not in self.modules]
 
     def recognised(self, path: str, layer: Layer, partner: Partner | None) -> Known:
-        """Describe a layer that is known by the names of its modules."""
+        """Describe a layer that a scheme knows by the names of its modules."""
         one = Known(path, str((self.truth.config or {}).get("model_type", layer[0])))
         truth, chosen = partner or (self.truth, None)
         try:
@@ -154,7 +159,7 @@ class Finder:
         return self.completed(one, layer, truth, chosen, given, attends)
 
     def framework(self, path: str, partner: Partner | None) -> Known:
-        """Describe a layer of a framework, or of the book."""
+        """Describe a layer of a framework's own class, or the book's."""
         module = self.modules[path]
         one = Known(path, kind_of(module) or type(module).__name__, native=True)
         try:
@@ -174,7 +179,7 @@ class Finder:
         return dataclasses.replace(one, take=lambda tokens: (config, weights), attends=attends)
 
     def taught(self, path: str, lesson: Any, partner: Callable[..., Partner | None]) -> Known:
-        """Describe a layer as layers= teaches it; partner: finds its truth by its path and its own arrays."""
+        """Describe a layer as layers= says; partner: finds its reference by its path and its own arrays."""
         one = Known(path, TAUGHT)
         if lesson is None:
             return dataclasses.replace(one, kind="left out", reason="left out, as layers= says", left_out=True)
@@ -230,7 +235,7 @@ class Finder:
         return dataclasses.replace(known, turned=turned)
 
     def by_function(self, one: Known, lesson: Callable[[Any], Any]) -> Known:
-        """Describe a layer by what a function makes of its module, or of that of like=, if it is of the same class."""
+        """Describe a layer by a function of its module, or of like='s module, if it is of the same class."""
         module, note = self.modules[one.path], ""
         if not self.truth.own:
             alike = [path for path in self.truth.modules if fits(path, one.path)]
@@ -257,7 +262,10 @@ class Finder:
         attends: models.Attends,
         places: Mapping[str, Place] | None = None,
     ) -> Known:
-        """Give a layer its projections and weights; layer: its own scheme and prefix, partner: those in the truth."""
+        """Add the projections and the weights to a layer's description.
+
+        layer: its own scheme and prefix; partner: those in the reference.
+        """
         own = places or self.places(layer, False)
         reasons = [f"{place.name} is {why}" for place in own.values() if (why := self.odd(self.modules[place.name]))]
         if reasons or partner is None:
@@ -272,7 +280,7 @@ class Finder:
         )
 
     def places(self, layer: Layer, gated: bool) -> dict[str, Place]:
-        """The projections of a layer, each with the path of its module in the place of the array's name."""
+        """Return the projections of a layer, each with the path of its module in the place of the array's name."""
         scheme, prefix = layer
         found = {}
         for weight, place in schemes.SCHEMES[scheme].of_layer(self.arrays, prefix, gated):
@@ -289,7 +297,7 @@ def within(path: str, other: str) -> bool:
 
 
 def some(names: Iterable[str]) -> str:
-    """The first of many names."""
+    """Join the first of many names."""
     listed = [name for name in names if name]
     more = f" and {len(listed) - LISTED} more" if len(listed) > LISTED else ""
     return ", ".join(listed[:LISTED]) + more

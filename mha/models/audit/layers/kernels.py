@@ -1,4 +1,4 @@
-"""The arrays of a model of Keras or Flax by the names of a scheme of PyTorch, whose kernels are mostly (out, in)."""
+"""Give arrays of Keras or Flax the names and the axes of a PyTorch scheme, whose kernels are mostly (out, in)."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -14,12 +14,12 @@ OTHERS = ("kernel", "scale", "gamma")  # what others do
 
 
 def also_called(names: Mapping[str, Any]) -> dict[str, None]:
-    """The names of arrays, and those that PyTorch would give them."""
+    """Return the names of arrays, and those that PyTorch would give them."""
     return dict.fromkeys(names) | dict.fromkeys(name for own in names for name in _other(own))
 
 
 def recalled(arrays: Mapping[str, Any], scheme: SchemeName, prefix: str) -> Mapping[str, Any]:
-    """The arrays; if those of the layer at prefix have other names, these alone, by the names of the scheme."""
+    """Return the arrays by the names of a scheme if those of the layer at prefix have others; else as they are."""
     places = {prefix + place.name: (weight, place) for weight, place in schemes.SCHEMES[scheme].every}
     found, of_layer = {}, [name for name in arrays if name.startswith(prefix)]
     if not any(other in places and other not in arrays for own in of_layer for other in _other(own)):
@@ -36,13 +36,13 @@ def recalled(arrays: Mapping[str, Any], scheme: SchemeName, prefix: str) -> Mapp
 
 
 def _other(own: str) -> list[str]:
-    """The name that PyTorch would give an array, if it is another one."""
+    """Return the name that PyTorch would give an array, if it is another one."""
     begin, _, kind = own.rpartition(".")
     return [f"{begin}.{KERNEL}"] if kind in OTHERS else []
 
 
 def _laid(X: np.ndarray, weight: str, axes: str) -> np.ndarray:
-    """A kernel (in, out), (in, H, d) or (H, d, out), or a bias, in the axes of a scheme."""
+    """Return a kernel (in, out), (in, H, d) or (H, d, out), or a bias, in the axes of a scheme."""
     if weight.endswith(".bias") and axes == "o":
         return X.reshape(-1)  # (out,)
     if weight.endswith(".kernel") and axes in ("oi", "io"):

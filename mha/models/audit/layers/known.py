@@ -1,4 +1,4 @@
-"""What is known of an attention layer of a model before it is called."""
+"""The description of an attention layer of a model before it is called."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -20,8 +20,11 @@ INPUT_OF = {"W_q": "queries", "W_k": "keys", "W_v": "values", "W_o": "merged"}
 class Recorded:
     """A stand-in for a module of a recorded model.
 
-    odd: why its weights are not plain arrays; native: the kind of a framework's own layer of attention, "" = none;
-    problem: why that is not known; take: returns its configuration and its weights.
+    Attributes:
+        odd: why its weights are not plain arrays.
+        native: the kind of a framework's own attention layer, "" = it is none.
+        problem: why such a layer is not known.
+        take: returns its configuration and its weights.
     """
 
     odd = native = problem = ""
@@ -30,13 +33,19 @@ class Recorded:
 
 @dataclasses.dataclass(frozen=True)
 class Known:
-    """A layer of a model.
+    """An attention layer of a model.
 
-    path: of its module; kind: its scheme, or its class; places: by projection, the path of its module and how the
-    output of that has it; native: whether it is watched as a whole, since its projections may be no modules; take: from
-    the number of tokens to its configuration and weights; attends: how it is called, None = as its own call says;
-    reason: why it is not known, "" if it is; left_out: whether somebody said to leave it out; note: further words;
-    turned: the same layer with the kernels transposed, where nothing but their use shows how they lie.
+    Attributes:
+        path: of its module.
+        kind: its scheme, or its class.
+        places: by projection, the path of its module, and which part of that module's output it is.
+        native: whether it is watched as a whole, since its projections may be no modules.
+        take: from the number of tokens to its configuration and weights.
+        attends: how it is called, None = as its own call says.
+        reason: why it is not known, "" if it is.
+        left_out: whether layers= leaves it out.
+        note: further words.
+        turned: the same layer with its kernels transposed, where only their use shows how they lie.
     """
 
     path: str
@@ -51,7 +60,7 @@ class Known:
     turned: "Known | None" = None
 
     def found(self, tokens: int) -> Found:
-        """The configuration and the canonical weights, for a text of so many tokens."""
+        """Return the configuration and the canonical weights, for a text of this many tokens."""
         if self.take is None:
             raise ValueError(f"{self.path} is not known: {self.reason}")
         return self.take(tokens)
@@ -67,13 +76,13 @@ class Known:
         return found
 
     def tokens_first(self, role: str, X: np.ndarray) -> np.ndarray:
-        """What enters or leaves a projection as (B, T, any); a convolution has it as (B, any, T) or (B, any, h, w)."""
+        """Return a projection's input or output as (B, T, any); a convolution's is (B, any, T) or (B, any, h, w)."""
         if self.places[role].axes != "oi1" or X.ndim < 3:
             return X
         return X.reshape(*X.shape[:2], -1).swapaxes(1, 2)  # (B, T, any)
 
     def part(self, role: str, output: np.ndarray, config: Config) -> np.ndarray:
-        """Take what a projection computes, (B, T, any), from the output of its module."""
+        """Return the output of one projection, (B, T, any), from the output of its module."""
         place, (B, T) = self.places[role], output.shape[:2]
         rows = output.reshape(B * T, -1)  # (B*T, all that the module computes)
         if place.part and place.part[1] == 2:
@@ -83,7 +92,7 @@ class Known:
         return rows.reshape(B, T, -1)  # (B, T, H*d or G*d)
 
     def as_used(self, inputs: Mapping[str, np.ndarray], outputs: Mapping[str, np.ndarray]) -> "Known":
-        """The layer whose kernels lie as most of its projections use them, by what entered and left these."""
+        """Return the layer whose kernels lie as its projections' inputs and outputs show."""
         if self.turned is None:
             return self
         votes, ways = 0, (self, self.turned)
@@ -98,13 +107,13 @@ class Known:
     def far(
         self, role: str, X: np.ndarray, output: np.ndarray, config: Config, weights: Mapping[str, np.ndarray]
     ) -> float:
-        """How far the output of a projection is from what its kernel, (in, out), and bias make of its input."""
+        """Return how far a projection's output is from its input times its kernel (in, out), plus its bias."""
         expected = X @ weights[f"{role}.kernel"] + weights.get(f"{role}.bias", 0)
         return float(np.abs(expected - self.part(role, output, config)).max(initial=0))
 
 
 def kind_of(module: Any) -> str | None:
-    """The kind of a framework's own layer, or its class; None if a module is none."""
+    """Return the kind of a framework's own layer, or its class; None if a module is none."""
     if isinstance(module, Recorded):
         return module.native or None
     kind = foreign.kind_of(module)
@@ -112,12 +121,12 @@ def kind_of(module: Any) -> str | None:
 
 
 def taken(module: Any) -> Found:
-    """The configuration and the canonical weights of a framework's own layer, TypeError or ValueError if not known."""
+    """Return the configuration and weights of a framework's own layer; TypeError or ValueError if not known."""
     return module.take() if isinstance(module, Recorded) else foreign.taken(module)
 
 
 def norms_unread(arrays: Mapping[str, Any], path: str, lesson: Mapping[str, Any]) -> str:
-    """Why norms of queries and keys in a layer that layers= describes are not known, in words; "" if they are."""
+    """Say why the norms of queries and keys in a layer of layers= are not known; "" if they are."""
     for role in ("q_norm", "k_norm"):
         own = f"{path}.{lesson.get(role, role)}"
         if f"{own}.bias" in arrays:

@@ -1,4 +1,4 @@
-"""Which arrays of like= are those of a layer that layers= describes: as it says, at the same path, or by order."""
+"""Find the arrays in like= for each layer of layers=: at the path that it names, at the same path, or by order."""
 
 import functools
 import re
@@ -21,7 +21,7 @@ HOW = (
 
 
 class NamedTruth(Truth):
-    """What is true of one layer whose arrays have names of their own; take: takes them, as `projections.take` does."""
+    """The reference for one layer whose arrays have names of their own; take: reads them, as `projections.take`."""
 
     def __init__(self, whole: Truth, take: Callable[[], Taken], own: bool, first: Taken) -> None:
         super().__init__(whole.arrays, None, whole.said, own)
@@ -29,14 +29,14 @@ class NamedTruth(Truth):
         self.biased, self.guessed = first.biased, first.guessed
 
     def arrays_of(self, chosen: Layer) -> tuple[dict[str, np.ndarray], str]:
-        """The arrays of the layer by the names of its scheme, and their prefix."""
+        """Return the arrays of the layer by the names of its scheme, and their prefix."""
         return dict(self.take().arrays), ""
 
 
 def partners_of(lessons: Mapping[str, Any], truth: Truth, known: Mapping[str, Layer]) -> dict[str, Where]:
     """Find the arrays of each layer that a dict of layers= describes.
 
-    lessons: what is said of each path; known: by path, the layers of the truth that a scheme describes.
+    lessons: by path, the value in layers=; known: by path, the reference's layers that a scheme describes.
     Raises ValueError, which says what is missing where, if like= has none for a layer.
     """
     found: dict[str, Where] = {}
@@ -72,7 +72,7 @@ def is_sequence(paths: Iterable[str]) -> bool:
 
 
 def is_described(path: str, layer: Layer, truth: Truth) -> bool:
-    """Whether a layer has the name of the model's, and the configuration of like= describes it: that says all of it."""
+    """Whether a layer is at its own path, and the configuration of like= describes it completely."""
     try:
         return fits(layer[1].rstrip("."), path) and truth.attends(layer) is not None
     except (TypeError, ValueError):
@@ -80,7 +80,7 @@ def is_described(path: str, layer: Layer, truth: Truth) -> bool:
 
 
 def said(path: str, parts: Parts, truth: Truth) -> Where:
-    """The place that layers= says for a layer; ValueError if it has no layer."""
+    """Return the place that layers= names for a layer; ValueError if no layer is there."""
     at = parts.path or ""
     if parts.names and not lacking(at, parts, truth.arrays):
         return at, parts
@@ -119,10 +119,10 @@ def missing(path: str, parts: Parts | None, truth: Truth) -> str:
 def partner_of(
     path: str, where: Mapping[str, Where], known: Mapping[str, Layer], truth: Truth, mine: Taken | None = None
 ) -> Partner | None:
-    """The truth of a layer, and which of its layers it is; None if nothing says it.
+    """Return the reference for a layer, and its layer there; None if there is none.
 
-    where: as of `partners_of`; known: by path, the layers of the truth that a scheme describes; mine: the arrays of the
-    layer in the model. Raises ValueError as `named_truth`.
+    where: as of `partners_of`; known: by path, the reference's layers that a scheme describes; mine: the layer's arrays
+    in the model. Raises ValueError as `named_truth`.
     """
     prefix, parts = where.get(path, ("", None))
     if parts is not None:
@@ -133,9 +133,9 @@ def partner_of(
 
 
 def named_truth(truth: Truth, prefix: str, parts: Parts, mine: Taken | None = None) -> tuple[NamedTruth, Layer]:
-    """What is true of a layer whose arrays have names of their own, and which of its layers it is; mine: the model's.
+    """Return the reference for a layer whose arrays have names of their own, and its layer there.
 
-    Raises ValueError if its sizes are others than those of the model, or if nothing shows how its kernels lie.
+    mine: the arrays of the model. Raises ValueError if their sizes differ, or if nothing shows how the kernels lie.
     """
     taking = functools.partial(
         take, truth.arrays, prefix, parts, truth.modules, mine, whose=truth.said, formats=truth.formats

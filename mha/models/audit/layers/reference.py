@@ -1,4 +1,4 @@
-"""What is true of a model: the weights and the configuration that its layers should have."""
+"""The reference of an audit: the weights and the configuration that a model's layers should have."""
 
 import contextlib
 import dataclasses
@@ -28,12 +28,17 @@ GROWING = ("dynamic", "longrope", "su", "yarn")  # rotations that may go by the 
 
 
 class Truth:
-    """Arrays by name, which are read when they are used, and what the model's configuration says, None = nothing.
+    """Arrays by name, which are read when they are used, and the configuration of their model.
 
-    said: where they are from, in words; own: whether these are the model's own arrays; inside: the path of the part
-    of the model that the configuration is of, "" = all of it; formats: the format of an array, by its name, see
-    `schemes.recognise`; said_by: that of the arrays of the model that has the configuration, None = the same; modules:
-    those of the model that has the arrays, {} = none.
+    Attributes:
+        arrays: by name.
+        config: of the model, None = there is none.
+        said: where the arrays are from, in words.
+        own: whether they are the judged model's own.
+        inside: the path of the part of the model that the configuration is of, "" = all of it.
+        formats: the format of an array, by its name, see `schemes.recognise`.
+        said_by: the format of the arrays of the model that has the configuration, None = the same.
+        modules: of the model that has the arrays, {} = none.
     """
 
     def __init__(
@@ -60,7 +65,7 @@ class Truth:
         return sorted(found, key=lambda layer: natural(layer[1]))
 
     def layer(self, chosen: Layer, given: Mapping[str, Any], tokens: int) -> Found:
-        """Take the configuration and the canonical weights of a layer; some are kept for the next call.
+        """Return the configuration and the canonical weights of a layer; some are kept for the next call.
 
         given: options that the caller says; tokens: the length of the text.
         Raises TypeError or ValueError if the arrays or the configuration do not describe a layer of mha.
@@ -85,7 +90,7 @@ class Truth:
         return config, weights
 
     def arrays_of(self, chosen: Layer) -> tuple[dict[str, np.ndarray], str]:
-        """The arrays of a layer by the names of its scheme, and their prefix."""
+        """Return the arrays of a layer by the names of its scheme, and their prefix."""
         scheme, prefix = chosen
         arrays = recalled(self.arrays, scheme, prefix)
         try:
@@ -95,7 +100,7 @@ class Truth:
         return {name: to_numpy(name, arrays[name]) for name in names}, prefix
 
     def options(self, chosen: Layer, tokens: int) -> dict[str, Any]:
-        """What the configuration says of a layer; {} without one."""
+        """Return the options that the configuration has for a layer; {} without one."""
         if self.config is None:
             return {}
         length = tokens if self.grows else None
@@ -104,12 +109,12 @@ class Truth:
         return models.described(dict(self.config), *self.within(chosen), length, form, self.said_by)
 
     def within(self, chosen: Layer) -> Layer:
-        """The same layer, its prefix as the part of the model has it that the configuration is of."""
+        """Return the same layer with its prefix relative to the part that the configuration is of."""
         scheme, prefix = chosen
         return scheme, prefix.removeprefix(f"{self.inside}.") if self.inside else prefix
 
     def for_taught(self, chosen: Layer | None) -> "Truth":
-        """The same, without a configuration that does not describe this layer, which somebody describes by hand."""
+        """Drop the configuration if it does not describe this layer, which layers= describes."""
         try:
             if chosen is not None:
                 self.options(chosen, 1)
@@ -119,19 +124,20 @@ class Truth:
 
     @functools.cached_property
     def grows(self) -> bool:
-        """Whether the rotation may go by the length of the text."""
+        """Whether the rotation may depend on the length of the text."""
         return any(kind in str(self.config) for kind in GROWING)
 
     def attends(self, chosen: Layer) -> models.Attends | None:
-        """How the layer is called, None = nothing says it. Raises ValueError if the model is of no known kind."""
+        """Return how the layer is called, None = unknown. Raises ValueError if the model is of no known kind."""
         return None if self.config is None else models.attends(dict(self.config), *self.within(chosen))
 
 
 @contextlib.contextmanager
 def opened(like: Any, model: Any, taps: Any, backend: BackendName | None) -> Iterator[Truth]:
-    """Open what is true of a model; like: as for `audit`; taps: `commands/taps.py` of its backend; None = no model.
+    """Open the reference for a model.
 
-    Raises TypeError or ValueError if like is nothing of the kind, and what `mha.load` raises for a path.
+    like: as for `audit`; taps: the adapter of the model's framework, None = no model.
+    Raises TypeError or ValueError if like is nothing of the kind, and whatever `mha.load` raises for a path.
     """
     inside, config = configured({} if taps is None else taps.modules(model))
     own_formats = formats_of(backend)
@@ -167,7 +173,7 @@ def opened(like: Any, model: Any, taps: Any, backend: BackendName | None) -> Ite
 
 
 def config_beside(path: Path) -> dict[str, Any] | None:
-    """What the configuration beside a file of weights says; None if none is there, ValueError if it is damaged."""
+    """Read the configuration beside a file of weights; None if there is none, ValueError if it is damaged."""
     place = path.with_name("config.json")
     try:
         return None if (data := models.data_of(place)) is None else models.parsed(data)
@@ -176,7 +182,7 @@ def config_beside(path: Path) -> dict[str, Any] | None:
 
 
 def config_of(model: Any) -> dict[str, Any] | None:
-    """What a model says of itself, as it would be written beside its weights; None if nothing.
+    """Return the configuration that a model has, as it would be written beside its weights; None if it has none.
 
     A model of transformers has a `config`, which makes JSON; one of mlx-lm has `args`, a dataclass.
     """
@@ -190,13 +196,13 @@ def config_of(model: Any) -> dict[str, Any] | None:
 
 
 def formats_of(backend: BackendName | None) -> Callable[[str], str]:
-    """The format of the arrays of a backend, by their names: that of the files that its framework writes."""
+    """Return a function from names to formats: that of the files that a backend's framework writes."""
     forms = dispatch.facts("FORMATS", ())[backend] if backend else ()
     return lambda name: forms[0] if forms else ""
 
 
 def configured(modules: Mapping[str, Any]) -> tuple[str, dict[str, Any] | None]:
-    """What the outermost module that has a configuration says, and its path; None if none has one."""
+    """Return the path and the configuration of the outermost module that has one; None if none has."""
     for path, module in modules.items():
         if (config := config_of(module)) is not None:
             return path, config
@@ -204,14 +210,14 @@ def configured(modules: Mapping[str, Any]) -> tuple[str, dict[str, Any] | None]:
 
 
 def wholes(modules: Mapping[str, Any]) -> frozenset[str]:
-    """The paths of the modules that are whole models of transformers."""
+    """Return the paths of the modules that are whole models of transformers."""
     return frozenset(
         path for path, module in modules.items() if hasattr(module, "save_pretrained") and config_of(module)
     )
 
 
 def backend_of(model: Any) -> BackendName:
-    """The backend whose framework a model is of; TypeError if it is of none."""
+    """Return the backend of a model's framework; TypeError if it is of none."""
     if (backend := dispatch.backend_of(model)) is None:
         *names, last = (dispatch.facts("TITLE")[name] for name in dispatch.having("models/frameworks/*.py"))
         raise TypeError(f"model is a {type(model).__name__}, expected a model of {', '.join(names)} or {last}")
@@ -219,24 +225,24 @@ def backend_of(model: Any) -> BackendName:
 
 
 def taps_of(backend: BackendName) -> Any:
-    """The module in which a backend watches models; TypeError if it has none."""
+    """Return the adapter that watches models of a backend; TypeError if there is none."""
     if backend not in dispatch.having("models/frameworks/*.py"):
         raise TypeError(f"models of {backend} cannot be watched; give what enters and leaves to mha.parity.audit_taps")
     return importlib.import_module(f"mha.models.frameworks.{backend}")
 
 
 def size(found: Found) -> int:
-    """The bytes of the weights of a layer."""
+    """Return the bytes of the weights of a layer."""
     return sum(X.nbytes for X in found[1].values())
 
 
 def natural(prefix: str) -> list[Any]:
-    """The key by which prefixes are sorted, in which 2 comes before 10."""
+    """Return the sort key of a prefix, in which 2 comes before 10."""
     return [int(X) if X.isdigit() else X for X in re.split(r"(\d+)", prefix)]
 
 
 def paired(paths: Sequence[str], layers: Sequence[Layer]) -> dict[str, Layer]:
-    """Find for each path of a model's layers the layer of the truth: of the same name, of its end, or by order."""
+    """Pair each path with a layer of the reference: of the same name, of the same end, or by order."""
     by_name = {prefix.rstrip("."): (scheme, prefix) for scheme, prefix in layers}
     found = {}
     for path in paths:

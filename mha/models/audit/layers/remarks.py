@@ -1,4 +1,4 @@
-"""What an audit says of layers that layers= describes: what it has taken from the model itself, and what it guessed."""
+"""The notes of an audit on the layers of layers=: what it took from the model itself, and what it guessed."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,7 +13,7 @@ from mha.weights.projections import biases_of
 def without_biases(lessons: Mapping[str, Any], arrays: Mapping[str, Any]) -> list[str]:
     """Say which projections have no bias, though others of the layer, or of layers described alike, have one.
 
-    lessons: what is said of each path; arrays: of the model.
+    lessons: by path, the value in layers=; arrays: of the model.
     """
     notes = []
     for lesson in {id(one): one for one in lessons.values() if isinstance(one, Mapping)}.values():
@@ -34,9 +34,9 @@ def without_biases(lessons: Mapping[str, Any], arrays: Mapping[str, Any]) -> lis
 
 
 def guesses(lessons: Mapping[str, Any], where: Mapping[str, Where], kernels: Sequence[str], truth: Truth) -> list[str]:
-    """Say which layers of like= are those of the model by their order alone, and which kernels lie as a name says.
+    """Say which layers of like= were paired by order alone, and which kernels lie as their name says.
 
-    lessons: what is said of each path; where: as of `partners_of`; kernels: the names of their arrays.
+    lessons: by path, the value in layers=; where: as of `partners_of`; kernels: the names of their arrays.
     """
     pairs = []
     for path, (other, _) in where.items():

@@ -1,4 +1,4 @@
-"""What layers= says of layers that no table knows: their projections, their options, and how they are called."""
+"""Read layers= of an audit: the projections, the options and the call of layers that no table knows."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -15,7 +15,7 @@ OF_LIKE = ("path", *SAID)
 
 
 def lesson_of(pattern: Any, lesson: Any) -> Any:
-    """Return what layers= says of a pattern, checked: a dict, None, or a function of the module."""
+    """Check the value of a pattern in layers=, and return it: a dict, None, or a function of the module."""
     if lesson is None or callable(lesson):
         return lesson
     if not isinstance(lesson, Mapping):
@@ -40,7 +40,7 @@ def lesson_of(pattern: Any, lesson: Any) -> Any:
 
 
 def _check_like(pattern: Any, like: Any) -> None:
-    """Raise TypeError or ValueError if what layers= says of the arrays of like= is nothing of the kind."""
+    """Raise TypeError or ValueError if like= in a value of layers= is no path and no dict of names."""
     if like is None or isinstance(like, str):
         return
     if not isinstance(like, Mapping):
@@ -57,18 +57,18 @@ def _check_like(pattern: Any, like: Any) -> None:
 
 
 def of_like_alone(lesson: Any) -> bool:
-    """Whether what layers= says is only where the weights are in like= of a layer that is known by itself."""
+    """Whether a value of layers= only says where like= has the weights of a layer that is known by itself."""
     return isinstance(lesson, Mapping) and "like" in lesson and not any(name in lesson for name in ("scheme", *ROLES))
 
 
 def parts_of(lesson: Mapping[str, Any]) -> Parts | None:
-    """What the projections of a layer are called in its model; None if a scheme, or nothing, says it."""
+    """Return the names of a layer's projections in its model; None if layers= names a scheme, or none."""
     names = {role: lesson[role] for role in (*ROLES, *NORMS) if role in lesson}
     return Parts(names, None, lesson.get("axes", ""), bool(lesson.get(TIED))) if set(NEEDED) <= names.keys() else None
 
 
 def parts_of_like(lesson: Mapping[str, Any]) -> Parts | None:
-    """What they are called among the arrays of like=, where layers= says it; None if it says nothing."""
+    """Return the names of a layer's projections in like=; None if layers= has none."""
     like = lesson.get("like")
     like = {"path": like} if isinstance(like, str) else dict(like or {})
     path, axes = like.pop("path", None), like.pop("axes", "")
@@ -79,15 +79,12 @@ def parts_of_like(lesson: Mapping[str, Any]) -> Parts | None:
 
 
 def options_of(lesson: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of a taught layer."""
+    """Return the options of a layer in layers=."""
     return {name: X for name, X in lesson.items() if name not in ("scheme", "like", *SAID, *CALLED)}
 
 
 def called(lesson: Mapping[str, Any]) -> models.Attends:
-    """How a taught layer is called.
-
-    Raises TypeError or ValueError if what is said of it is wrong.
-    """
+    """Return how a layer in layers= is called. Raises TypeError or ValueError if that is wrong."""
     padding = lesson.get("padding", "attention_mask")
     return models.Attends(
         causal=checks.flag("causal of layers", lesson.get("causal", False)), queries=padding, keys=padding,
