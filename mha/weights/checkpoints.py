@@ -14,7 +14,7 @@ from mha.core.options.names import SchemeChoice, SchemeName
 from mha.weights import argument_names, models, own_format, readers, recorded, schemes
 from mha.weights.readers import Entry, Source
 
-SAYABLE = (*MODERN, "key_dim", models.FOLDED, schemes.BARE, schemes.TIED, models.LENGTH)
+LAYER_OPTIONS = (*MODERN, "key_dim", models.FOLDED, schemes.BARE, schemes.TIED, models.LENGTH)
 
 
 def load(
@@ -38,8 +38,8 @@ def load(
 def sayable(options: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the options unchanged; TypeError if one of them is unknown."""
     for name in options:
-        if name not in SAYABLE:
-            raise TypeError(f"{name} is no argument here, expected one of {', '.join(SAYABLE)}")
+        if name not in LAYER_OPTIONS:
+            raise TypeError(f"{name} is no argument here, expected one of {', '.join(LAYER_OPTIONS)}")
     return options
 
 
@@ -181,6 +181,6 @@ def _explained(source: Source) -> Iterator[None]:
     try:
         yield
     except schemes.UnreadError as error:
-        raise error.said_by(quantised_by(source.path), subject="") from None
+        raise error.with_method(quantised_by(source.path), subject="") from None
     except ValueError as error:
         raise ValueError(f"does not hold the layer that is asked for: {error}") from error

@@ -32,7 +32,7 @@ class Kernel:
     convolved: bool = False
 
     @property
-    def way(self) -> str:
+    def orientation(self) -> str:
         """Its orientation by its axes, its name or its class: "io", "oi", or "" if these do not show it."""
         if self.X.ndim == 3 or self.name.endswith(INWARD):
             return "io"  # (in, H, d), (H, d, out) or (in, out)
@@ -45,9 +45,9 @@ class Kernel:
         return "oi" if self.name.endswith("weight") else ""
 
     @property
-    def guessed(self) -> bool:
+    def is_guess(self) -> bool:
         """Whether its name alone says its orientation, though other frameworks use the name otherwise."""
-        return self.module is None and self.way == "oi" and not self.outward
+        return self.module is None and self.orientation == "oi" and not self.outward
 
     def by_size(self, expected: tuple[int, int] | None, whose: str) -> str:
         """Return its orientation by the sizes (out, in); "" if these are equal. ValueError if it has others."""

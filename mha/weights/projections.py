@@ -20,7 +20,7 @@ from mha.weights.kernels import Kernel, without_window
 ROLES = ("W_q", "W_k", "W_v", "W_g", "W_o")
 NORMS = ("q_norm", "k_norm")
 NEEDED = ("W_q", "W_k", "W_v", "W_o")
-SAID = (*ROLES, *NORMS, "axes")  # what may be said of a layer: names, and how its kernels lie
+PART_KEYS = (*ROLES, *NORMS, "axes")  # what may be said of a layer: names, and how its kernels lie
 KERNELS = ("weight", "kernel", "w", "vars.0", "")  # what frameworks call the kernel of a module; "" = the module itself
 BIASES = ("bias", "b", "vars.1")
 SCALES = ("weight", "scale", "gamma", "vars.0", "")
@@ -48,21 +48,21 @@ class Parts:
     tied: bool = False
 
     @property
-    def packed(self) -> bool:
+    def is_packed(self) -> bool:
         """Whether queries, keys and values are one after another in one array."""
         return self.names["W_q"] == self.names["W_k"] == self.names["W_v"]
 
     @property
-    def halved(self) -> bool:
+    def is_halved(self) -> bool:
         """Whether keys and values are one after another in one array, without the queries."""
-        return not self.packed and not self.tied and self.names["W_k"] == self.names["W_v"]
+        return not self.is_packed and not self.tied and self.names["W_k"] == self.names["W_v"]
 
     def part(self, role: str) -> tuple[int, int] | None:
         """Return (i, n) if a projection is part i of n of its module's output; None = all of it."""
         at = ("W_q", "W_k", "W_v").index(role) if role in ("W_q", "W_k", "W_v") else -1
-        if at < 0 or not (self.packed or (self.halved and at)):
+        if at < 0 or not (self.is_packed or (self.is_halved and at)):
             return None
-        return (at, 3) if self.packed else (at - 1, 2)
+        return (at, 3) if self.is_packed else (at - 1, 2)
 
     def at(self, path: str) -> "Parts":
         """Return the same with the numbers in a layer's path in the place of {}; ValueError if there are too few."""
@@ -82,9 +82,9 @@ def parts_said(argument: str, names: Any) -> Parts:
             f"{argument_names.name(argument)} is {checks.brief(names)}, expected a dict, such as {{'W_q': 'to_q', ...}}"
         )
     for role, name in names.items():
-        if role not in SAID or not isinstance(name, str):
+        if role not in PART_KEYS or not isinstance(name, str):
             raise ValueError(
-                f"{argument_names.name(argument)} has {role}={name!r}, expected names of {', '.join(SAID)}"
+                f"{argument_names.name(argument)} has {role}={name!r}, expected names of {', '.join(PART_KEYS)}"
             )
     if lost := [role for role in NEEDED if role not in names]:
         raise ValueError(
@@ -163,9 +163,9 @@ def path_below(path: str, name: str) -> str:
 
 def modules_of(path: str, parts: Parts) -> dict[str, str]:
     """Return the paths of the modules of a layer, by the first role of each."""
-    names = PACKED if parts.packed else APART
+    names = PACKED if parts.is_packed else APART
     own = {role: path_below(path, parts.names[role]) for role in names if role in parts.names}
-    own.pop("W_v" if parts.halved else "", None)  # both are in that of W_k
+    own.pop("W_v" if parts.is_halved else "", None)  # both are in that of W_k
     return own
 
 
@@ -208,7 +208,7 @@ def take(
     Raises ValueError if the sizes are others than those of `beside`, if nothing shows how its kernels lie, or if one is
     of a convolution over several tokens.
     """
-    names = PACKED if parts.packed else APART
+    names = PACKED if parts.is_packed else APART
     kernels = {}
     for role, module in modules_of(path, parts).items():
         name = named(module, KERNELS, arrays) or module
@@ -221,7 +221,7 @@ def take(
     common = set(filter(None, shown.values()))
     others = common.pop() if len(common) == 1 else ""  # as the rest of the same arrays
     said_way = parts.axes or others
-    ways = {role: shown[role] or said_way or kernel.way for role, kernel in kernels.items()}
+    ways = {role: shown[role] or said_way or kernel.orientation for role, kernel in kernels.items()}
     unsure = tuple(parts.names[role] for role, way in ways.items() if not way)
     if unsure and whose:
         first = kernels["W_q"]
@@ -239,7 +239,7 @@ def take(
         elif any(biases.values()):
             found[f"{names[role]}.bias"] = np.zeros(len(weight), weight.dtype)  # (out,)
     for kind in ("weight", "bias"):
-        if parts.halved and (both := found.get(f"k_proj.{kind}")) is not None:
+        if parts.is_halved and (both := found.get(f"k_proj.{kind}")) is not None:
             found[f"k_proj.{kind}"], found[f"v_proj.{kind}"] = np.split(both, 2)  # (G*d, ...)
     for role in NORMS:
         if role in parts.names:
@@ -250,9 +250,9 @@ def take(
                 )
             found[f"{role}.weight"] = to_numpy(scale, arrays[scale])
     biased = {role: bias is not None for role, bias in biases.items()}
-    guessed = tuple(one.name for role, one in kernels.items() if one.guessed and not (shown[role] or said_way))
+    guessed = tuple(one.name for role, one in kernels.items() if one.is_guess and not (shown[role] or said_way))
     convolved = tuple(parts.names[role] for role, one in kernels.items() if one.convolved)
-    return Taken("phi3" if parts.packed else "llama", found, biased, unsure, guessed, convolved)
+    return Taken("phi3" if parts.is_packed else "llama", found, biased, unsure, guessed, convolved)
 
 
 def sizes_of(beside: Taken, parts: Parts) -> dict[str, tuple[int, int]]:
@@ -265,7 +265,7 @@ def sizes_of(beside: Taken, parts: Parts) -> dict[str, tuple[int, int]]:
         rows = (len(packed) - output.shape[1]) // 2  # of keys: what is left of queries, as many as enter W_o
         found = dict.fromkeys(("W_k", "W_v"), (rows, packed.shape[1]))
         found |= {"W_q": (output.shape[1], packed.shape[1]), "W_o": output.shape}
-    together = ("W_q", "W_k", "W_v") if parts.packed else ("W_k", "W_v") if parts.halved else ()
+    together = ("W_q", "W_k", "W_v") if parts.is_packed else ("W_k", "W_v") if parts.is_halved else ()
     if together:
         found[together[0]] = sum(found[role][0] for role in together), found[together[0]][1]
     return found

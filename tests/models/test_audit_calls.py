@@ -269,7 +269,7 @@ def test_a_list_of_caches_says_what_its_layers_have():
     for padding, more in (([3, 1], {}), ([1, 0], {"_offset": 5})):  # of the second, two tokens are forgotten
         kept = kept_of([of_layer(np.array([2, 4]), left_padding=np.array(padding), **more)])
         assert (kept.length, kept.padding.tolist()) == (5, [3, 1])
-        assert kept.hidden(4).tolist() == [[False, False, False, True], [False, True, True, True]]
+        assert kept.real_tokens(4).tolist() == [[False, False, False, True], [False, True, True, True]]
     assert kept_of([of_layer(np.array([5, 5]), left_padding=np.array([0, 0]))]).padding is None
 
 

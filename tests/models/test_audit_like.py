@@ -28,7 +28,7 @@ def right(backend):
     def make(name):
         one = audited.make(name)
         taps = taps_of(backend)
-        own = taps.arrays(taps.shown(one.model, one.args, one.kwargs))
+        own = taps.arrays(taps.prepare(one.model, one.args, one.kwargs))
         found = {}
         for array, X in own.items():
             module, _, kind = array.rpartition(".")

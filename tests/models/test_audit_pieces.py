@@ -36,18 +36,18 @@ def test_the_order_of_tokens_is_seen_in_a_mask():
 def test_a_pattern_teaches_the_outermost_modules_that_it_fits():
     modules = dict.fromkeys(("", "blocks", "blocks.0", "blocks.0.to_q", "blocks.10", "blocks.10.to_q"))
     finder = Finder(modules, {}, None, Truth({}, None, "nothing"))
-    assert list(finder.matched({"blocks.*": None})) == ["blocks.0", "blocks.10"]
+    assert list(finder.match_modules({"blocks.*": None})) == ["blocks.0", "blocks.10"]
 
 
 def test_a_sink_is_told_of_modules_without_numbers():
     failed = []
     layers = [Known("blocks.0", "a", native=True), Known("blocks.1", "b", native=True)]
     session = Session(layers, None, None, lambda path, reason: failed.append((path, reason)))
-    session.unknown("blocks.1", "inside a transformation")
-    session.unknown("other", "inside a transformation")
+    session.note_unknown("blocks.1", "inside a transformation")
+    session.note_unknown("other", "inside a transformation")
     assert failed == [("blocks.1", "inside a transformation")]
-    session.pooled("softmax", 4, "blocks.0.pool")
-    session.pooled("softmax", 4, "other.pool")
+    session.note_pooling("softmax", 4, "blocks.0.pool")
+    session.note_pooling("softmax", 4, "other.pool")
     assert session.pools == {"other.pool": ("softmax", 4)}
 
 

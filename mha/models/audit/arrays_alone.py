@@ -26,12 +26,12 @@ from mha.models.audit.layers.user_layers import parts_of_like
 from mha.models.audit.watching import Watch
 from mha.parity.rule.layouts import MEANS, STEPS
 from mha.weights import models
-from mha.weights.checkpoints import SAYABLE
-from mha.weights.projections import SAID
+from mha.weights.checkpoints import LAYER_OPTIONS
+from mha.weights.projections import PART_KEYS
 
 INPUTS = ("queries", "keys", "values")
 CALLED = ("causal", "cross")  # how a layer is called
-OPTIONS = ("num_heads", *CALLED, *SAYABLE, *SAID, "like")
+OPTIONS = ("num_heads", *CALLED, *LAYER_OPTIONS, *PART_KEYS, "like")
 OF_TOKENS = ("offset", *PLACES, *PACKED)
 
 
@@ -59,69 +59,71 @@ def audit_taps(taps: Mapping[str, Mapping[str, Any]], like: Any = None, layers: 
     """
     if not isinstance(taps, Mapping) or not taps:
         raise TypeError(f"taps is {checks.brief(taps)}, expected a mapping of layers, such as {{'layers.0': {{...}}}}")
-    taken = {str(path): _taken(path, one) for path, one in taps.items()}
-    lessons = _lessons(layers, taken)
-    with _opened(like) as truth:
-        watching = _Arrays(truth)
-        paths = [path for path in taken if lessons.get(path, "") is not None]
-        every = truth.layers()
+    split_taps = {str(path): _taken(path, one) for path, one in taps.items()}
+    user_layers = _lessons(layers, split_taps)
+    with _opened(like) as reference:
+        watching = _Arrays(reference)
+        paths = [path for path in split_taps if user_layers.get(path, "") is not None]
+        every = reference.layers()
         partners = _partners(paths, every)
-        described = {path: one for path, one in lessons.items() if isinstance(one, Mapping) and parts_of_like(one)}
-        where = partners_of(described, truth, partners)
-        for number, path in enumerate(sorted(taken, key=natural), 1):
-            partner = partner_of(path, where, partners, truth)
-            known = _known(path, lessons.get(path, ""), truth, partner)
-            watching.known.append(known)
-            if known.reason:
-                watching.rows[path] = LayerRow(path, known.kind, "not known", known.reason)
+        described = {path: one for path, one in user_layers.items() if isinstance(one, Mapping) and parts_of_like(one)}
+        where = partners_of(described, reference, partners)
+        for number, path in enumerate(sorted(split_taps, key=natural), 1):
+            partner = partner_of(path, where, partners, reference)
+            layer = _known(path, user_layers.get(path, ""), reference, partner)
+            watching.layers.append(layer)
+            if layer.reason:
+                watching.rows[path] = LayerRow(path, layer.kind, "not known", layer.reason)
                 continue
-            inputs, outputs, steps, given = taken[path]
-            tap = Tap(known, ModelCall(number, {}, History()), inputs, outputs, dict(given), steps)
-            watching.take(tap)
-        report = AuditReport("arrays", truth=truth.said, weighed=True)
-        report.layers = tuple(watching.rows[one.path] for one in watching.known if one.path in watching.rows)
+            inputs, outputs, steps, given = split_taps[path]
+            captured = Tap(layer, ModelCall(number, {}, History()), inputs, outputs, dict(given), steps)
+            watching.take(captured)
+        report = AuditReport("arrays", truth=reference.origin, weighed=True)
+        report.layers = tuple(watching.rows[one.path] for one in watching.layers if one.path in watching.rows)
         report.kept = tuple(watching.kept.values())
-        report.notes = tuple(guesses(described, where, [], truth))
+        report.notes = tuple(guesses(described, where, [], reference))
         if left := len(every) - len(set(partners.values())):
-            report.notes += (f"nothing was given of {left} of the {len(every)} layers of {truth.said}",)
+            report.notes += (f"nothing was given of {left} of the {len(every)} layers of {reference.origin}",)
     return report
 
 
 class _Arrays(Watch):
     """A watch without a model: it judges calls whose arrays the caller gives."""
 
-    def __init__(self, truth: Truth) -> None:
-        self.truth, self.mend = truth, frozenset()
-        self.known, self.rows, self.kept, self.notes, self.library = [], {}, {}, {}, False
+    def __init__(self, reference: Truth) -> None:
+        self.reference, self.mend = reference, frozenset()
+        self.layers, self.rows, self.kept, self.notes, self.library = [], {}, {}, {}, False
 
-    def take(self, tap: Tap) -> None:
+    def take(self, captured: Tap) -> None:
         """Judge one call by its own arguments and by what is known of its layer."""
-        known = tap.layer
-        attends, tap.layer = known.attends, _as_told(known)
-        Q, K = tap.inputs["queries"].shape[1], tap.inputs["keys"].shape[1]
+        layer = captured.layer
+        attends, captured.layer = layer.attends, _as_told(layer)
+        Q, K = captured.inputs["queries"].shape[1], captured.inputs["keys"].shape[1]
         if attends is not None:
             try:
-                tap.given = self.asked(tap, attends, Q, K) | tap.given
+                captured.given = self.implied_arguments(captured, attends, Q, K) | captured.given
             except (UnknownError, TypeError, ValueError) as error:
-                self.fail(known.path, str(error))
+                self.fail(layer.path, str(error))
                 return
-        self.judge(tap)
+        self.judge(captured)
 
-    def asked(self, tap: Tap, attends: models.Attends, Q: int, K: int) -> dict[str, Any]:
+    def implied_arguments(self, captured: Tap, attends: models.Attends, Q: int, K: int) -> dict[str, Any]:
         """Return the arguments of the layer's call that the model's configuration implies."""
         if attends.cross:
             return {}
         given: dict[str, Any] = {"causal": attends.causal}
-        if K > Q and not any(name in tap.given for name in OF_TOKENS):
+        if K > Q and not any(name in captured.given for name in OF_TOKENS):
             given["offset"] = K - Q
-        if attends.bias and "score_bias" not in tap.given:
-            given["score_bias"] = bias(attends, tap.layer.found(K)[0], self.truth, tap.layer.path, Q, K)
+        if attends.bias and "score_bias" not in captured.given:
+            given["score_bias"] = bias(
+                attends, captured.layer.weights_for(K)[0], self.reference, captured.layer.path, Q, K
+            )
         return given
 
 
-def _as_told(known: Known) -> Known:
+def _as_told(layer: Known) -> Known:
     """Return the same layer, called with the arguments that were given for it."""
-    return Known(known.path, known.kind, native=True, take=known.take)
+    return Known(layer.path, layer.kind, native=True, take=layer.take)
 
 
 @contextlib.contextmanager
@@ -130,8 +132,8 @@ def _opened(like: Any) -> Iterator[Truth]:
     if like is None:
         yield Truth({}, None, "the layers of layers=")
         return
-    with opened(like, None, None, None) as truth:
-        yield truth
+    with opened(like, None, None, None) as reference:
+        yield reference
 
 
 def _taken(path: Any, one: Any) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any], dict[str, Any]]:
@@ -180,47 +182,47 @@ def _array(path: Any, name: str, X: Any) -> np.ndarray:
     return np.asarray(arrays.to_numpy(X))
 
 
-def _lessons(layers: Any, taken: Mapping[str, Any]) -> dict[str, Any]:
+def _lessons(layers: Any, split_taps: Mapping[str, Any]) -> dict[str, Any]:
     """Return for each given layer the value of layers= whose pattern fits it; others are left out."""
     if not isinstance(layers, Mapping | None):
         raise TypeError(f"layers is {checks.brief(layers)}, expected a dict by names of taps, such as 'layers.*'")
     found: dict[str, Any] = {}
-    for pattern, lesson in (layers or {}).items():
-        paths = [path for path in taken if fnmatch.fnmatchcase(path, str(pattern))]
+    for pattern, user_layer in (layers or {}).items():
+        paths = [path for path in split_taps if fnmatch.fnmatchcase(path, str(pattern))]
         if not paths:
-            raise ValueError(f"layers has {pattern!r}, which fits no tap; there are {some(taken)}")
-        if not isinstance(lesson, Mapping | MultiHeadAttention | None):
-            came = checks.brief(lesson)
+            raise ValueError(f"layers has {pattern!r}, which fits no tap; there are {some(split_taps)}")
+        if not isinstance(user_layer, Mapping | MultiHeadAttention | None):
+            came = checks.brief(user_layer)
             raise TypeError(f"layers has {came} for {pattern!r}, expected an mha layer, a dict of options, or None")
-        for name in lesson if isinstance(lesson, Mapping) else ():
+        for name in user_layer if isinstance(user_layer, Mapping) else ():
             if name not in OPTIONS:
                 raise ValueError(f"layers has {name!r} for {pattern!r}, expected some of {', '.join(OPTIONS)}")
-        found |= dict.fromkeys(paths, lesson)
+        found |= dict.fromkeys(paths, user_layer)
     return found
 
 
-def _known(path: str, lesson: Any, truth: Truth, partner: Partner | None) -> Known:
+def _known(path: str, user_layer: Any, reference: Truth, partner: Partner | None) -> Known:
     """Describe a layer.
 
-    lesson: its value in layers=, "" = it has none; partner: its layer in the reference.
+    user_layer: its value in layers=, "" = it has none; partner: its layer in the reference.
     """
-    if lesson is None:
+    if user_layer is None:
         return Known(path, "left out", reason="left out, as layers= says", left_out=True)
-    if isinstance(lesson, MultiHeadAttention):
-        config, weights = lesson.config, lesson.weights
+    if isinstance(user_layer, MultiHeadAttention):
+        config, weights = user_layer.config, user_layer.weights
         return Known(path, "mha", native=True, take=lambda tokens: (config, weights))
     if partner is None:
-        return Known(path, "arrays", reason=f"{truth.said} has no layer for it")
-    options = {name: X for name, X in (lesson or {}).items() if name not in (*SAID, "like")}
-    truth, layer = partner
-    if isinstance(truth, NamedTruth):
+        return Known(path, "arrays", reason=f"{reference.origin} has no layer for it")
+    options = {name: X for name, X in (user_layer or {}).items() if name not in (*PART_KEYS, "like")}
+    reference, layer = partner
+    if isinstance(reference, NamedTruth):
         options.setdefault("rotary", None)
     called = {name: options.pop(name) for name in CALLED if name in options}
     try:
         causal, cross = (checks.flag(f"{name} of layers", called.get(name, False)) for name in CALLED)
-        attends = models.Attends(causal, "", "", cross=cross) if called else truth.attends(layer)
-        truth.layer(layer, options, 1)
+        attends = models.Attends(causal, "", "", cross=cross) if called else reference.attends(layer)
+        reference.layer(layer, options, 1)
     except (TypeError, ValueError, OverflowError) as error:
         return Known(path, layer[0], reason=str(error))
-    take = functools.partial(truth.layer, layer, options)
+    take = functools.partial(reference.layer, layer, options)
     return Known(path, layer[0], native=True, take=take, attends=attends)

@@ -53,15 +53,15 @@ def audit(model: Any, *args: Any, like: Any = None, layers: Any = None, **kwargs
     """
     watching = Watch(model, like, layers, once=unused((args, kwargs)))
     with watching.open() as report:
-        before = watching.taps.call(model, *unused(args), **unused(kwargs))
+        before = watching.adapter.call(model, *unused(args), **unused(kwargs))
     wrong = tuple(row.path for row in report.wrong)
     if wrong and not watching.changes_cache:
         second = Watch(model, like, layers, frozenset(wrong), (args, kwargs))
         right = like if callable(like) and dispatch.backend_of(like) == watching.backend else None
         with second.open() as other, recorded(model, args, right is not None) as mine:
-            after = second.taps.call(model, *args, **kwargs)
+            after = second.adapter.call(model, *args, **kwargs)
         left = tuple(row.path for row in other.wrong if row.path not in wrong)
-        explains = explained(watching.taps, right, args, kwargs, before, after, mine, wrong)
+        explains = explained(watching.adapter, right, args, kwargs, before, after, mine, wrong)
         report.mended = Mended(wrong, moved(before, after), left, explains)
     return report
 
@@ -107,12 +107,19 @@ def moved(before: Any, after: Any, masks: Sequence[Any] = ()) -> dict[str, float
 
 
 def explained(
-    taps: Any, like: Any, args: Any, kwargs: Any, before: Any, after: Any, mine: Record | None, wrong: tuple[str, ...]
+    adapter: Any,
+    like: Any,
+    args: Any,
+    kwargs: Any,
+    before: Any,
+    after: Any,
+    mine: Record | None,
+    wrong: tuple[str, ...],
 ) -> str:
     """Say whether the model gives what the reference does once its wrong layers are right; "" without a reference.
 
     Args:
-        taps: the adapter of the model's framework.
+        adapter: of the model's framework.
         like: a model that takes the same arguments; None = there is none.
         args, kwargs: the arguments of the call.
         before, after: the model's outputs with wrong layers, and with right ones.
@@ -122,7 +129,7 @@ def explained(
     if like is None:
         return ""
     with recorded(like, args, True) as theirs:  # which has no dropout, either
-        right = taps.call(like, *args, **kwargs)
+        right = adapter.call(like, *args, **kwargs)
     padding = [X for X in (*args, *kwargs.values()) if getattr(X, "ndim", 0) == 2]
     apart, left = (max(moved(right, X, padding).values(), default=0.0) for X in (before, after))
     if left <= SMALL * apart:

@@ -64,9 +64,9 @@ class LayerRow:
 
         Raises ValueError if the layer does not differ, OSError if the file cannot be written.
         """
-        if self.judged is None or self.judged.asked is None:
+        if self.judged is None or self.judged.layer_call is None:
             raise ValueError(f"{self.path} is {self.verdict}; only a layer that differs is saved")
-        judging.save(path, self.judged.asked)
+        judging.save(path, self.judged.layer_call)
 
     def as_json(self, why: bool) -> dict[str, Any]:
         """Return the row as plain data; why: with the explanation, which takes seconds to find."""
@@ -257,7 +257,7 @@ def span(first: str, last: str) -> str:
 
 def of_call(one: Judged) -> Any:
     """Return the problem of a judged call."""
-    return one.asked
+    return one.layer_call
 
 
 def mistakes_of(row: LayerRow) -> set[tuple[str, ...]]:

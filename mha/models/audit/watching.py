@@ -36,7 +36,7 @@ class Watch:
         model, like, layers: as for `watch`.
         mend: the paths of layers that return the right output instead of their own.
         once: the arguments of the one call, by position and by name, None = the model may be called often.
-        taps: the adapter that tells of the calls, None = that of the model's framework.
+        adapter: the one that tells of the calls, None = that of the model's framework.
         backend: the backend of a model that is recorded.
     """
 
@@ -47,16 +47,16 @@ class Watch:
         layers: Any,
         mend: frozenset[str] = frozenset(),
         once: Any = None,
-        taps: Any = None,
+        adapter: Any = None,
         backend: BackendName | None = None,
     ) -> None:
-        if taps is None:
+        if adapter is None:
             backend = backend_of(model)
-            taps = taps_of(backend)
-        self.model, self.like, self.taught, self.mend, self.once = model, like, layers, mend, once
-        self.taps, self.backend = taps, backend
-        self.shown = taps.shown(model, *(once or ((), {})))
-        self.known: list[Known] = []
+            adapter = taps_of(backend)
+        self.model, self.like, self.user_layers, self.mend, self.once = model, like, layers, mend, once
+        self.adapter, self.backend = adapter, backend
+        self.target = adapter.prepare(model, *(once or ((), {})))
+        self.layers: list[Known] = []
         self.rows: dict[str, LayerRow] = {}
         self.kept: dict[Any, Judged] = {}
         self.notes: dict[str, None] = {}
@@ -67,67 +67,67 @@ class Watch:
     def open(self) -> Iterator[AuditReport]:
         """Watch until the context ends, which completes the report."""
         report = AuditReport(type(self.model).__name__)
-        with opened(self.like, self.shown, self.taps, self.backend) as truth:
-            modules, arrays = self.taps.modules(self.shown), self.taps.arrays(self.shown)
-            finder = Finder(modules, arrays, self.taps.odd, truth, formats_of(self.backend))
-            self.known, self.truth = finder.layers(self.taught), truth
+        with opened(self.like, self.target, self.adapter, self.backend) as reference:
+            modules, arrays = self.adapter.modules(self.target), self.adapter.arrays(self.target)
+            finder = Finder(modules, arrays, self.adapter.odd, reference, formats_of(self.backend))
+            self.layers, self.reference = finder.layers(self.user_layers), reference
             whole, once = wholes(finder.modules), self.once is not None
             self.library = bool(whole)
-            session = Session(self.known, self.taps, self.judge, self.fail, once, whole)
+            session = Session(self.layers, self.adapter, self.judge, self.fail, once, whole)
             try:
-                with self.taps.watching(self.shown, session):
+                with self.adapter.watching(self.target, session):
                     yield report
             finally:
                 session.histories.forget()
             self.changes_cache = session.cache is not None
-            self.complete(report, session, truth, finder)
+            self.complete(report, session, reference, finder)
 
-    def judge(self, tap: Tap) -> np.ndarray | None:
+    def judge(self, captured: Tap) -> np.ndarray | None:
         """Judge a call of a layer; return the right output if the layer is one to mend."""
-        path, row = tap.layer.path, self.rows.get(tap.layer.path)
+        path, row = captured.layer.path, self.rows.get(captured.layer.path)
         if row is not None and row.verdict != "same" and path not in self.mend:
             self.rows[path] = dataclasses.replace(row, calls=row.calls + 1)
             return None
         try:
-            tap.layer = tap.layer.as_used(tap.inputs, tap.outputs)
-            asked = asked_of(tap, self.truth)
-            if not asked.counted_rows.any():
+            captured.layer = captured.layer.as_used(captured.inputs, captured.outputs)
+            layer_call = asked_of(captured, self.reference)
+            if not layer_call.counted_rows.any():
                 return None
             if path in self.mend:
-                return mended(tap, asked)
-            one, packed = judged_packed(tap, asked, self.truth, self.library)
+                return mended(captured, layer_call)
+            one, packed = judged_packed(captured, layer_call, self.reference, self.library)
         except (UnknownError, TypeError, ValueError) as error:
             self.fail(path, str(error))
             return None
         self.notes |= {packed: None} if packed else {}
         calls = 1 if row is None else row.calls + 1
         if one.ratio > 1:
-            self.rows[path] = LayerRow(path, tap.layer.kind, "differs", tap.layer.note, calls, one)
+            self.rows[path] = LayerRow(path, captured.layer.kind, "differs", captured.layer.note, calls, one)
             return None
         self.keep(one)
         if row is not None and row.judged is not None and row.judged.ratio >= one.ratio:
             one = row.judged
-        self.rows[path] = LayerRow(path, tap.layer.kind, "same", tap.layer.note, calls, one.light())
+        self.rows[path] = LayerRow(path, captured.layer.kind, "same", captured.layer.note, calls, one.light())
         return None
 
     def keep(self, one: Judged) -> None:
         """Keep of each configuration the call with the most keys and no cache, to find its blind spots later."""
-        if one.asked is not None and one.asked.sizes.slots is None:
-            known = self.kept.get(one.asked.config)
-            if known is None or known.asked is None or known.asked.sizes.K < one.asked.sizes.K:
-                self.kept[one.asked.config] = one
+        if one.layer_call is not None and one.layer_call.sizes.slots is None:
+            known = self.kept.get(one.layer_call.config)
+            if known is None or known.layer_call is None or known.layer_call.sizes.K < one.layer_call.sizes.K:
+                self.kept[one.layer_call.config] = one
 
     def fail(self, path: str, reason: str) -> None:
         """Note that a call of a layer is not known."""
         row = self.rows.get(path)
         if row is None or row.verdict == "same":
-            kind = next(one.kind for one in self.known if one.path == path)
+            kind = next(one.kind for one in self.layers if one.path == path)
             self.rows[path] = LayerRow(path, kind, "not known", reason, 0 if row is None else row.calls)
 
-    def complete(self, report: AuditReport, session: Session, truth: Truth, finder: Finder) -> None:
+    def complete(self, report: AuditReport, session: Session, reference: Truth, finder: Finder) -> None:
         """Fill the report with the rows of all layers."""
         rows = []
-        for one in self.known:
+        for one in self.layers:
             ran = session.ran.get(one.path)
             if one.reason:
                 verdict: Any = "not known"
@@ -138,7 +138,7 @@ class Watch:
                 rows.append(LayerRow(one.path, one.kind, "not known", in_part(ran)))
             else:
                 rows.append(LayerRow(one.path, one.kind, "not called"))
-        left_out = [one.path for one in self.known if one.left_out]
+        left_out = [one.path for one in self.layers if one.left_out]
         silent = (*left_out, *(row.path for row in rows if row.verdict == "not known"))
         others = {path: pool for path, pool in session.pools.items() if not any(at(path, X) for X in silent)}
         outside = "it pools outside of the layers that are known"
@@ -151,9 +151,9 @@ class Watch:
             for module in finder.modules.values()
         ):
             notes.append("the eager path was judged: what a compiler makes of the model was not")
-        if not any(not one.reason for one in self.known) and not left_out:
+        if not any(not one.reason for one in self.layers) and not left_out:
             raise ValueError(nothing(rows, finder))
-        report.layers, report.truth, report.weighed = tuple(rows), truth.said, not truth.own
+        report.layers, report.truth, report.weighed = tuple(rows), reference.origin, not reference.own
         report.notes, report.kept = tuple(notes), tuple(self.kept.values())
 
 

@@ -42,12 +42,12 @@ class File:
     parts: Parts | None = dataclasses.field(default=None, hash=False)
 
     @contextlib.contextmanager
-    def opened(self) -> Iterator[Source]:
+    def open(self) -> Iterator[Source]:
         """Open the file, its layers by the names of a scheme. Raises as `readers.opened`."""
         with readers.opened(self.path) as source:
             yield source if self.parts is None else renamed(source, self.parts)
 
-    def named(self, parts: Parts | None) -> "File":
+    def with_parts(self, parts: Parts | None) -> "File":
         """Return the file with these names of projections, if some of its layers have them.
 
         Raises ValueError if a scheme is given, too.
@@ -67,13 +67,13 @@ class File:
         with readers.opened(self.path) as source:
             return ", ".join([*source.entries][:LISTED]) + (", ..." if len(source.entries) > LISTED else "")
 
-    def called(self, layer: Layer) -> Layer:
+    def title_of(self, layer: Layer) -> Layer:
         """Return the layer as a report names it: without a scheme if the caller gave the names."""
         return cast(Layer, (OWN, layer[1])) if self.parts else layer
 
     def remarks(self, layers: Iterable[Layer]) -> list[str]:
         """Return the notes of a report on the names in this file."""
-        with self.opened() as source:
+        with self.open() as source:
             if not isinstance(source, Renamed):
                 kinds = dict.fromkeys(layer[0] for layer in layers if self.scheme == "auto" and self.silent(layer))
                 unsure = [one for one in map(schemes.SCHEMES.__getitem__, kinds) if one.unsure]
@@ -87,16 +87,16 @@ class File:
 
     def layers(self) -> list[Layer]:
         """List the layers of the scheme, in the order of their prefixes, in which 2 comes before 10."""
-        with self.opened() as source:
+        with self.open() as source:
             every = schemes.recognise(source.entries, source.format_of)
         found = [layer for layer in every if schemes.is_meant(self.scheme, layer[0])]
         parts = {layer: re.split(r"(\d+)", layer[1]) for layer in found}
         return sorted(found, key=lambda layer: [int(X) if X.isdigit() else X for X in parts[layer]])
 
-    def chosen(self, prefixes: Sequence[str | None]) -> list[Layer]:
+    def choose(self, prefixes: Sequence[str | None]) -> list[Layer]:
         """Return the layers with these prefixes, None = the only one; errors name arguments of `compare_files`."""
         names = {name: f"{name}_{self.side}" for name in ("scheme", "prefix")}
-        with self.opened() as source, argument_names.named(names):
+        with self.open() as source, argument_names.named(names):
             try:
                 return [weights.choose(source, self.scheme, prefix) for prefix in prefixes]
             except ValueError as error:
@@ -108,22 +108,24 @@ class File:
 
     def beside(self, layer: Layer) -> dict[str, np.ndarray]:
         """Read the arrays beside the weights of a layer, by their names after its prefix, those of known dtypes."""
-        (scheme, prefix), known = layer, readers.ALL
-        with self.opened() as source:
-            found = [name for name, entry in source.entries.items() if name.startswith(prefix) and entry.dtype in known]
+        (scheme, prefix), dtypes = layer, readers.ALL
+        with self.open() as source:
+            found = [
+                name for name, entry in source.entries.items() if name.startswith(prefix) and entry.dtype in dtypes
+            ]
             names = {name.removeprefix(prefix): name for name in found}
             pattern = schemes.SCHEMES[scheme].pattern
-            return {after: source.read(name, known) for after, name in names.items() if pattern(after)}
+            return {after: source.read(name, dtypes) for after, name in names.items() if pattern(after)}
 
     def silent(self, layer: Layer) -> bool:
         """Whether the file has no options of a layer: it is not mha's, and no configuration of its model is there."""
-        with self.opened() as source:
+        with self.open() as source:
             config = None if self.parts else models.beside(source.path, layer[0])
             return not weights.is_own(source) and not (config and config.exists())
 
     def packings(self, layers: Iterable[Layer]) -> list[str]:
         """List how arrays of these layers are quantised, in words; [] = none is."""
-        with self.opened() as source:
+        with self.open() as source:
             if weights.is_own(source):
                 return []
             names = [name for layer in layers for name in schemes.wanted(source.entries, *layer)]
@@ -131,7 +133,7 @@ class File:
 
     def others(self, layers: Iterable[Layer], compared: Iterable[str]) -> tuple[str, ...]:
         """List all arrays that hold no weight of these layers and have not been compared, from their names alone."""
-        with self.opened() as source:
+        with self.open() as source:
             if weights.is_own(source):
                 return ()
             if isinstance(source, Renamed):

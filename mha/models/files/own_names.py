@@ -31,10 +31,10 @@ class Renamed(Source):
     parts: Parts
     kept: dict[str, Taken] = dataclasses.field(default_factory=dict)
 
-    def read(self, name: str, known: Sequence[str] = FLOATS) -> np.ndarray:
+    def read(self, name: str, dtypes: Sequence[str] = FLOATS) -> np.ndarray:
         """Read an array, as `Source.read`."""
         if name not in self.places:
-            return self.source.read(name, known)
+            return self.source.read(name, dtypes)
         path, own = self.places[name]
         if path not in self.kept:
             self.kept.clear()

@@ -52,17 +52,17 @@ def paired(a: File, b: File, given: Options, track: Callable[[list[Any]], Iterab
     Raises ValueError if a prefix is of no layer, or of one without a partner.
     """
     if a.prefix is not None and b.prefix is not None:
-        return Pairing(((a.chosen([a.prefix])[0], b.chosen([b.prefix])[0]),))
-    ours, theirs = (file.chosen([prefix for _, prefix in file.layers()] or [file.prefix]) for file in (a, b))
+        return Pairing(((a.choose([a.prefix])[0], b.choose([b.prefix])[0]),))
+    ours, theirs = (file.choose([prefix for _, prefix in file.layers()] or [file.prefix]) for file in (a, b))
     if a.prefix is None and b.prefix is None:
         return of_all(a, b, ours, theirs, given, track)
     chosen, other, at = (a, b, 0) if b.prefix is None else (b, a, 1)
-    (layer,) = chosen.chosen([chosen.prefix])
+    (layer,) = chosen.choose([chosen.prefix])
     if len((theirs, ours)[at]) > 1:
         every = of_all(a, b, ours, theirs, given, track)
         if pair := next((pair for pair in every.pairs if pair[at] == layer), None):
             return Pairing((pair,))
-    (only,) = other.chosen([None])
+    (only,) = other.choose([None])
     return Pairing(((layer, only) if at == 0 else (only, layer),))
 
 

@@ -43,7 +43,7 @@ def attempt(file: File, layer: Layer, known: Mapping[str, Any]) -> Loaded | argu
     while True:
         options = {name: X for name, X in used.items() if name != "num_heads"}
         try:
-            with file.opened() as source:
+            with file.open() as source:
                 config, arrays = weights.take(source, *layer, used.get("num_heads"), options)
             return restore(config, arrays, "numpy"), used
         except argument_names.LackingError as error:

@@ -110,7 +110,7 @@ def compare_files(
         files[0].others((first for first, _ in pairing.pairs), (name for name, _ in seen)),
         files[1].others((second for _, second in pairing.pairs), (name for _, name in seen)),
     )
-    pairs = tuple((files[0].called(first), files[1].called(second)) for first, second in pairing.pairs)
+    pairs = tuple((files[0].title_of(first), files[1].title_of(second)) for first, second in pairing.pairs)
     return FilesReport(
         (os.fspath(a), os.fspath(b)), pairs, tuple(reports), (*pairing.notes, *notes), others, pairing.alone,
         (*pairing.moves, *exchanged(differing)),
@@ -127,7 +127,7 @@ def with_names(a: File, b: File, names: Any, names_b: Any) -> tuple[File, File]:
     """
     both_parts = None if names is None else parts_said("names", names)
     own_parts = None if names_b is None else parts_said("names_b", names_b)
-    found = [a.named(both_parts), b.named(own_parts or both_parts)]
+    found = [a.with_parts(both_parts), b.with_parts(own_parts or both_parts)]
     of_both = found[:1] if own_parts else found
     for argument, parts, files in (("names", both_parts, of_both), ("names_b", own_parts, found[1:])):
         if parts is not None and not any(file.parts for file in files):

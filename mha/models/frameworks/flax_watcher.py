@@ -30,10 +30,10 @@ TRACED = "it is called inside a transformation of JAX, such as vmap or grad, whe
 class Watcher:
     """The source of a listener's calls; modules: those of the model, by their paths."""
 
-    def __init__(self, model: Any, modules: dict[str, Any], sink: Sink) -> None:
-        self.model, self.sink = model, sink
+    def __init__(self, model: Any, modules: dict[str, Any], listener: Sink) -> None:
+        self.model, self.listener = model, listener
         self.modules = modules
-        self.told: set[str] = set()
+        self.seen: set[str] = set()
         self.traced: dict[str, tuple[str, int] | None] = {}
         self.inside: list[str] = []  # the paths of modules that are called without numbers
         self.steps: dict[tuple[str, ...], list[int]] = {}
@@ -48,7 +48,7 @@ class Watcher:
         module = context.module
         if isinstance(module, linen.Dropout):
             return args[0]
-        if context.method_name == "setup" or (context.method_name != "__call__" and self.told):
+        if context.method_name == "setup" or (context.method_name != "__call__" and self.seen):
             return run(*args, **kwargs)
         return self.once(module, lambda: self.path(module), run, args, kwargs)
 
@@ -85,7 +85,7 @@ class Watcher:
     def once(self, module: Any, paths: Any, run: Any, args: Any, kwargs: Any) -> Any:
         """Run a call, and tell of it unless it is its base's, called by its class; paths: returns the paths."""
         if id(module) in self.active:
-            self.sink.inner(module, by_name(run, args, kwargs))
+            self.listener.inner(module, by_name(run, args, kwargs))
             return run(*args, **kwargs)
         self.active.add(id(module))
         try:
@@ -104,36 +104,36 @@ class Watcher:
             finally:
                 del self.inside[len(self.inside) - len(paths) :]
         (path,) = paths
-        self.told.add(path)
-        self.sink.enter(path, module, args, kwargs)
+        self.seen.add(path)
+        self.listener.enter(path, module, args, kwargs)
         if _inherits(module):
-            self.sink.inner(module, by_name(run, args, kwargs))
+            self.listener.inner(module, by_name(run, args, kwargs))
         output = None
         try:
             output = run(*args, **kwargs)
         finally:
-            instead = self.sink.leave(path, output)
+            instead = self.listener.leave(path, output)
         return output if instead is None else instead
 
-    def pooled(self, name: str, run: Any, *args: Any, **kwargs: Any) -> Any:
+    def note_pooling(self, name: str, run: Any, *args: Any, **kwargs: Any) -> Any:
         """Tell of a softmax or a fused kernel."""
         X = args[0] if args else next(iter(kwargs.values()))
         if self.copied:
             self.copies[self.copied[-1]] = name, np.ndim(X)
         elif not _unknown(X):
-            self.sink.pooled(name, np.ndim(X))
+            self.listener.note_pooling(name, np.ndim(X))
         elif self.inside:
             self.traced[self.inside[-1]] = name, np.ndim(X)
         return run(*args, **kwargs)
 
     def finish(self) -> None:
         """Tell of the modules whose numbers were never known."""
-        left = {path: type(module) for path, module in self.modules.items() if path not in self.told}
+        left = {path: type(module) for path, module in self.modules.items() if path not in self.seen}
         for path, kind in left.items():
             if path in self.traced or kind in self.copies:
-                self.sink.unknown(path, TRACED)
+                self.listener.note_unknown(path, TRACED)
                 if found := self.traced.get(path) or self.copies.get(kind):
-                    self.sink.pooled(*found, path)
+                    self.listener.note_pooling(*found, path)
 
 
 @contextlib.contextmanager

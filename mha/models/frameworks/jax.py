@@ -29,7 +29,7 @@ PLAIN = "kernel", "bias"  # all that a projection has
 SLOTS = "cached_key", "cached_value", "cache_index"
 
 
-def shown(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+def prepare(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """Return the model, one of linen with its modules and arrays, which a call with these arguments shows."""
     if not isinstance(model, linen.Module):
         return model
@@ -117,13 +117,13 @@ def arguments(module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> 
 
 
 @contextlib.contextmanager
-def watching(model: Any, sink: Sink) -> Iterator[None]:
+def watching(model: Any, listener: Sink) -> Iterator[None]:
     """Tell a listener of each call of each module; dropout, compilers and fast paths are off meanwhile."""
-    one = Watcher(model, modules(model) if isinstance(model, Shown) else _parts(model), sink)
+    one = Watcher(model, modules(model) if isinstance(model, Shown) else _parts(model), listener)
     with contextlib.ExitStack() as stack:
         stack.enter_context(jax.disable_jit())
         for module, name in SOFTMAX:
-            run = functools.partial(one.pooled, name, getattr(module, name))
+            run = functools.partial(one.note_pooling, name, getattr(module, name))
             stack.enter_context(of_class(module, name, run))
         for module, name in CHECKPOINTS:
             stack.enter_context(of_class(module, name, _not_twice))

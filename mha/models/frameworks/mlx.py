@@ -32,7 +32,7 @@ LOW = -1e4  # a number below it, added to scores, hides
 TRACED = "it is called inside a transformation of MLX, such as vmap, where numbers are not known"
 
 
-def shown(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+def prepare(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """Return the model as it is: its modules and arrays are there without a call."""
     return model
 
@@ -82,18 +82,18 @@ def arguments(module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> 
 
 
 @contextlib.contextmanager
-def watching(model: Any, sink: Sink) -> Iterator[None]:
+def watching(model: Any, listener: Sink) -> Iterator[None]:
     """Tell a listener of each call of each module; dropout, compilers and fast paths are off meanwhile."""
-    watcher = _Watcher(sink)
+    watcher = _Watcher(listener)
     first = {id(module): (path, module) for path, module in reversed(modules(model).items())}
     with contextlib.ExitStack() as stack:
         if _compiles():
             mx.disable_compile()
             stack.callback(mx.enable_compile)
-        stack.enter_context(bases(CALLS, "__call__", [module for _, module in first.values()], sink))
+        stack.enter_context(bases(CALLS, "__call__", [module for _, module in first.values()], listener))
         for path, module in first.values():
             if callable(module):
-                stack.enter_context(_of_class(module, watcher.told(path, type(module))))
+                stack.enter_context(_of_class(module, watcher.listening_call(path, type(module))))
         for owner, name in POOLING:
             run = getattr(owner, name)
             for place, called in _names_of(run):
@@ -104,34 +104,34 @@ def watching(model: Any, sink: Sink) -> Iterator[None]:
 class _Watcher:
     """The source of a listener's calls, as far as their numbers are known."""
 
-    def __init__(self, sink: Sink) -> None:
-        self.sink = sink
+    def __init__(self, listener: Sink) -> None:
+        self.listener = listener
         self.inside: list[str] = []  # the paths of modules that are called without numbers
 
-    def told(self, path: str, kind: Any) -> Any:
+    def listening_call(self, path: str, kind: Any) -> Any:
         """Return a class's method that is called, which tells of it."""
         run = _through if issubclass(kind, DROPOUT) else kind.__call__
 
         @functools.wraps(run)
         def call(module: Any, *args: Any, **kwargs: Any) -> Any:
             if not is_known((args, kwargs)):
-                return self.traced(path, functools.partial(run, module), args, kwargs)
-            self.sink.enter(path, module, args, kwargs)
+                return self.run_without_numbers(path, functools.partial(run, module), args, kwargs)
+            self.listener.enter(path, module, args, kwargs)
             output, known = None, False
             try:
                 output = run(module, *args, **kwargs)
                 known = is_known(output)
             finally:
-                instead = self.sink.leave(path, output if known else None)
+                instead = self.listener.leave(path, output if known else None)
             if not known:
-                self.sink.unknown(path, TRACED)
+                self.listener.note_unknown(path, TRACED)
             return output if instead is None else instead
 
         return call
 
-    def traced(self, path: str, run: Any, args: Any, kwargs: Any) -> Any:
+    def run_without_numbers(self, path: str, run: Any, args: Any, kwargs: Any) -> Any:
         """Run a call whose numbers are not known."""
-        self.sink.unknown(path, TRACED)
+        self.listener.note_unknown(path, TRACED)
         self.inside.append(path)
         try:
             return run(*args, **kwargs)
@@ -144,7 +144,7 @@ class _Watcher:
         @functools.wraps(run)
         def pooling(*args: Any, **kwargs: Any) -> Any:
             X = args[0] if args else next(iter(kwargs.values()))
-            self.sink.pooled(name, X.ndim, *self.inside[-1:])
+            self.listener.note_pooling(name, X.ndim, *self.inside[-1:])
             return run(*args, **kwargs)
 
         return pooling

@@ -22,7 +22,7 @@ DROPOUT = ("dropout", "Dropout")
 PLAIN = "weight", "bias"  # all that a projection has
 
 
-def shown(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+def prepare(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """Return the model, after a call if its arrays have no shapes yet."""
     if any(min(X.shape or (0,)) < 1 for X in model.collect_params().values()):  # learnt in the first call
         call(model, *args, **kwargs)
@@ -74,17 +74,19 @@ def arguments(module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> 
 
 
 @contextlib.contextmanager
-def watching(model: Any, sink: Sink) -> Iterator[None]:
+def watching(model: Any, listener: Sink) -> Iterator[None]:
     """Tell a listener of each call of each module; dropout, compilers and fast paths are off meanwhile."""
     with contextlib.ExitStack() as stack:
         for module, path in {module: path for path, module in reversed(modules(model).items())}.items():
             if hasattr(module, "_active"):  # as `hybridize` leaves it, with what is compiled
                 stack.enter_context(replaced(module, "_active", False))
-            stack.enter_context(replaced(module, "forward", told(module.forward, path, module, sink)))
+            stack.enter_context(replaced(module, "forward", told(module.forward, path, module, listener)))
         for owner in PLACES:
             for name in vars(owner).keys() & {*SOFTMAX, *DROPOUT}:
                 run = getattr(owner, name)
-                stack.enter_context(replaced(owner, name, _through if name in DROPOUT else _pooling(run, name, sink)))
+                stack.enter_context(
+                    replaced(owner, name, _through if name in DROPOUT else _pooling(run, name, listener))
+                )
         yield
 
 
@@ -92,10 +94,10 @@ def _through(X: Any, *args: Any, **kwargs: Any) -> Any:
     return X
 
 
-def _pooling(run: Any, name: str, sink: Sink) -> Any:
+def _pooling(run: Any, name: str, listener: Sink) -> Any:
     @functools.wraps(run)
     def pooling(*args: Any, **kwargs: Any) -> Any:
-        sink.pooled(name, (args[0] if args else kwargs["data"]).ndim)
+        listener.note_pooling(name, (args[0] if args else kwargs["data"]).ndim)
         return run(*args, **kwargs)
 
     return pooling

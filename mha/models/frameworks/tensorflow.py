@@ -30,7 +30,7 @@ READ = Arguments(
 CALLS = {keras.layers.MultiHeadAttention: READ, keras.layers.GroupQueryAttention: READ}
 
 
-def shown(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+def prepare(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """Return the model, after a call if it is not built yet."""
     if not model.built:
         call(model, *args, **kwargs)
@@ -91,7 +91,7 @@ def arguments(module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> 
 
 
 @contextlib.contextmanager
-def watching(model: Any, sink: Sink) -> Iterator[None]:
+def watching(model: Any, listener: Sink) -> Iterator[None]:
     """Tell a listener of each call of each module; dropout, compilers and fast paths are off meanwhile."""
     eager = tf.config.functions_run_eagerly()
     with contextlib.ExitStack() as stack:
@@ -99,16 +99,16 @@ def watching(model: Any, sink: Sink) -> Iterator[None]:
         tf.config.run_functions_eagerly(True)
         stack.enter_context(warnings.catch_warnings())
         warnings.filterwarnings("ignore", ".*does not apply to tf.data functions")  # which take batches apart
-        stack.enter_context(bases(CALLS, "call", [*modules(model).values()], sink))
+        stack.enter_context(bases(CALLS, "call", [*modules(model).values()], listener))
         for module, path in {module: path for path, module in reversed(modules(model).items())}.items():
             dropping = isinstance(module, tuple(getattr(keras.layers, name) for name in DROPOUT))
             run = module.call
-            instead = _through(run) if dropping else told(run, path, module, sink)
+            instead = _through(run) if dropping else told(run, path, module, listener)
             stack.enter_context(replaced(module, "call", instead))
         for owner, name in FUNCTIONS:
             stack.enter_context(replaced(owner, name, _through(getattr(owner, name))))
         for owner, name in SOFTMAX:
-            stack.enter_context(replaced(owner, name, _pooling(getattr(owner, name), name, sink)))
+            stack.enter_context(replaced(owner, name, _pooling(getattr(owner, name), name, listener)))
         yield
 
 
@@ -116,11 +116,11 @@ def _through(run: Any) -> Any:
     return functools.wraps(run)(lambda X, *args, **kwargs: X)
 
 
-def _pooling(run: Any, name: str, sink: Sink) -> Any:
+def _pooling(run: Any, name: str, listener: Sink) -> Any:
     @functools.wraps(run)
     def pooling(*args: Any, **kwargs: Any) -> Any:
         X = args[0] if args else next(iter(kwargs.values()))
-        sink.pooled(name, len(X.shape))
+        listener.note_pooling(name, len(X.shape))
         return run(*args, **kwargs)
 
     return pooling

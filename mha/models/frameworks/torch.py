@@ -32,7 +32,7 @@ CALLS = {
 LOW = -1e4  # a number below it, added to scores, hides
 
 
-def shown(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+def prepare(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """Return the model as it is: its modules and arrays are there without a call."""
     return model
 
@@ -84,17 +84,17 @@ def arguments(module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> 
 class _Mode(TorchFunctionMode):
     """The functions of PyTorch meanwhile: dropout drops nothing; a softmax or fused kernel is told to a listener."""
 
-    def __init__(self, sink: Sink) -> None:
-        self.sink = sink
+    def __init__(self, listener: Sink) -> None:
+        self.listener = listener
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
         if func in DROPOUT:
             return args[0] if args else kwargs["input"]
         if func in SOFTMAX:
-            self.sink.pooled("softmax", args[0].ndim if args else kwargs["input"].ndim)
+            self.listener.note_pooling("softmax", args[0].ndim if args else kwargs["input"].ndim)
         elif func in KERNELS:
-            self.sink.pooled(func.__name__, 4)
+            self.listener.note_pooling(func.__name__, 4)
             named = inspect.signature(func).parameters if func is KERNELS[1] else {}
             place = [*named].index("dropout_p") if named else 4
             if len(args) > place:
@@ -105,19 +105,19 @@ class _Mode(TorchFunctionMode):
 
 
 @contextlib.contextmanager
-def watching(model: Any, sink: Sink) -> Iterator[None]:
+def watching(model: Any, listener: Sink) -> Iterator[None]:
     """Tell a listener of each call of each module; dropout, compilers and fast paths are off meanwhile."""
     handles = []
     fast = torch.backends.mha.get_fastpath_enabled()
 
     try:
         for path, module in model.named_modules():
-            handles.append(module.register_forward_pre_hook(functools.partial(sink.enter, path), with_kwargs=True))
-            after = _after(path, sink)
+            handles.append(module.register_forward_pre_hook(functools.partial(listener.enter, path), with_kwargs=True))
+            after = _after(path, listener)
             handles.append(module.register_forward_hook(after, with_kwargs=True, always_call=True))
         torch.backends.mha.set_fastpath_enabled(False)
-        own = bases(CALLS, "forward", [*model.modules()], sink)
-        with torch.compiler.set_stance("force_eager"), own, _Mode(sink):
+        own = bases(CALLS, "forward", [*model.modules()], listener)
+        with torch.compiler.set_stance("force_eager"), own, _Mode(listener):
             yield
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)
@@ -125,8 +125,8 @@ def watching(model: Any, sink: Sink) -> Iterator[None]:
             handle.remove()
 
 
-def _after(path: str, sink: Sink) -> Any:
-    return lambda module, args, kwargs, output: sink.leave(path, output)
+def _after(path: str, listener: Sink) -> Any:
+    return lambda module, args, kwargs, output: listener.leave(path, output)
 
 
 def attention(module: Any, given: dict[str, Any], output: Any) -> tuple[dict[str, Any], Any]:

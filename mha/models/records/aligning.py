@@ -112,8 +112,8 @@ def paired(a: Sequence[Seen], b: Sequence[Seen], paths: Mapping[str, str | None]
     found: dict[str, str] = {}
     inside: dict[str, str] = {}
     for path in in_a:
-        if said := said_of(path, paths):
-            other, rest = said
+        if entry := said_of(path, paths):
+            other, rest = entry
             if other is None:
                 continue
             inside[path] = other
@@ -121,12 +121,12 @@ def paired(a: Sequence[Seen], b: Sequence[Seen], paths: Mapping[str, str | None]
             if partner := next((end for end in ends if end in in_b), None):
                 found[path] = partner
     check_said(paths, in_a, in_b, inside)
-    taken = set(found.values())
+    used = set(found.values())
     for path in in_a:
-        if path not in found and path not in inside and path in in_b and path not in taken:
+        if path not in found and path not in inside and path in in_b and path not in used:
             found[path] = path
-            taken.add(path)
-    left = [one for one in a if one.path not in found], [one for one in b if one.path not in taken]
+            used.add(path)
+    left = [one for one in a if one.path not in found], [one for one in b if one.path not in used]
     found |= by_contents(*left, inside)
     found |= by_numbers(a, b, found)
     return found | by_order(a, b, found, inside)
@@ -134,8 +134,8 @@ def paired(a: Sequence[Seen], b: Sequence[Seen], paths: Mapping[str, str | None]
 
 def left_out(path: str, paths: Mapping[str, str | None]) -> bool:
     """Whether paths= leaves a module of A out."""
-    said = said_of(path, paths)
-    return said is not None and said[0] is None
+    entry = said_of(path, paths)
+    return entry is not None and entry[0] is None
 
 
 def check_said(paths: Mapping[str, str | None], in_a: Any, in_b: Any, inside: Mapping[str, str]) -> None:
@@ -172,13 +172,13 @@ def by_contents(a: Sequence[Seen], b: Sequence[Seen], inside: Mapping[str, str])
     return {path: near[0] for path, near in near_a.items() if len(near) == 1 and count[near[0]] == 1}
 
 
-def by_numbers(a: Sequence[Seen], b: Sequence[Seen], known: Mapping[str, str]) -> dict[str, str]:
+def by_numbers(a: Sequence[Seen], b: Sequence[Seen], pairs: Mapping[str, str]) -> dict[str, str]:
     """Pair modules whose paths are those of a known pair but for the numbers of layers."""
-    others = {pattern(one): pattern(other) for one, other in known.items() if numbers(one) == numbers(other)}
-    left = {one.path for one in b} - set(known.values())
+    others = {pattern(one): pattern(other) for one, other in pairs.items() if numbers(one) == numbers(other)}
+    left = {one.path for one in b} - set(pairs.values())
     found: dict[str, str] = {}
     for one in a:
-        if one.path not in known and numbers(one.path) and pattern(one.path) in others:
+        if one.path not in pairs and numbers(one.path) and pattern(one.path) in others:
             other = others[pattern(one.path)].format(*numbers(one.path))
             if other in left:
                 found[one.path] = other
@@ -197,18 +197,18 @@ def pattern(path: str) -> str:
 
 
 def by_order(
-    a: Sequence[Seen], b: Sequence[Seen], known: Mapping[str, str], inside: Mapping[str, str]
+    a: Sequence[Seen], b: Sequence[Seen], pairs: Mapping[str, str], inside: Mapping[str, str]
 ) -> dict[str, str]:
     """Pair modules of the same size in the order of their calls, so that their places and the ends of paths agree.
 
     a, b: all modules; known: the partners of those that are paired.
     """
-    taken = set(known.values())
-    first, second = [one for one in a if one.path not in known], [one for one in b if one.path not in taken]
+    used = set(pairs.values())
+    first, second = [one for one in a if one.path not in pairs], [one for one in b if one.path not in used]
     scores = np.full((len(first), len(second)), NOT_PAIRED)
-    before_a, before_b = counts(a, known), counts(b, taken)
-    within = [{known[path] for path in known if is_inside(path, one.path)} for one in first]
-    others = [{path for path in taken if is_inside(path, other.path)} for other in second]
+    before_a, before_b = counts(a, pairs), counts(b, used)
+    within = [{pairs[path] for path in pairs if is_inside(path, one.path)} for one in first]
+    others = [{path for path in used if is_inside(path, other.path)} for other in second]
     for i, one in enumerate(first):
         entered = [close(one.summaries[0], other.summaries[0]) for other in second]
         elsewhere = any(entered) or any(close(one.summaries[0], other.summaries[0]) for other in b)

@@ -51,7 +51,7 @@ def compare_records(a: Any, b: Any, paths: Any = None, layers: Any = None, *, tr
         ValueError: if a file is no record or is damaged, if a record has no calls, if paths or layers says what is
             not there, if layers is given and no record has weights, or if no module of A has a partner in B.
     """
-    said = aligning.checked(paths)
+    named_paths = aligning.checked(paths)
     with opened("a", a) as first, opened("b", b) as second:
         texts = tuple(map(texts_of, (first, second)))
         for name, source, found in zip("ab", (first, second), texts, strict=True):
@@ -59,10 +59,13 @@ def compare_records(a: Any, b: Any, paths: Any = None, layers: Any = None, *, tr
                 raise ValueError(
                     f"{name} ({source.said}) has no call of its model, expected at least one in its context"
                 )
-        every = paired(first, second, texts, said)
-        partners = {path: other for path, other in every.items() if not aligning.left_out(path, said)}
-        taught = taught_of(layers, first, second)
-        (one, _), (other, unjudged) = judged(first, None, taught[0], track), judged(second, first, taught[1], track)
+        every = paired(first, second, texts, named_paths)
+        partners = {path: other for path, other in every.items() if not aligning.left_out(path, named_paths)}
+        user_layers = taught_of(layers, first, second)
+        (one, _), (other, unjudged) = (
+            judged(first, None, user_layers[0], track),
+            judged(second, first, user_layers[1], track),
+        )
         audits = one, other
         rows, notes, left = steps(first, second, texts, partners, audits, track)
         models = model_of(first, a), model_of(second, b)
@@ -74,10 +77,10 @@ def compare_records(a: Any, b: Any, paths: Any = None, layers: Any = None, *, tr
         return RecordsReport(models, tuple(rows), partners, sides, tuple(notes), left, audits, unjudged, out_of_b)
 
 
-def paired(a: Record, b: Record, texts: Any, said: Any) -> dict[str, str]:
+def paired(a: Record, b: Record, texts: Any, named_paths: Any) -> dict[str, str]:
     """Return the partners of A's modules. Raises ValueError if there are none."""
     first, second = (aligning.seen(record, found[0].calls[0]) for record, found in zip((a, b), texts, strict=True))
-    partners = aligning.paired(first, second, said)
+    partners = aligning.paired(first, second, named_paths)
     if not partners:
         some = [aligning.some(one.path for one in side) for side in (first, second)]
         raise ValueError(
@@ -102,18 +105,18 @@ def taught_of(layers: Any, a: Record, b: Record) -> tuple[Any, Any]:
             f"layers is a {type(layers).__name__}, expected a dict by paths, or a pair of them, of A and of B"
         )
     found: tuple[dict[Any, Any], dict[Any, Any]] = {}, {}
-    for pattern, lesson in layers.items():
+    for pattern, user_layer in layers.items():
         fits = [any(fnmatch.fnmatchcase(path, str(pattern)) for path in one.modules if path) for one in (a, b)]
         if not any(fits):
             raise ValueError(
                 f"layers has {pattern!r}, which fits no module of A or B; A has {aligning.some(a.modules)}"
             )
         for one, fit in zip(found, fits, strict=True):
-            one.update({pattern: lesson} if fit else {})
+            one.update({pattern: user_layer} if fit else {})
     return found[0] or None, found[1] or None
 
 
-def judged(source: Record, other: Record | None, taught: Any, track: Progress) -> tuple[AuditReport | None, str]:
+def judged(source: Record, other: Record | None, user_layers: Any, track: Progress) -> tuple[AuditReport | None, str]:
     """Judge the attention layers of a record, with its own weights or those of the other record.
 
     Returns None and the reason if neither has weights, or if no layer is known. Raises TypeError or ValueError if
@@ -127,9 +130,9 @@ def judged(source: Record, other: Record | None, taught: Any, track: Progress) -
         formats = formats_of(facts["framework"])
         like = Truth(Weights(other), facts["config"], "the weights of A", inside=facts["inside"], formats=formats)
     try:
-        return replayed(source, like, taught, track), ""
+        return replayed(source, like, user_layers, track), ""
     except (TypeError, ValueError) as error:
-        if taught is not None and like is None:
+        if user_layers is not None and like is None:
             raise
         return None, str(error)
 
@@ -142,8 +145,8 @@ def steps(
     units = list(units_of(*texts))
     notes = [unit.note for unit in units if unit.note]
     every = [unit.steps((a, b), partners) for unit in units]
-    known = Known(Matcher(a, b), trusted, partners)
-    rows = told_apart(every, lambda real: Stepper(known, real), track)
+    facts = Known(Matcher(a, b), trusted, partners)
+    rows = told_apart(every, lambda real: Stepper(facts, real), track)
     left = ""
     if len(texts[0]) != len(texts[1]):
         counts = [f"{len(found)} in {sum(len(text.calls) for text in found)} calls" for found in texts]

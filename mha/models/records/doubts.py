@@ -32,8 +32,8 @@ class Doubt:
         scopes: the containers in which that is seen.
         far: its relative difference.
         real: whether it is known to be a difference.
-        related: finds the relation of B's numbers to A's.
-        taken: whether a module of B is known to take it as it is.
+        find_relation: finds the relation of B's numbers to A's.
+        used_as_is: whether a module of B is known to take it as it is.
         readers: the results of the steps that may be computed from it.
     """
 
@@ -42,14 +42,14 @@ class Doubt:
     scopes: set[str]
     far: float
     real: bool
-    related: Callable[[], RelationName]
-    taken: bool = False
+    find_relation: Callable[[], RelationName]
+    used_as_is: bool = False
     readers: list["Reader"] = dataclasses.field(default_factory=list)
 
     @functools.cached_property
     def relation(self) -> RelationName:
         """The relation of B's numbers to A's."""
-        return self.related()
+        return self.find_relation()
 
     @property
     def place(self) -> tuple[str, str]:
@@ -115,12 +115,12 @@ def cuts_of(doubts: Sequence[Doubt]) -> set[Step]:
     """
     bounds: dict[Step, float] = {}  # up to which what comes of those that are another cut is the same
     for one in reversed(doubts):
-        said = []
+        bounds_of_readers = []
         for other, bound, certain in one.readers:
             far = bound if other is None else bounds.get(other.step, np.inf)
             if far == np.inf or one.far >= TELLS * far:
-                said.append((far, certain))
-        chosen = [far for far, certain in said if certain] or [far for far, _ in said[:1]]
+                bounds_of_readers.append((far, certain))
+        chosen = [far for far, certain in bounds_of_readers if certain] or [far for far, _ in bounds_of_readers[:1]]
         if not one.real and chosen and max(chosen) < np.inf:
             bounds[one.step] = max(chosen)
     alike: dict[tuple[str, str], list[Doubt]] = {}
@@ -129,7 +129,7 @@ def cuts_of(doubts: Sequence[Doubt]) -> set[Step]:
             alike.setdefault(one.place, []).append(one)
     return {*bounds, *(
         one.step for one in doubts if not one.real and any(
-            one.taken == other.taken and one.relation == other.relation for other in alike.get(one.place, ())
+            one.used_as_is == other.used_as_is and one.relation == other.relation for other in alike.get(one.place, ())
         )
     )}  # fmt: skip
 
@@ -139,7 +139,7 @@ def unclear_of(doubts: Sequence[Doubt]) -> set[Step]:
     found: set[Step] = set()
     for one in reversed(doubts):
         same = [reader.doubt is None or reader.doubt.step in found for reader in one.readers]
-        if one.far > FAR and same and all(same) and one.relation and (not one.taken or one.relation == "order"):
+        if one.far > FAR and same and all(same) and one.relation and (not one.used_as_is or one.relation == "order"):
             found.add(one.step)
     return found
 
@@ -156,7 +156,7 @@ def first_real(doubts: Sequence[Doubt], cuts: Collection[Step]) -> tuple[Step | 
         goes_on = any(
             reader.doubt is one for other in none if other.relation == one.relation for reader in other.readers
         )
-        if not one.relation or (one.taken and not goes_on):
+        if not one.relation or (one.used_as_is and not goes_on):
             return one.step, [other.step for other in none]
         none.append(one)
     return (left[0].step if left else None), []

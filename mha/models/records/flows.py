@@ -26,7 +26,7 @@ class Flow:
     sources: tuple[int, ...]
     factors: tuple[float, ...] = ()
 
-    def made(self, arrays: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    def make_array(self, arrays: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
         """Return the array that this flow makes, and the sum of the magnitudes of its terms; in float64."""
         wide = [X.astype(np.float64) for X in arrays]
         if self.kind == "product":
@@ -35,7 +35,7 @@ class Flow:
         parts = [factor * X for factor, X in zip(self.factors, wide, strict=True)]
         return sum(parts[1:], parts[0]), sum((np.abs(X) for X in parts[1:]), np.abs(parts[0]))
 
-    def said(self, names: Sequence[str]) -> str:
+    def describe(self, names: Sequence[str]) -> str:
         """Put the flow in words."""
         if self.kind == "product":
             return " times ".join(names)
@@ -64,7 +64,7 @@ def flow_of(X: np.ndarray, unit: float, sources: Sequence[np.ndarray]) -> Flow |
     best, least = None, np.inf
     for found in (*multiples(z, S, allowed)[:FEW], *sums(z, S, allowed)[:FEW], *products(z, S, allowed)[:FEW]):
         flow = dataclasses.replace(found, sources=tuple(places[at] for at in found.sources))
-        made, terms = flow.made([sources[at] for at in flow.sources])
+        made, terms = flow.make_array([sources[at] for at in flow.sources])
         left, most = mean_square(X.astype(np.float64) - made), mean_square(terms)
         share = float(np.divide(left, most, out=np.where(left > 0, np.inf, 0.0), where=most > 0).max(initial=0.0))
         if share <= allowed and share < least / 2:
@@ -122,8 +122,8 @@ def judged(pair: Pair, flow: Flow, sources: Sequence[Pair]) -> tuple[np.ndarray,
     Returns how far they are, how far they may be, and the size of the terms, (N,) each.
     """
     shape = pair.a.shape
-    made, _ = flow.made([one.b.reshape(shape) for one in sources])
+    made, _ = flow.make_array([one.b.reshape(shape) for one in sources])
     far = mean_square(pair.b.astype(np.float64) - made)
-    first, terms = flow.made([one.a.reshape(shape) for one in sources])
+    first, terms = flow.make_array([one.a.reshape(shape) for one in sources])
     own, sizes = mean_square(pair.a.astype(np.float64) - first), mean_square(terms)
     return far, 8 * own + EXACT * max(pair.unit, *(one.unit for one in sources)) * sizes, sizes

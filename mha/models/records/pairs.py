@@ -95,7 +95,7 @@ class Matcher:
         if key in self.kept:
             self.kept.move_to_end(key)
             return self.kept[key]
-        self.kept[key] = made = self.made(a, b, what, at, (numbers[0], numbers[1]))
+        self.kept[key] = made = self.make_pair(a, b, what, at, (numbers[0], numbers[1]))
         while (
             len(self.kept) > 1
             and sum(X.a.nbytes + X.b.nbytes for X in self.kept.values() if isinstance(X, Pair)) > KEPT
@@ -103,7 +103,7 @@ class Matcher:
             self.kept.popitem(last=False)
         return made
 
-    def made(self, a: Chunks, b: Chunks, what: str, at: int, where: Any) -> Pair | str:
+    def make_pair(self, a: Chunks, b: Chunks, what: str, at: int, where: Any) -> Pair | str:
         """Read two arrays and line their rows up."""
         joined = len(a) > 1 or len(b) > 1
         X, Y = side_of(self.a, a, what, at, joined), side_of(self.b, b, what, at, joined)

@@ -45,24 +45,24 @@ def audit_record(record: Any, like: Any = None, layers: Any = None, *, track: Pr
 
 def replayed(source: Record, like: Any, layers: Any, track: Progress = iter) -> AuditReport:
     """Judge the attention layers of an open record; see `audit_record`."""
-    taps = RecordTaps(source)
+    adapter = RecordTaps(source)
     calls = sum(event[0] == "call" for event in source.events)
     once: Any = ((), {}) if calls == 1 else None
-    watching = Watch(taps.model, like, layers, once=once, taps=taps, backend=source.facts["framework"])
+    watching = Watch(adapter.model, like, layers, once=once, adapter=adapter, backend=source.facts["framework"])
     with watching.open() as report:
-        taps.play(track)
+        adapter.play(track)
     return report
 
 
 class Config:
     """The configuration of a recorded model."""
 
-    def __init__(self, said: Mapping[str, Any]) -> None:
-        self.said = said
+    def __init__(self, description: Mapping[str, Any]) -> None:
+        self.description = description
 
     def to_json_string(self) -> str:
         """Return it as JSON."""
-        return json.dumps(self.said)
+        return json.dumps(self.description)
 
 
 class Weights(Mapping[str, Any]):
@@ -99,34 +99,34 @@ class RecordTaps:
     def __init__(self, source: Record) -> None:
         self.source = source
         self.model = type(source.facts["model"], (), {})()
-        self.played = {path: self.module(path, said) for path, said in source.modules.items()}
+        self.played = {path: self.module(path, description) for path, description in source.modules.items()}
         self.caches: dict[int, Cache] = {}
         self.session: Any = None
 
-    def module(self, path: str, said: Mapping[str, Any]) -> Any:
+    def module(self, path: str, description: Mapping[str, Any]) -> Any:
         """Return a stand-in for a module."""
-        made = type(said["class"], (Recorded,), {})()
-        made.odd = said.get("odd", "")
+        made = type(description["class"], (Recorded,), {})()
+        made.odd = description.get("odd", "")
         facts, whole = self.source.facts, path in self.source.facts["wholes"]
         if facts["config"] is not None and (whole or path == facts["inside"]):
             made.config = Config(facts["config"])
         if whole:
             made.save_pretrained = None  # by which models of transformers are known
-        if own := said.get("native"):
+        if own := description.get("native"):
             made.native = own["kind"]
             made.problem = own.get("problem", "")
             made.take = lambda: self.taken(path, own)
         return made
 
-    def taken(self, path: str, said: Mapping[str, Any]) -> tuple[Any, dict[str, np.ndarray]]:
+    def taken(self, path: str, description: Mapping[str, Any]) -> tuple[Any, dict[str, np.ndarray]]:
         """Return the configuration and the weights of a framework's own layer; {} if the record has no weights."""
-        if "problem" in said:
-            raise ValueError(said["problem"])
+        if "problem" in description:
+            raise ValueError(description["problem"])
         names = [name for name in self.source.arrays if name.startswith(f"native/{path}/")]
         weights = {name.removeprefix(f"native/{path}/"): self.source.arrays.read(name) for name in names}
-        return own_format.parse_config(said["config"]), weights
+        return own_format.parse_config(description["config"]), weights
 
-    def shown(self, model: Any, args: Any, kwargs: Any) -> Any:
+    def prepare(self, model: Any, args: Any, kwargs: Any) -> Any:
         """Return the model as it is."""
         return model
 
@@ -154,9 +154,9 @@ class RecordTaps:
         return found, None
 
     @contextlib.contextmanager
-    def watching(self, model: Any, sink: Any) -> Iterator[None]:
+    def watching(self, model: Any, listener: Any) -> Iterator[None]:
         """Remember the listener."""
-        self.session = sink
+        self.session = listener
         yield
 
     def play(self, track: Progress) -> None:
@@ -178,15 +178,15 @@ class RecordTaps:
                     output = {"past_key_values": self.cache(cache)}
                 self.session.leave(paths[event[1]], output)
             elif kind == "pooled":
-                self.session.pooled(*event[1:])
+                self.session.note_pooling(*event[1:])
             elif kind == "unknown":
-                self.session.unknown(paths[event[1]], event[2])
+                self.session.note_unknown(paths[event[1]], event[2])
             elif kind == "cache":
                 getattr(self.cache(event[1]), event[2])(*[self.resolved(X) for X in event[3]])
 
-    def given(self, said: Mapping[str, Any]) -> dict[str, Any]:
+    def given(self, description: Mapping[str, Any]) -> dict[str, Any]:
         """Return recorded arguments by name."""
-        return {name: self.resolved(X) for name, X in said.items()}
+        return {name: self.resolved(X) for name, X in description.items()}
 
     def natives(self) -> dict[int, dict[str, Any]]:
         """Return the calls of frameworks' own layers by our names, by the event that begins each."""
@@ -208,18 +208,18 @@ class RecordTaps:
         """Return the stand-in for a cache."""
         return self.caches.setdefault(number, Cache())
 
-    def resolved(self, said: Mapping[str, Any]) -> Any:
+    def resolved(self, description: Mapping[str, Any]) -> Any:
         """Return a recorded argument."""
-        if "array" in said:
-            return None if said["array"] is None else self.source.array(said["array"])
-        if "several" in said:
-            return {name: self.resolved(X) for name, X in said["several"].items()}
-        if "cache" in said:
-            cache = self.cache(said["cache"])
-            padding = said.get("padding")
+        if "array" in description:
+            return None if description["array"] is None else self.source.array(description["array"])
+        if "several" in description:
+            return {name: self.resolved(X) for name, X in description["several"].items()}
+        if "cache" in description:
+            cache = self.cache(description["cache"])
+            padding = description.get("padding")
             cache.kept = Kept(
-                said.get("length"), None if padding is None else np.asarray(padding), said.get("most"),
-                said.get("rounded", False),
+                description.get("length"), None if padding is None else np.asarray(padding), description.get("most"),
+                description.get("rounded", False),
             )  # fmt: skip
             return cache
-        return said.get("value")
+        return description.get("value")

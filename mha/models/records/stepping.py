@@ -92,8 +92,8 @@ class Stepper:
     real: steps that are known to be a difference; others that differ are supposed to be another cut.
     """
 
-    def __init__(self, known: Known, real: Collection[Step] = ()) -> None:
-        self.known, self.matcher, self.real = known, known.matcher, real
+    def __init__(self, facts: Known, real: Collection[Step] = ()) -> None:
+        self.facts, self.matcher, self.real = facts, facts.matcher, real
         self.found: list[tuple[StepRow, Doubt | None]] = []
         self.views: dict[Any, Earlier] = {}  # by the numbers of both arrays
         self.earlier: dict[tuple[int, ...], Earlier] = {}  # by those of A's: the first, or the first that agrees
@@ -109,7 +109,7 @@ class Stepper:
         seen_in = set() if visit.leaf and not leaves else {self.container(visit.parent if leaves else visit.path)}
         if isinstance(pair, str):
             if len(step.a) == len(step.b) == 1:
-                row = self.made(step, None, np.inf, f"the {step.what} {pair}")
+                row = self.make_row(step, None, np.inf, f"the {step.what} {pair}")
                 self.found.append((row, self.doubted(step, None, seen_in)))
             return
         before = self.of_array(pair.where[0], here)
@@ -119,23 +119,25 @@ class Stepper:
             same.scopes |= seen_in
             self.read([] if same.doubt else before, None, pair.relative, True)
             return
-        judged = self.judged(step, pair, here)
-        ratios = np.divide(judged.far, judged.most, out=np.where(judged.far > 0, np.inf, 0.0), where=judged.most > 0)
-        told = np.isfinite(judged.most)  # of other rows, nothing is
-        ratio, right = float(ratios[told].max(initial=0.0)), self.right(step)
+        judgement = self.judge_step(step, pair, here)
+        ratios = np.divide(
+            judgement.far, judgement.most, out=np.where(judgement.far > 0, np.inf, 0.0), where=judgement.most > 0
+        )
+        is_bounded = np.isfinite(judgement.most)  # of other rows, nothing is
+        ratio, right = float(ratios[is_bounded].max(initial=0.0)), self.right(step)
         doubt = self.doubted(step, pair, seen_in) if ratio > 1 and not right else None
         if doubt is not None or ratio <= 1:
-            bound = max(pair.relative, dataclasses.replace(pair, far=judged.most).relative)
-            self.read(judged.doubts, doubt, bound, judged.certain)
+            bound = max(pair.relative, dataclasses.replace(pair, far=judgement.most).relative)
+            self.read(judgement.doubts, doubt, bound, judgement.certain)
         name = f"the {step.what} of {visit.path or 'the model'}"
-        view = self.views[pair.where] = Earlier(name, pair, judged.carried, seen_in, doubt)
+        view = self.views[pair.where] = Earlier(name, pair, judgement.carried, seen_in, doubt)
         first = self.earlier.setdefault(pair.where[0], view)
         if first.doubt is not None and doubt is None:
             self.earlier[pair.where[0]] = view
-        if told.any() or not len(told):
+        if is_bounded.any() or not len(is_bounded):
             ratio = min(ratio, 1.0) if right else ratio
             self.found.append(
-                (self.made(step, pair, ratio, judged.note if ratio > 1 else "", judged.most, right), doubt)
+                (self.make_row(step, pair, ratio, judgement.note if ratio > 1 else "", judgement.most, right), doubt)
             )
 
     def doubted(self, step: Step, pair: Pair | None, scopes: set[str]) -> Doubt:
@@ -168,18 +170,18 @@ class Stepper:
 
     def container(self, path: str | None) -> str:
         """Return the path of a module that is compared, or of the nearest one that it is inside of."""
-        while path and path not in self.known.partners:
+        while path and path not in self.facts.partners:
             path = re.split(r"[./][^./]*$", path)[0] if re.search(r"[./]", path) else ""
         return path or ""
 
     def right(self, step: Step) -> bool:
         """Whether a step is computed by attention that the oracle finds right."""
         if step.what == "output" and step.visit.leaf:
-            return self.known.trusted.get(step.other.path, False)
+            return self.facts.trusted.get(step.other.path, False)
         parent = step.other.parent or ""
-        return any(good and inside(parent, path) for path, good in self.known.trusted.items())
+        return any(good and inside(parent, path) for path, good in self.facts.trusted.items())
 
-    def made(
+    def make_row(
         self,
         step: Step,
         pair: Pair | None,
@@ -201,11 +203,11 @@ class Stepper:
             step.visit.leaf,
         )  # fmt: skip
 
-    def judged(self, step: Step, pair: Pair, here: str) -> Judgement:
+    def judge_step(self, step: Step, pair: Pair, here: str) -> Judgement:
         """Judge an input or output of a module; here: the container in which it is computed."""
-        known = self.earlier.get(pair.where[0])
-        if known is not None and known.pair.a.size == pair.a.size:  # in A it is the array of an earlier step
-            return self.of_flow(pair, Flow("sum", (0,), (1.0,)), [known], here)
+        first = self.earlier.get(pair.where[0])
+        if first is not None and first.pair.a.size == pair.a.size:  # in A it is the array of an earlier step
+            return self.of_flow(pair, Flow("sum", (0,), (1.0,)), [first], here)
         if step.what == "output" and step.visit.leaf:
             return self.of_module(step, pair)
         return self.between(step, pair, here)
@@ -215,11 +217,11 @@ class Stepper:
         doubts = [doubt for one in sources for doubt in self.of_array(one.pair.where[0], here)]
         far, most, sizes = flows.judged(pair, flow, [one.pair for one in sources])
         theirs = sum(one.relative for one in sources) * sizes
-        note = f"in A it is {flow.said([one.name for one in sources])}"
+        note = f"in A it is {flow.describe([one.name for one in sources])}"
         if any(one.supposed for one in sources):
             for one in sources:
                 if one.doubt is not None and not (far > most).any():
-                    one.doubt.taken = True
+                    one.doubt.used_as_is = True
             far, most = pair.far, most + growth.GROWN * theirs
         return Judgement(far, most, most + theirs, note, doubts, True)
 
@@ -246,7 +248,7 @@ class Stepper:
         else:
             if isinstance(inputs, Pair) and (one := self.views.get(inputs.where)) is not None:
                 if one.doubt is not None:
-                    one.doubt.taken = True
+                    one.doubt.used_as_is = True
                     doubts.append(one.doubt)
                 inputs = dataclasses.replace(inputs, far=one.far)
             most = growth.allowed(pair, inputs if isinstance(inputs, Pair) else None, others)
@@ -261,9 +263,9 @@ class Stepper:
             return Judgement(pair.far, most, 0 * most, "what the model was called with differs", [], True)
         recent = self.recent()
         if pair.floats:
-            if step not in self.known.flows:
-                self.known.flows[step] = flows.flow_of(pair.a, pair.unit, [one.pair.a for one in recent])
-            if (flow := self.known.flows[step]) is not None:
+            if step not in self.facts.flows:
+                self.facts.flows[step] = flows.flow_of(pair.a, pair.unit, [one.pair.a for one in recent])
+            if (flow := self.facts.flows[step]) is not None:
                 found = self.of_flow(pair, flow, [recent[at] for at in flow.sources], here)
                 return (
                     found._replace(note=found.note + self.instead(pair, recent))
@@ -282,7 +284,7 @@ class Stepper:
     def instead(self, pair: Pair, recent: Sequence[Earlier]) -> str:
         """Say how the array is made in B; "" if that is not found."""
         flow = flows.flow_of(pair.b, pair.unit, [one.pair.b for one in recent])
-        return "" if flow is None else f"; in B it is {flow.said([recent[at].name for at in flow.sources])}"
+        return "" if flow is None else f"; in B it is {flow.describe([recent[at].name for at in flow.sources])}"
 
 
 def inside(path: str, other: str) -> bool:

@@ -66,10 +66,10 @@ def grids_of(record: Record, call: Call, earlier: int) -> tuple[Grid, ...]:
 
 def named(record: Record, arguments: Mapping[str, Any]) -> list[str]:
     """Return the names of the arguments that have tokens: those that are known, else the first that is an array."""
-    known = [name for name in NAMES if arguments.get(name, {}).get("array") is not None]
-    if known:
-        return known
-    return [name for name, said in arguments.items() if said.get("array") is not None][:1]
+    present = [name for name in NAMES if arguments.get(name, {}).get("array") is not None]
+    if present:
+        return present
+    return [name for name, argument in arguments.items() if argument.get("array") is not None][:1]
 
 
 def texts_of(record: Record) -> list[Text]:
@@ -78,7 +78,7 @@ def texts_of(record: Record) -> list[Text]:
     lengths: dict[int, int] = {}
     tokens = 0
     for call in record.calls:
-        given = next((said for said in call.arguments.values() if said.get("length") is not None), None)
+        given = next((argument for argument in call.arguments.values() if argument.get("length") is not None), None)
         earlier = given["length"] if given else lengths.get(call.cache or 0, 0) if given_cache(call) else 0
         grids = grids_of(record, call, earlier)
         if call.cache is not None and grids:
@@ -134,7 +134,7 @@ def cut(text: Text, ends: Mapping[int, int]) -> Text:
 
 def given_cache(call: Call) -> bool:
     """Whether a call was given a cache."""
-    return any("cache" in said for said in call.arguments.values())
+    return any("cache" in argument for argument in call.arguments.values())
 
 
 def grown(before: Sequence[Grid], grids: Sequence[Grid]) -> bool:

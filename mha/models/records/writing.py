@@ -50,15 +50,15 @@ def record(
     """
     backend = backend_of(model)
     checks.flag("weights", weights)
-    taps = taps_of(backend)
+    adapter = taps_of(backend)
     store = InMemory() if path is None else InFile(path)
     try:
-        shown = shown_by(taps, model, call)
-        recorder = Recorder(shown, backend, taps, store)
+        target = shown_by(adapter, model, call)
+        recorder = Recorder(target, backend, adapter, store)
         if weights:
             recorder.weights()
         try:
-            with taps.watching(shown, recorder):
+            with adapter.watching(target, recorder):
                 yield recorder.record
         finally:
             recorder.histories.forget()
@@ -68,12 +68,12 @@ def record(
         raise
 
 
-def shown_by(taps: Any, model: Any, call: Any) -> Any:
+def shown_by(adapter: Any, model: Any, call: Any) -> Any:
     """Return the model with its parts. Raises TypeError if only a call shows them, and there is none."""
     if not isinstance(call, tuple):
         raise TypeError(f"call is a {type(call).__name__}, expected a tuple of the arguments of a call, (variables, x)")
     try:
-        return taps.shown(model, call, {})
+        return adapter.prepare(model, call, {})
     except TypeError as error:
         if call:
             raise
@@ -95,15 +95,15 @@ def finished(made: Record, store: Any) -> None:
 class Recorder:
     """A listener that writes all calls into a record."""
 
-    def __init__(self, model: Any, backend: BackendName, taps: Any, store: Any) -> None:
-        self.model, self.taps, self.store = model, taps, store
-        modules = taps.modules(model)
+    def __init__(self, model: Any, backend: BackendName, adapter: Any, store: Any) -> None:
+        self.model, self.adapter, self.store = model, adapter, store
+        modules = adapter.modules(model)
         facts = facts_of(model, modules, backend)
-        known = {path: self.described(path, module) for path, module in modules.items()}
-        self.record = Record("a record in memory", facts, known, [], [], store)
-        self.numbers = {path: number for number, path in enumerate(known)}
-        self.own = OwnLayers(taps)
-        self.known: dict[bytes, int] = {}
+        descriptions = {path: self.describe_module(path, module) for path, module in modules.items()}
+        self.record = Record("a record in memory", facts, descriptions, [], [], store)
+        self.numbers = {path: number for number, path in enumerate(descriptions)}
+        self.own = OwnLayers(adapter)
+        self.numbers_by_digest: dict[bytes, int] = {}
         self.caches: dict[int, int | None] = {}
         self.histories = _Followed(self)
         self.stack: list[str] = []
@@ -111,10 +111,10 @@ class Recorder:
         self.began = -1  # the place in the stack of the model whose call counts; -1 = none does
         self.cache: Any = None
 
-    def described(self, path: str, module: Any) -> dict[str, Any]:
+    def describe_module(self, path: str, module: Any) -> dict[str, Any]:
         """Describe a module as a record has it."""
         found: dict[str, Any] = {"class": type(module).__name__}
-        if why := self.taps.odd(module):
+        if why := self.adapter.odd(module):
             found["odd"] = why
         if kind := foreign.kind_of(module):
             try:
@@ -127,11 +127,11 @@ class Recorder:
     def weights(self) -> None:
         """Record the arrays of the model, and those of the layers of frameworks by our names."""
         self.record.weights = []
-        for name, X in self.taps.arrays(self.model).items():
+        for name, X in self.adapter.arrays(self.model).items():
             if (array := plain(X)) is not None:
                 self.store.add(WEIGHTS + name, array)
                 self.record.weights.append(name)
-        for path, module in self.taps.modules(self.model).items():
+        for path, module in self.adapter.modules(self.model).items():
             if "config" in self.record.modules[path].get("native", {}):
                 for name, array in foreign.taken(module)[1].items():
                     self.store.add(f"native/{path}/{name}", array)
@@ -140,16 +140,16 @@ class Recorder:
         """Record the arguments of a module."""
         whole = self.began < 0 and (path in self.wholes if self.wholes else not self.stack)
         if whole or not self.stack:
-            arguments = self.taps.arguments(module, args, kwargs)
+            arguments = self.adapter.arguments(module, args, kwargs)
             if whole:
                 self.began = len(self.stack)
             self.cache, _ = self.histories.of(arguments)
-            said = {name: self.argument(name, X) for name, X in arguments.items()}
-            self.record.events.append(["whole" if self.stack else "call", said])
+            description = {name: self.argument(name, X) for name, X in arguments.items()}
+            self.record.events.append(["whole" if self.stack else "call", description])
         self.stack.append(path)
         if path not in self.numbers:  # made since the context began
             self.numbers[path] = len(self.numbers)
-            self.record.modules[path] = self.described(path, module)
+            self.record.modules[path] = self.describe_module(path, module)
         if "native" in self.record.modules[path]:
             self.own.enter(path, module, args, kwargs)
         found = [self.array(X, path, "input") for X in arrays_in((args, kwargs))]
@@ -180,20 +180,20 @@ class Recorder:
         """Record a call of a framework's own layer by our names."""
         try:
             found, _ = self.own.leave(path, output)
-            said = {name: self.argument(name, X) for name, X in found.items()}
+            description = {name: self.argument(name, X) for name, X in found.items()}
         except (KeyError, TypeError, ValueError) as error:
-            said = {"problem": {"value": str(error)}}
-        self.record.events.append(["native", self.numbers[path], said])
+            description = {"problem": {"value": str(error)}}
+        self.record.events.append(["native", self.numbers[path], description])
 
     def inner(self, module: Any, given: dict[str, Any]) -> None:
         """Take the arguments with which the framework's own layer runs, also if a derived class calls it."""
         self.own.inner(module, given)
 
-    def pooled(self, function: str, axes: int, path: str | None = None) -> None:
+    def note_pooling(self, function: str, axes: int, path: str | None = None) -> None:
         """Record a softmax or an attention kernel."""
         self.record.events.append(["pooled", function, axes, path])
 
-    def unknown(self, path: str, reason: str) -> None:
+    def note_unknown(self, path: str, reason: str) -> None:
         """Record that a module was called with arrays whose numbers are not known."""
         if path in self.numbers:
             self.record.events.append(["unknown", self.numbers[path], reason])
@@ -207,8 +207,10 @@ class Recorder:
         if self.cache is not None and X is self.cache:
             kept = kept_of(X)
             padding = {} if kept.padding is None else {"padding": kept.padding.tolist()}
-            said = {"length": kept.length, "most": kept.most, "rounded": kept.rounded or None}
-            return {"cache": self.number(X), **padding} | {name: one for name, one in said.items() if one is not None}
+            description = {"length": kept.length, "most": kept.most, "rounded": kept.rounded or None}
+            return {"cache": self.number(X), **padding} | {
+                name: one for name, one in description.items() if one is not None
+            }
         if isinstance(X, Mapping):
             return {"several": {str(key): self.argument(f"{name}.{key}", Y) for key, Y in X.items()}}
         if isinstance(X, (list, tuple)):
@@ -232,7 +234,7 @@ class Recorder:
         digest = hashlib.blake2b(digest_size=16)
         digest.update(f"{array.dtype}{array.shape}".encode())
         digest.update(array.view(np.uint8).data if array.size and array.ndim else array.tobytes())
-        number = self.known.setdefault(digest.digest(), len(self.record.names))
+        number = self.numbers_by_digest.setdefault(digest.digest(), len(self.record.names))
         if number == len(self.record.names):
             name = f"{number:06d}.{path or 'model'}.{what}"
             self.store.add(name, array)

@@ -13,8 +13,8 @@ Where a layer may lack its weights at first:
     is_ready(layer), FIRST -> True if it has them; the call that gives them to it
 Where the book has a section:
     DENSE -> the names of the classes of a printed layer's projections
-    printed(layer) -> the naming scheme and the arrays of a layer as the book prints it
-    begun(layer) -> a layer of the book with room for its weights
+    book_arrays(layer) -> the naming scheme and the arrays of a layer as the book prints it
+    allocate(layer) -> a layer of the book with room for its weights
 """
 
 from mha.weights.foreign.kinds import KINDS, inside, kind_of, named_in_full, part

@@ -124,7 +124,7 @@ def _printed(native: Any, layer: Any) -> Layer:
     for name, kinds in parts.items():
         if (came := type(getattr(layer, name)).__name__) not in kinds:
             raise TypeError(f"{name} of the layer is a {came}, expected a {' or '.join(kinds)} as in the book")
-    scheme, arrays = native.printed(layer)
+    scheme, arrays = native.book_arrays(layer)
     return canonical(arrays, scheme, "", layer.num_heads, _rate(layer.attention.dropout))
 
 
@@ -136,7 +136,7 @@ def _make_book(backend: BackendName, kind: str, config: Config, weights: dict[st
     sizes = config.key_size, config.query_size, config.value_size, D, H
     module, book = dispatch.load(backend), importlib.import_module(f"mha.d2l.{backend}")
     with module.context(config.dtype):
-        layer = module_of(backend).begun(book.MultiHeadAttention(*sizes, config.dropout, config.bias))
+        layer = module_of(backend).allocate(book.MultiHeadAttention(*sizes, config.dropout, config.bias))
         return module.set_weights(layer, weights)
 
 

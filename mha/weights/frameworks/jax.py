@@ -99,14 +99,14 @@ def is_ready(layer: Any) -> bool:
     return isinstance(layer, nnx.Module) or layer.scope is not None
 
 
-def printed(layer: Any) -> tuple[str, dict[str, Any]]:
+def book_arrays(layer: Any) -> tuple[str, dict[str, Any]]:
     """Return the naming scheme and the arrays of a layer as the book prints it."""
     if isinstance(layer, nnx.Module):
         return "mha", foreign.named(nnx.to_pure_dict(nnx.state(layer, nnx.Param)))
     return "mha", foreign.named(layer.variables["params"])
 
 
-def begun(layer: Any) -> Any:
+def allocate(layer: Any) -> Any:
     """Return a layer of the book with room for its weights."""
     return layer.bind({})
 

@@ -17,14 +17,14 @@ def is_ready(layer: Any) -> bool:
         return False
 
 
-def printed(layer: Any) -> tuple[str, dict[str, Any]]:
+def book_arrays(layer: Any) -> tuple[str, dict[str, Any]]:
     """Return the naming scheme and the arrays of a layer as the book prints it."""
     foreign.refuse("layer", {f"activation of {name}": getattr(layer, name).act for name in schemes.PROJECTIONS})
     arrays = foreign.named_parts(layer, "weight", layer.collect_params().values())
     return "d2l", {name: X.data() for name, X in arrays.items()}
 
 
-def begun(layer: Any) -> Any:
+def allocate(layer: Any) -> Any:
     """Return a layer of the book with room for its weights."""
     layer.initialize()
     return layer

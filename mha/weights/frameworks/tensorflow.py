@@ -100,7 +100,7 @@ def is_ready(layer: Any) -> bool:
     return all(getattr(layer, name).built for name in schemes.PROJECTIONS)
 
 
-def printed(layer: Any) -> tuple[str, dict[str, Any]]:
+def book_arrays(layer: Any) -> tuple[str, dict[str, Any]]:
     """Return the naming scheme and the arrays of a layer as the book prints it."""
     parts = {f"activation of {name}": getattr(layer, name).activation for name in schemes.PROJECTIONS}
     names = {name: getattr(activation, "__name__", activation) for name, activation in parts.items()}
@@ -109,7 +109,7 @@ def printed(layer: Any) -> tuple[str, dict[str, Any]]:
     return "mha", foreign.named_parts(layer, "kernel", layer.weights)
 
 
-def begun(layer: Any) -> Any:
+def allocate(layer: Any) -> Any:
     """Return a layer of the book with room for its weights."""
     return layer
 

@@ -102,12 +102,12 @@ def is_ready(layer: Any) -> bool:
     return not any(map(is_lazy, layer.parameters()))
 
 
-def printed(layer: Any) -> tuple[str, dict[str, Any]]:
+def book_arrays(layer: Any) -> tuple[str, dict[str, Any]]:
     """Return the naming scheme and the arrays of a layer as the book prints it."""
     return "d2l", layer.state_dict()
 
 
-def begun(layer: Any) -> Any:
+def allocate(layer: Any) -> Any:
     """Return a layer of the book with room for its weights."""
     return layer
 

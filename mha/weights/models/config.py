@@ -116,16 +116,16 @@ def described(
     prefix: str,
     length: int | None = None,
     form: str = "",
-    said_by: str | None = None,
+    config_format: str | None = None,
 ) -> dict[str, Any]:
     """Return the options, as `options` does, of a parsed file; ValueError, TypeError or OverflowError if wrong.
 
-    said_by: the format of the arrays of the model that has this configuration, where others are read; None = form.
+    config_format: the format of the arrays of the model that has this configuration, if others are read; None = form.
     """
     if length is not None:
         checks.size("length", length)
-    said_by = form if said_by is None else said_by
-    found = _params(model) if scheme == "meta" else _options(model, scheme, prefix, length, said_by)
+    config_format = form if config_format is None else config_format
+    found = _params(model) if scheme == "meta" else _options(model, scheme, prefix, length, config_format)
     if parts.part(model, prefix).get("model_type") in UNFOLDED.get(form, ()):
         found.pop(FOLDED, None)
     return found

@@ -43,9 +43,9 @@ class Npz(Source):
     archive: zipfile.ZipFile
     members: Mapping[str, zipfile.ZipInfo]
 
-    def read(self, name: str, known: Sequence[str] = FLOATS) -> np.ndarray:
+    def read(self, name: str, dtypes: Sequence[str] = FLOATS) -> np.ndarray:
         """Unpack the array of this name; see `Source.read`."""
-        self.entries[name].numpy_dtype(name, known)  # refuses the others
+        self.entries[name].numpy_dtype(name, dtypes)  # refuses the others
         member = self.members[name]
         refuse_bomb(name, member.file_size, member.compress_size)
         with in_memory(name, member.file_size), readable("archive", name), self.archive.open(member) as file:

@@ -97,7 +97,7 @@ class Kind:
     inside: tuple[str, ...] = ()
     packs: Callable[[Collection[str]], bool] = lambda names: False
 
-    def said(self, path: Path, target: Path | None = None) -> str:
+    def describe(self, path: Path, target: Path | None = None) -> str:
         """Say which kind it is, and what to do with the file or the directory at a path."""
         by = f": {command(self.convert, path, target)}" if self.convert else ""
         return "; ".join(filter(None, (self.title, f"{self.do}{by}")))
@@ -240,20 +240,20 @@ def refuse(path: Path, file: BinaryIO) -> None:
     end = file.read(1)
     for kind in KINDS:
         if kind.begins(start, end):
-            raise ValueError(f"is {kind.said(path)}")
+            raise ValueError(f"is {kind.describe(path)}")
 
 
 def refuse_archive(path: Path, names: Collection[str]) -> None:
     """Raise ValueError if a zip archive with files of these names is of a known kind that is not read."""
     for kind in KINDS:
         if kind.packs(names):
-            raise ValueError(f"is {kind.said(path)}")
+            raise ValueError(f"is {kind.describe(path)}")
 
 
 def refuse_shards(path: Path, names: Collection[str]) -> None:
     """Raise ValueError if an index names pickles; path: of the index."""
     if any(name.endswith(".bin") for name in names):
-        raise ValueError(f"is {INDEX.said(path, path.with_name('model.safetensors'))}")
+        raise ValueError(f"is {INDEX.describe(path, path.with_name('model.safetensors'))}")
 
 
 def in_folder(folder: Path, names: Collection[str]) -> str:
@@ -261,10 +261,10 @@ def in_folder(folder: Path, names: Collection[str]) -> str:
     for kind in KINDS:
         if any(name in kind.inside for name in names):
             tree = folder / "default" if "default" in names and "_CHECKPOINT_METADATA" in names else folder
-            return f"is {kind.said(tree, folder.parent / f'{folder.name}.safetensors')}"
+            return f"is {kind.describe(tree, folder.parent / f'{folder.name}.safetensors')}"
         for name in names:
             if name.endswith(kind.endings):
-                return f"has {name!r}, {kind.said(folder / name, folder / 'model.safetensors')}"
+                return f"has {name!r}, {kind.describe(folder / name, folder / 'model.safetensors')}"
     return ""
 
 

@@ -25,9 +25,9 @@ class Hdf5(Source):
 
     datasets: dict[str, Any]
 
-    def read(self, name: str, known: Sequence[str] = FLOATS) -> np.ndarray:
+    def read(self, name: str, dtypes: Sequence[str] = FLOATS) -> np.ndarray:
         """Read the array of this name; see `Source.read`."""
-        dtype, dataset = self.entries[name].numpy_dtype(name, known), self.datasets[name]
+        dtype, dataset = self.entries[name].numpy_dtype(name, dtypes), self.datasets[name]
         if dataset.external or dataset.is_virtual:
             raise ValueError(f"has the numbers of {name} in other files, expected all in one")
         refuse_bomb(name, dataset.nbytes, dataset.id.get_storage_size())

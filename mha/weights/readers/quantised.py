@@ -44,12 +44,12 @@ class Quantised(Source):
     entries: "_Entries"
     source: Source
 
-    def read(self, name: str, known: Sequence[str] = FLOATS) -> np.ndarray:
+    def read(self, name: str, dtypes: Sequence[str] = FLOATS) -> np.ndarray:
         """Read the array of this name, unpacked; see `Source.read`."""
         if not self.entries.is_packed(name):
-            return self.source.read(name, known)
+            return self.source.read(name, dtypes)
         entry = self.entries[name]
-        dtype, how, backend = entry.numpy_dtype(name, known), self.entries.how(name), FORMATS[self.format_of(name)]
+        dtype, how, backend = entry.numpy_dtype(name, dtypes), self.entries.how(name), FORMATS[self.format_of(name)]
         try:
             dispatch.load(backend)
         except ModuleNotFoundError as error:
@@ -122,30 +122,30 @@ class _Entries(Mapping[str, Entry]):
 
     def how(self, name: str) -> How:
         """Return the way an array is quantised; ValueError if the configuration lacks it, or has an unknown one."""
-        said = self.said.get(name.removesuffix(".weight"))
-        said = said if isinstance(said, dict) else self.said
-        mode = said.get("mode", "affine")
+        settings = self.settings.get(name.removesuffix(".weight"))
+        settings = settings if isinstance(settings, dict) else self.settings
+        mode = settings.get("mode", "affine")
         if mode not in MODES:
             raise ValueError(f"has {name} quantised in mode {reprlib.repr(mode)}, expected one of {', '.join(MODES)}")
         group_size, bits = MODES[mode]
         try:
-            group_size = checks.size("group_size", said.get("group_size") or group_size)
-            return How(group_size, checks.size("bits", said.get("bits") or bits), mode)
+            group_size = checks.size("group_size", settings.get("group_size") or group_size)
+            return How(group_size, checks.size("bits", settings.get("bits") or bits), mode)
         except (TypeError, ValueError) as error:
             raise ValueError(f"has config.json beside it, which does not say how {name} lies: {error}") from error
 
     @functools.cached_property
-    def said(self) -> dict[str, Any]:
+    def settings(self) -> dict[str, Any]:
         """The part of the configuration beside the file that is about its quantised arrays."""
         path = self.source.path.with_name("config.json")
         model = {} if (data := models.data_of(path)) is None else models.parsed(data)
-        said = model.get("quantization") or model.get("quantization_config")
-        if not isinstance(said, dict):
+        settings = model.get("quantization") or model.get("quantization_config")
+        if not isinstance(settings, dict):
             raise ValueError(
                 f"has quantised arrays, and no {path.name} beside it whose quantization says how: expected group_size, "
                 "bits and mode"
             )
-        return said
+        return settings
 
     @functools.cached_property
     def dtype(self) -> str:

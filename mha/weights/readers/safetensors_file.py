@@ -54,10 +54,10 @@ class SafetensorsFile(Source):
     header_size: int
     places: Mapping[str, Place]
 
-    def read(self, name: str, known: Sequence[str] = FLOATS) -> np.ndarray:
+    def read(self, name: str, dtypes: Sequence[str] = FLOATS) -> np.ndarray:
         """Read the array of this name; it is read-only. See `Source.read`."""
         entry, place = self.entries[name], self.places[name]
-        dtype = entry.numpy_dtype(name, known)
+        dtype = entry.numpy_dtype(name, dtypes)
         length = place.stop - place.start
         self.file.seek(place.start)
         with in_memory(name, length):
@@ -119,8 +119,8 @@ def _entry(name: str, described: Any, begin: int) -> tuple[Entry, Place]:
                         f"is not a safetensors file: {name} has {stop - start} bytes, which does not fit dtype {dtype} "
                         f"and shape {reprlib.repr(tuple(shape))}"
                     )
-                known = DTYPES.get(dtype, repr(dtype))
-                return Entry(known, tuple(shape)), Place(begin + start, begin + stop)
+                dtypes = DTYPES.get(dtype, repr(dtype))
+                return Entry(dtypes, tuple(shape)), Place(begin + start, begin + stop)
     raise ValueError(
         f"is not a safetensors file: {name} is described as {reprlib.repr(described)}, expected a dtype, a shape, and "
         "where its numbers begin and end"

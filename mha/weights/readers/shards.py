@@ -28,9 +28,9 @@ class Shards(Source):
 
     entries: "_Entries"
 
-    def read(self, name: str, known: Sequence[str] = FLOATS) -> np.ndarray:
+    def read(self, name: str, dtypes: Sequence[str] = FLOATS) -> np.ndarray:
         """Read the array of this name out of its shard; it is read-only. See `Source.read`."""
-        return self.entries.shard(self.entries.places[name]).read(name, known)
+        return self.entries.shard(self.entries.places[name]).read(name, dtypes)
 
     def format_of(self, name: str) -> str:
         """Return the format that the shard of this array says; see `Source.format_of`."""
@@ -47,7 +47,7 @@ class _Entries(Mapping[str, Entry]):
 
     def __init__(self, path: Path, places: Mapping[str, str], stack: ExitStack) -> None:
         self.path, self.places, self.stack = path, places, stack
-        self.shard = functools.cache(self._opened)
+        self.shard = functools.cache(self._open_shard)
 
     def __getitem__(self, name: str) -> Entry:
         return self.shard(self.places[name]).entries[name]
@@ -61,7 +61,7 @@ class _Entries(Mapping[str, Entry]):
     def __len__(self) -> int:
         return len(self.places)
 
-    def _opened(self, shard: str) -> safetensors_file.SafetensorsFile:
+    def _open_shard(self, shard: str) -> safetensors_file.SafetensorsFile:
         """Open a shard, and check that it has what the index says, and no more."""
         path = self.path.parent / shard
         try:
@@ -77,8 +77,8 @@ class _Entries(Mapping[str, Entry]):
             if place == shard and name not in found.entries:
                 raise ValueError(f"has a shard {shard}, which lacks {name}, expected it there as the index says")
         for name in found.entries:
-            if (told := self.places.get(name)) != shard:
-                expected = f"it in {told} alone" if told else "it in the index, too"
+            if (owner := self.places.get(name)) != shard:
+                expected = f"it in {owner} alone" if owner else "it in the index, too"
                 raise ValueError(f"has a shard {shard}, which has {name}, expected {expected}")
         return found
 

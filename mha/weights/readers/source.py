@@ -34,16 +34,16 @@ class Entry:
     dtype: str
     shape: tuple[int, ...]
 
-    def claimed(self, name: str, known: Sequence[str] = FLOATS) -> np.ndarray:
+    def claimed(self, name: str, dtypes: Sequence[str] = FLOATS) -> np.ndarray:
         """Return a stand-in of this shape and dtype, which takes the memory of one number."""
         if 0 in self.shape:
             raise ValueError(f"{name} has shape {self.shape}, expected no size of 0")
-        return np.broadcast_to(np.zeros((), self.numpy_dtype(name, known)), self.shape)
+        return np.broadcast_to(np.zeros((), self.numpy_dtype(name, dtypes)), self.shape)
 
-    def numpy_dtype(self, name: str, known: Sequence[str] = FLOATS) -> np.dtype:
+    def numpy_dtype(self, name: str, dtypes: Sequence[str] = FLOATS) -> np.dtype:
         """Return NumPy's dtype of the array; ValueError, with the array's name, if it is not a known one."""
-        if self.dtype not in known:
-            raise ValueError(f"{name} has dtype {self.dtype}, expected one of {', '.join(known)}")
+        if self.dtype not in dtypes:
+            raise ValueError(f"{name} has dtype {self.dtype}, expected one of {', '.join(dtypes)}")
         return numpy_dtype(self.dtype)
 
 
@@ -61,7 +61,7 @@ class Source(abc.ABC):
     metadata: Mapping[str, str]
 
     @abc.abstractmethod
-    def read(self, name: str, known: Sequence[str] = FLOATS) -> np.ndarray:
+    def read(self, name: str, dtypes: Sequence[str] = FLOATS) -> np.ndarray:
         """Read the array of this name.
 
         Raises ValueError if its dtype is not one of the known ones, if the file is damaged or has become shorter since

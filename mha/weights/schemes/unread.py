@@ -178,7 +178,7 @@ class UnreadError(ValueError):
         super().__init__(f"{subject}{kind.what} ({shown}); {kind.advice}")
         self.kind, self.why = kind, why
 
-    def said_by(self, method: str, subject: str = "what is there ") -> "UnreadError":
+    def with_method(self, method: str, subject: str = "what is there ") -> "UnreadError":
         """Return the same with the method of quantising in a configuration; "" = it has none."""
         if not method or self.kind.of != "quantised":
             return UnreadError(self.kind, self.why, subject=subject)
@@ -226,10 +226,10 @@ def method_of(model: Mapping[str, Any] | None) -> str:
     for part in (model or {}, (model or {}).get("text_config")):
         if isinstance(part, Mapping):
             for name in ("quantization_config", "compression_config"):
-                said = part.get(name)
-                if isinstance(said, Mapping) and isinstance(said.get("quant_method"), str):
-                    return str(said["quant_method"])
-            said = part.get("quantization_config")
-            if isinstance(said, Mapping) and (said.get("load_in_8bit") or said.get("load_in_4bit")):
+                settings = part.get(name)
+                if isinstance(settings, Mapping) and isinstance(settings.get("quant_method"), str):
+                    return str(settings["quant_method"])
+            settings = part.get("quantization_config")
+            if isinstance(settings, Mapping) and (settings.get("load_in_8bit") or settings.get("load_in_4bit")):
                 return "bitsandbytes"
     return ""

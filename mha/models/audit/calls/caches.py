@@ -28,7 +28,7 @@ class Kept:
     most: int | None = None
     rounded: bool = False
 
-    def hidden(self, tokens: int) -> np.ndarray | None:
+    def real_tokens(self, tokens: int) -> np.ndarray | None:
         """Return which of the first tokens are not padding, booleans (B, tokens); None = all."""
         return None if self.padding is None else np.arange(tokens) >= self.padding[:, None]
 

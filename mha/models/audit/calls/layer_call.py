@@ -18,18 +18,18 @@ from mha.weights import models
 
 TABLE = "relative_attention_bias.weight"
 WITHOUT_WINDOW = "without window"  # among the arguments: the mask has the window, which goes by other places
-Told = tuple[dict[str, Any], np.ndarray]
+LayerArguments = tuple[dict[str, Any], np.ndarray]
 
 
 def told(
     call: ModelCall,
     attends: models.Attends,
     config: Any,
-    truth: Truth,
+    reference: Truth,
     path: str,
     sizes: Sizes,
     apart: bool | None = None,
-) -> Told:
+) -> LayerArguments:
     """Return the arguments of a layer's call that follow from the model's, and which queries count, booleans (B, Q).
 
     sizes: B, Q and K; apart: whether a position that begins again begins another text, None = as transformers has it.
@@ -47,7 +47,7 @@ def told(
         raise UnknownError(f"its cache keeps {most} of {K} tokens")
     own, of_keys = call.array(attends.queries, kind), call.array(attends.keys, kind)
     if own is None and of_keys is None and not attends.cross:
-        own = of_keys = call.kept.hidden(K)
+        own = of_keys = call.kept.real_tokens(K)
     given: dict[str, Any] = {}
     rows = np.ones((B, Q), bool)
     if own is not None and own.ndim == 2 and own.shape[1] >= Q:
@@ -71,14 +71,14 @@ def told(
         return ({} if seen is None else {"mask": seen[:, None]}), rows
     given["causal"] = attends.causal
     if places is not None:
-        apart = packs(call, attends, truth) if apart is None else apart
+        apart = packs(call, attends, reference) if apart is None else apart
         given |= placed(places, seen, sizes, config, attends.causal, apart)
     elif seen is not None:
         given["mask"] = seen[:, None]  # (B, 1, K)
     if by_position and "positions" not in given and before:
         given["offset"] = before
     if attends.bias:
-        given["score_bias"] = bias(attends, config, truth, path, Q, K)
+        given["score_bias"] = bias(attends, config, reference, path, Q, K)
     return given, rows
 
 
@@ -135,26 +135,26 @@ def pairs(mask: np.ndarray, sizes: Sizes) -> dict[str, Any]:
     return found
 
 
-def bias(attends: models.Attends, config: Any, truth: Truth, path: str, Q: int, K: int) -> np.ndarray:
+def bias(attends: models.Attends, config: Any, reference: Truth, path: str, Q: int, K: int) -> np.ndarray:
     """Return the bias of scores, (1, H, Q or 1, K), that a model of this kind has."""
     H = config.num_heads
     if attends.bias.startswith("alibi"):
         slopes = positions.alibi(H, K, dtype="float64")
         return slopes * config.key_dim**-0.5 if "scaled" in attends.bias else slopes
-    table = np.asarray(arrays.to_numpy(truth.arrays[table_of(truth, path)])).astype(np.float64)  # (buckets, H)
-    said = truth.config or {}
+    table = np.asarray(arrays.to_numpy(reference.arrays[table_of(reference, path)])).astype(np.float64)  # (buckets, H)
+    model_config = reference.config or {}
     buckets = positions.t5_buckets(
         Q, K, bidirectional=not attends.causal, num_buckets=len(table), offset=K - Q,
-        max_distance=said.get("relative_attention_max_distance", 128),
+        max_distance=model_config.get("relative_attention_max_distance", 128),
     )  # fmt: skip
     return table[buckets].transpose(2, 0, 1)[None]  # (1, H, Q, K)
 
 
-def table_of(truth: Truth, path: str) -> str:
+def table_of(reference: Truth, path: str) -> str:
     """Return the name of a layer's table of biases: its own, or that of the first layer of its stack."""
-    names = [name for name in truth.arrays if name.endswith(TABLE)]
+    names = [name for name in reference.arrays if name.endswith(TABLE)]
     if not names:
-        raise UnknownError(f"{truth.said} has no {TABLE}")
+        raise UnknownError(f"{reference.origin} has no {TABLE}")
 
     def shared(name: str) -> int:
         return next((at for at, (X, Y) in enumerate(zip(name, path + ".", strict=False)) if X != Y), len(path))

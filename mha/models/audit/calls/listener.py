@@ -1,7 +1,7 @@
 """The listener interface: a framework's adapter calls `enter` and `leave` around every module of a model.
 
 Each adapter, `mha/models/frameworks/<framework>.py`, has these functions:
-    shown(model, args, kwargs) -> the object that the functions below take as the model
+    prepare(model, args, kwargs) -> the object that the functions below take as the model
     modules(model) -> the modules of a model by their paths
     arrays(model) -> its arrays by their names
     odd(module) -> why the weights of a projection are no plain arrays, in words; "" if they are
@@ -32,13 +32,13 @@ class Sink(Protocol):
     def inner(self, module: Any, given: dict[str, Any]) -> None:
         """Take the arguments, by name, with which the call of a framework's own layer runs, also in a derived class."""
 
-    def pooled(self, function: str, axes: int, path: str | None = None) -> None:
+    def note_pooling(self, function: str, axes: int, path: str | None = None) -> None:
         """Note a softmax or a fused attention kernel, and the number of axes of its input.
 
         path: of the module that runs it, None = the innermost one that is being called.
         """
 
-    def unknown(self, path: str, reason: str) -> None:
+    def note_unknown(self, path: str, reason: str) -> None:
         """Note that the module at a path was called with arrays whose numbers are not known."""
 
 
@@ -57,17 +57,17 @@ def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
             del own[name]
 
 
-def told(run: Any, path: str, module: Any, sink: Sink) -> Any:
+def told(run: Any, path: str, module: Any, listener: Sink) -> Any:
     """Wrap a method so that a listener is told of each call."""
 
     @functools.wraps(run)
     def call(*args: Any, **kwargs: Any) -> Any:
-        sink.enter(path, module, args, kwargs)
+        listener.enter(path, module, args, kwargs)
         output = None
         try:
             output = run(*args, **kwargs)
         finally:
-            instead = sink.leave(path, output)
+            instead = listener.leave(path, output)
         return output if instead is None else instead
 
     vars(call).pop("__signature__", None)  # that of a method's function, which takes self, too
@@ -86,21 +86,21 @@ def of_class(owner: Any, name: str, value: Any) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def bases(kinds: Iterable[Any], name: str, modules: Collection[Any], sink: Sink) -> Iterator[None]:
+def bases(kinds: Iterable[Any], name: str, modules: Collection[Any], listener: Sink) -> Iterator[None]:
     """Tell a listener the arguments of the framework's own layers, also of derived classes; name: of the method."""
     with contextlib.ExitStack() as stack:
         for kind in kinds:
             if any(isinstance(module, kind) for module in modules):
-                stack.enter_context(of_class(kind, name, told_inside(getattr(kind, name), sink)))
+                stack.enter_context(of_class(kind, name, told_inside(getattr(kind, name), listener)))
         yield
 
 
-def told_inside(run: Any, sink: Sink) -> Any:
+def told_inside(run: Any, listener: Sink) -> Any:
     """Wrap a method of a class so that a listener is told the arguments of each call."""
 
     @functools.wraps(run)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        sink.inner(self, by_name(functools.partial(run, self), args, kwargs))
+        listener.inner(self, by_name(functools.partial(run, self), args, kwargs))
         return run(self, *args, **kwargs)
 
     return call

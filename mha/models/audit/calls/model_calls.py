@@ -144,7 +144,7 @@ class Histories:
     """The histories of all caches that calls were given, or returned."""
 
     def __init__(self) -> None:
-        self.known: dict[int, tuple[Any, History]] = {}
+        self.by_id: dict[int, tuple[Any, History]] = {}
 
     def of(self, arguments: Mapping[str, Any]) -> tuple[Any, History]:
         """Return the cache among the arguments of a call, None if there is none, and its history."""
@@ -155,7 +155,7 @@ class Histories:
         if length == 0:
             self.keep(cache, history := History())
             return cache, history
-        history = self.known.get(id(owner_of(cache)), (None, History(known=False)))[1]
+        history = self.by_id.get(id(owner_of(cache)), (None, History(known=False)))[1]
         if length is not None and history.tokens != length:
             history = History(known=False)
         return cache, history
@@ -163,7 +163,7 @@ class Histories:
     def keep(self, cache: Any, history: History) -> None:
         """Remember a cache and its history, and follow the methods that change it."""
         cache = owner_of(cache)
-        self.known[id(cache)] = cache, history
+        self.by_id[id(cache)] = cache, history
         for name in CHANGES:
             if callable(getattr(cache, name, None)) and hasattr(cache, "__dict__") and name not in vars(cache):
                 vars(cache)[name] = self.followed(getattr(cache, name), name, cache)
@@ -173,18 +173,18 @@ class Histories:
 
         def call(*args: Any, **kwargs: Any) -> Any:
             result = own(*args, **kwargs)
-            CHANGES[name](self.known[id(cache)][1], *args, **kwargs)
+            CHANGES[name](self.by_id[id(cache)][1], *args, **kwargs)
             return result
 
         return call
 
     def forget(self) -> None:
         """Give the caches their own methods back."""
-        for cache, _ in self.known.values():
+        for cache, _ in self.by_id.values():
             for name in CHANGES:
                 if hasattr(cache, "__dict__"):
                     vars(cache).pop(name, None)
-        self.known.clear()
+        self.by_id.clear()
 
 
 def cache_in(output: Any) -> Any:

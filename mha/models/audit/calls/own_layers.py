@@ -88,16 +88,16 @@ def is_default(X: Any, default: Any) -> bool:
 
 
 class OwnLayers:
-    """The calls of frameworks' own layers that have begun; taps: the adapter of their framework."""
+    """The calls of frameworks' own layers that have begun; adapter: of their framework."""
 
-    def __init__(self, taps: Any) -> None:
-        self.taps = taps
+    def __init__(self, adapter: Any) -> None:
+        self.adapter = adapter
         self.begun: dict[str, tuple[Any, dict[str, Any]]] = {}
         self.based: dict[int, dict[str, Any]] = {}
 
     def enter(self, path: str, module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Take the arguments of a call, and copy a cache of ours, which the call may change."""
-        given = self.taps.arguments(module, args, kwargs)
+        given = self.adapter.arguments(module, args, kwargs)
         self.begun[path] = module, given | {name: copied(X) for name, X in given.items() if isinstance(X, Cache)}
         self.based.pop(id(module), None)
 
@@ -105,23 +105,23 @@ class OwnLayers:
         """Take the arguments with which the framework's own class runs, also if a derived class calls it."""
         self.based.setdefault(id(module), given)
 
-    def leave(self, path: str, output: Any, taught: bool = False) -> tuple[dict[str, Any], Any]:
+    def leave(self, path: str, output: Any, is_user_layer: bool = False) -> tuple[dict[str, Any], Any]:
         """Return a call by our names, as an adapter's `attention` does.
 
-        taught: whether layers= says what the layer computes. Raises KeyError, TypeError or ValueError if a call is not
-        known, as where a class replaces the framework's own computation.
+        is_user_layer: whether layers= says what the layer computes. Raises KeyError, TypeError or ValueError if a call
+        is not known, as where a class replaces the framework's own computation.
         """
         module, given = self.begun.pop(path)
-        name, kind = type(module).__name__, kind_in(module, getattr(self.taps, "CALLS", {}))
+        name, kind = type(module).__name__, kind_in(module, getattr(self.adapter, "CALLS", {}))
         if (base := self.based.pop(id(module), None)) is not None:
             given = with_added(name, given, base)
-        elif kind is not None and not taught:
+        elif kind is not None and not is_user_layer:
             ran = "another one" if type(module) is kind else f"that of {name}"
             raise ValueError(
                 f"the call of {kind.__name__} did not run, but {ran}, which may compute something else; say what with "
                 "layers="
             )
-        return self.taps.attention(module, entered(given), output)
+        return self.adapter.attention(module, entered(given), output)
 
 
 def copied(cache: Cache) -> Any:

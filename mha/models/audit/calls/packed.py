@@ -15,16 +15,16 @@ from mha.weights import models
 Sizes = tuple[int, int, int]  # B, Q, K
 
 
-def packs(call: ModelCall, attends: models.Attends, truth: Truth) -> bool:
+def packs(call: ModelCall, attends: models.Attends, reference: Truth) -> bool:
     """Whether positions that begin again begin a separate text, by the rule of transformers; see `together`."""
-    return attends.causal and not together(call, attends, truth)
+    return attends.causal and not together(call, attends, reference)
 
 
-def together(call: ModelCall, attends: models.Attends, truth: Truth) -> list[str]:
+def together(call: ModelCall, attends: models.Attends, reference: Truth) -> list[str]:
     """List the arguments for which transformers lets texts in one row see each other."""
-    said = (truth.config or {}).get("use_cache", False)
+    by_default = (reference.config or {}).get("use_cache", False)
     cached = call.arguments.get("use_cache")
-    reasons = ["use_cache"] if call.history.tokens or (said if cached is None else cached) else []
+    reasons = ["use_cache"] if call.history.tokens or (by_default if cached is None else cached) else []
     return reasons + [name for name in (attends.keys,) if call.array(name) is not None]
 
 

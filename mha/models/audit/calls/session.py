@@ -10,7 +10,7 @@ from mha import arrays
 from mha.models.audit.calls.caches import kept_of
 from mha.models.audit.calls.model_calls import FRESH, Earlier, Histories, History, ModelCall, UnknownError, cache_in
 from mha.models.audit.calls.own_layers import OwnLayers, first_array
-from mha.models.audit.layers.known import INPUT_OF, TAUGHT, Known
+from mha.models.audit.layers.known import INPUT_OF, USER_LAYER, Known
 from mha.models.audit.layers.reference import at
 
 
@@ -40,7 +40,7 @@ class Session:
 
     Attributes:
         layers: the layers to watch.
-        taps: the adapter of the model's framework.
+        adapter: of the model's framework.
         judge: is called with each complete call; returns None, or the output (B, Q, D) to go on with.
         fail: is called with the path of a layer and a reason, where a call cannot be judged.
         once: whether the model is called once, so that nothing has to be kept for later calls.
@@ -51,13 +51,13 @@ class Session:
     def __init__(
         self,
         layers: list[Known],
-        taps: Any,
+        adapter: Any,
         judge: Callable[[Tap], np.ndarray | None],
         fail: Callable[[str, str], None],
         once: bool = False,
         wholes: frozenset[str] = frozenset(),
     ) -> None:
-        self.taps, self.judge, self.fail, self.once, self.wholes = taps, judge, fail, once, wholes
+        self.adapter, self.judge, self.fail, self.once, self.wholes = adapter, judge, fail, once, wholes
         self.layers = {one.path: one for one in layers if not one.reason}
         self.at: dict[str, list[tuple[Known, list[str]]]] = {}
         for one in self.layers.values():
@@ -66,7 +66,7 @@ class Session:
         self.stack: list[str] = []
         self.began = -1  # the place in the stack of the model whose call counts; -1 = none does
         self.open: dict[str, Tap] = {}
-        self.own = OwnLayers(taps)
+        self.own = OwnLayers(adapter)
         self.pools: dict[str, tuple[str, int]] = {}
         self.ran: dict[str, set[str]] = {}
         self.histories, self.number = Histories(), 0
@@ -79,7 +79,7 @@ class Session:
         """Take the input of a projection, or the arguments of the model's call."""
         if self.began < 0 and (path in self.wholes if self.wholes else not self.stack):
             self.began, self.number = len(self.stack), self.number + 1
-            arguments = self.taps.arguments(module, args, kwargs)
+            arguments = self.adapter.arguments(module, args, kwargs)
             self.cache, history = self.histories.of(arguments)
             self.call, self.tokens = ModelCall(self.number, arguments, history, kept_of(self.cache)), 0
             self.open.clear()
@@ -87,16 +87,16 @@ class Session:
         if self.began < 0:  # a part alone, as where it is computed again for gradients
             return
         for layer, roles in self.at.get(path, ()):
-            tap = self.open.get(layer.path)
-            if tap is None or roles == []:
-                tap = self.open[layer.path] = Tap(layer, self.call)
+            captured = self.open.get(layer.path)
+            if captured is None or roles == []:
+                captured = self.open[layer.path] = Tap(layer, self.call)
             if layer.native:
                 self.own.enter(path, module, args, kwargs)
             elif roles:
                 X = self.numpy(first_array((*args, *kwargs.values())))
                 for role in roles:
                     if role in INPUT_OF and X is not None:
-                        tap.inputs[INPUT_OF[role]] = layer.tokens_first(role, X)
+                        captured.inputs[INPUT_OF[role]] = layer.tokens_first(role, X)
 
     def leave(self, path: str, output: Any) -> Any:
         """Take the output of a projection; after the last one, the call of the layer is complete."""
@@ -108,16 +108,16 @@ class Session:
             return None
         instead = None
         for layer, roles in self.at.get(path, ()):
-            tap = self.open.get(layer.path)
-            if output is None or tap is None:
+            captured = self.open.get(layer.path)
+            if output is None or captured is None:
                 self.open.pop(layer.path, None)
                 continue
             self.ran.setdefault(layer.path, set()).update(roles or ["W_o"])
             if layer.native:
-                instead = self.whole(tap, path, output)
+                instead = self.complete_native(captured, path, output)
                 continue
             for role in roles:
-                tap.outputs[role] = layer.tokens_first(role, self.numpy(output))
+                captured.outputs[role] = layer.tokens_first(role, self.numpy(output))
             if "W_o" in roles:
                 instead = self.complete(self.open.pop(layer.path), output)
         if len(self.stack) <= self.began:
@@ -130,7 +130,7 @@ class Session:
         """Take the arguments with which the framework's own layer runs, also if a derived class calls it."""
         self.own.inner(module, given)
 
-    def pooled(self, function: str, axes: int, path: str | None = None) -> None:
+    def note_pooling(self, function: str, axes: int, path: str | None = None) -> None:
         """Note a softmax or an attention kernel outside of the known layers."""
         if path is None and self.began < 0:
             return
@@ -140,7 +140,7 @@ class Session:
         if axes > 2 or where not in self.pools:
             self.pools[where] = function, axes
 
-    def unknown(self, path: str, reason: str) -> None:
+    def note_unknown(self, path: str, reason: str) -> None:
         """Note that a layer was called with arrays whose numbers are not known."""
         for layer, _ in self.at.get(path, ()):
             self.fail(layer.path, reason)
@@ -158,31 +158,31 @@ class Session:
             if not self.once and cache is not None and not isinstance(cache, bool):
                 self.histories.keep(cache, history)
 
-    def whole(self, tap: Tap, path: str, output: Any) -> Any:
+    def complete_native(self, captured: Tap, path: str, output: Any) -> Any:
         """Complete the call of a framework's own layer."""
         self.open.pop(path, None)
         try:
-            given, back = self.own.leave(path, output, tap.layer.kind == TAUGHT)
-            tap.inputs = {name: self.numpy(given.pop(name)) for name in ("queries", "keys", "values")}
+            given, back = self.own.leave(path, output, captured.layer.kind == USER_LAYER)
+            captured.inputs = {name: self.numpy(given.pop(name)) for name in ("queries", "keys", "values")}
             if given.get("mask") is not None and not given.get("causal"):
                 given |= parted(given.pop("mask"))
-            tap.outputs, tap.given = {"W_o": self.numpy(given.pop("output"))}, given
+            captured.outputs, captured.given = {"W_o": self.numpy(given.pop("output"))}, given
         except (KeyError, TypeError, ValueError) as error:
             self.fail(path, f"what enters or leaves it is not known: {error}")
             return None
-        instead = self.judged(tap)
+        instead = self.judge_or_fail(captured)
         return None if instead is None else back(instead)
 
-    def complete(self, tap: Tap, output: Any) -> Any:
+    def complete(self, captured: Tap, output: Any) -> Any:
         """Put the keys and values of earlier calls with this cache before those of this call, and judge it."""
-        layer, inputs = tap.layer, tap.inputs
-        partly = in_part(tap.outputs)
+        layer, inputs = captured.layer, captured.inputs
+        partly = in_part(captured.outputs)
         if "queries" not in inputs or "merged" not in inputs:
             self.fail(layer.path, partly)
             return None
         if any(X is None or X.ndim != 3 for name, X in inputs.items() if name != "merged"):
-            shown = next((X.shape for X in inputs.values() if X is not None), ())
-            self.fail(layer.path, f"what enters its projections has shape {shown}, expected (batch, tokens, features)")
+            shape = next((X.shape for X in inputs.values() if X is not None), ())
+            self.fail(layer.path, f"what enters its projections has shape {shape}, expected (batch, tokens, features)")
             return None
         cross = layer.attends is not None and layer.attends.cross
         history, earlier = self.call.history, self.call.history.layers.get(layer.path)
@@ -193,28 +193,28 @@ class Session:
                 self.fail(layer.path, FRESH if cross else partly)
                 return None
             inputs["keys"], inputs["values"] = earlier.keys, earlier.values
-            tap.outputs = {name: X for name, X in tap.outputs.items() if name not in ("W_k", "W_v")}
+            captured.outputs = {name: X for name, X in captured.outputs.items() if name not in ("W_k", "W_v")}
         elif not cross and (not history.known or (history.tokens and not follows(earlier, inputs))):
             self.fail(layer.path, FRESH)
             return None
         elif not cross and history.tokens:
             for name in ("keys", "values"):
                 inputs[name] = np.concatenate([getattr(earlier, name), inputs[name]], 1)  # (B, K, any)
-            tap.outputs = {name: X for name, X in tap.outputs.items() if name not in ("W_k", "W_v")}
+            captured.outputs = {name: X for name, X in captured.outputs.items() if name not in ("W_k", "W_v")}
         if not self.once:
             history.layers[layer.path] = Earlier(inputs["keys"], inputs["values"], cross)
         self.same = None
-        instead = self.judged(tap)
+        instead = self.judge_or_fail(captured)
         if instead is not None and layer.places["W_o"].axes == "oi1":
             instead = instead.swapaxes(1, 2)  # (B, D, T)
-        return None if instead is None else self.taps.alike(instead, output)
+        return None if instead is None else self.adapter.alike(instead, output)
 
-    def judged(self, tap: Tap) -> np.ndarray | None:
+    def judge_or_fail(self, captured: Tap) -> np.ndarray | None:
         """Judge a call; an error in judging fails the layer, not the model's call."""
         try:
-            return self.judge(tap)
+            return self.judge(captured)
         except Exception as error:
-            self.fail(tap.layer.path, f"it could not be judged: {type(error).__name__}: {error}")
+            self.fail(captured.layer.path, f"it could not be judged: {type(error).__name__}: {error}")
             return None
 
     def numpy(self, X: Any) -> Any:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from mha.layer import MultiHeadAttention
-from mha.models.audit.layers.known import TAUGHT, Known, kind_of, norms_unread, taken
+from mha.models.audit.layers.known import USER_LAYER, Known, kind_of, norms_unread, taken
 from mha.models.audit.layers.partners import NamedTruth, Partner, Where, partner_of, partners_of
 from mha.models.audit.layers.reference import Layer, Truth, fits, natural, paired
 from mha.models.audit.layers.remarks import guesses, without_biases
@@ -29,7 +29,7 @@ class Finder:
         modules: of the model, by path.
         arrays: of the model, by name.
         odd: the adapter's function that says why a projection's weights are no plain arrays.
-        truth: the reference that has the right layers.
+        reference: the one that has the right layers.
         formats: of the model's arrays, see `schemes.recognise`.
         notes: lines for the report.
         by_name: the reference's kernels whose orientation their name alone says.
@@ -38,94 +38,100 @@ class Finder:
     modules: Mapping[str, Any]
     arrays: Mapping[str, Any]
     odd: Any
-    truth: Truth
+    reference: Truth
     formats: Callable[[str], str] = schemes.unsaid
     notes: list[str] = dataclasses.field(default_factory=list)
     by_name: list[str] = dataclasses.field(default_factory=list)
 
-    def layers(self, taught: Any) -> list[Known]:
-        """List the layers, in the order of their paths; taught: as layers= of `audit`.
+    def layers(self, user_layers: Any) -> list[Known]:
+        """List the layers, in the order of their paths; user_layers: as layers= of `audit`.
 
         Raises TypeError or ValueError if layers= is wrong, or does not fit the reference.
         """
-        every = self.matched(taught)
-        by_hand = {path: lesson for path, lesson in every.items() if not of_like_alone(lesson)}
+        every = self.match_modules(user_layers)
+        by_hand = {path: user_layer for path, user_layer in every.items() if not of_like_alone(user_layer)}
         natives = [path for path, module in self.modules.items() if path not in by_hand and kind_of(module)]
         natives = [path for path in natives if not any(within(path, other) for other in (*natives, *by_hand))]
-        natives = self.once(natives)
-        taken = (*by_hand, *natives)
+        natives = self.first_paths(natives)
+        outer = (*by_hand, *natives)
         found = {
             prefix.rstrip("."): (scheme, prefix)
-            for scheme, prefix in schemes.recognise(self.shown(), self.formats)
-            if not any(within(prefix.rstrip("."), path) or prefix.rstrip(".") == path for path in taken)
+            for scheme, prefix in schemes.recognise(self.array_names(), self.formats)
+            if not any(within(prefix.rstrip("."), path) or prefix.rstrip(".") == path for path in outer)
         }
-        found = {path: found[path] for path in self.once(found)}
+        found = {path: found[path] for path in self.first_paths(found)}
         if lost := [path for path in every if path not in by_hand and path not in natives and path not in found]:
             raise ValueError(
                 f"layers has like= alone for {lost[0]}, which no table knows; say W_q= and the others, too"
             )
-        paths = sorted({*found, *natives, *(path for path, lesson in by_hand.items() if lesson)}, key=natural)
-        known = paired(paths, self.truth.layers())
-        where = {} if self.truth.own else partners_of({path: every.get(path) for path in paths}, self.truth, known)
-        partner = functools.partial(self.partner, where, known)
+        paths = sorted({*found, *natives, *(path for path, user_layer in by_hand.items() if user_layer)}, key=natural)
+        by_scheme = paired(paths, self.reference.layers())
+        where = (
+            {}
+            if self.reference.own
+            else partners_of({path: every.get(path) for path in paths}, self.reference, by_scheme)
+        )
+        partner = functools.partial(self.partner, where, by_scheme)
         made = [self.recognised(path, layer, partner(path)) for path, layer in found.items()]
-        made += [self.framework(path, partner(path)) for path in natives]
-        made += [self.taught(path, lesson, partner) for path, lesson in by_hand.items()]
-        if self.truth.own:
+        made += [self.by_class(path, partner(path)) for path in natives]
+        made += [self.by_user(path, user_layer, partner) for path, user_layer in by_hand.items()]
+        if self.reference.own:
             self.notes.extend(without_biases(by_hand, self.arrays))
         else:
-            self.notes.extend(guesses(every, where, self.by_name, self.truth))
+            self.notes.extend(guesses(every, where, self.by_name, self.reference))
         return sorted(made, key=lambda one: natural(one.path))
 
     def partner(
-        self, where: Mapping[str, Where], known: Mapping[str, Layer], path: str, mine: Taken | None = None
+        self, where: Mapping[str, Where], by_scheme: Mapping[str, Layer], path: str, mine: Taken | None = None
     ) -> Partner | None:
         """Return the reference for a layer, and its layer there; None if there is none.
 
-        where: as of `partners_of`; known: by path, the reference's layers that a scheme describes; mine: the layer's
-        arrays in the model.
+        where: as of `partners_of`; by_scheme: by path, the reference's layers that a scheme describes; mine: the
+        layer's arrays in the model.
         """
-        found = partner_of(path, where, known, self.truth, mine)
-        if found is not None and isinstance(truth := found[0], NamedTruth):
-            self.by_name.extend(truth.guessed)
-            bare = [role for role, has in truth.biased.items() if mine and has and mine.biased.get(role) is False]
-            self.notes.extend(f"{role} of {path} has no bias, that of {truth.said} has one" for role in bare)
+        found = partner_of(path, where, by_scheme, self.reference, mine)
+        if found is not None and isinstance(reference := found[0], NamedTruth):
+            self.by_name.extend(reference.guessed)
+            bare = [role for role, has in reference.biased.items() if mine and has and mine.biased.get(role) is False]
+            self.notes.extend(f"{role} of {path} has no bias, that of {reference.origin} has one" for role in bare)
         return found
 
-    def once(self, paths: Iterable[str]) -> list[str]:
+    def first_paths(self, paths: Iterable[str]) -> list[str]:
         """Keep the first path of each module."""
         first: dict[int, str] = {}
         for path in paths:
             first.setdefault(id(self.modules.get(path, path)), path)
         return list(first.values())
 
-    def shown(self) -> dict[str, None]:
+    def array_names(self) -> dict[str, None]:
         """Return the names of the arrays, and those that each module would have as a plain projection."""
         every = (f"{path}.{kernel}" for path in self.modules if path for kernel in PLAIN)
         return dict.fromkeys((*self.arrays, *every))
 
-    def matched(self, taught: Any) -> dict[str, Any]:
+    def match_modules(self, user_layers: Any) -> dict[str, Any]:
         """Return the modules whose paths fit the patterns of layers=, each with its value there."""
-        if taught is None:
+        if user_layers is None:
             return {}
-        if not isinstance(taught, Mapping):
-            raise TypeError(f"layers is a {type(taught).__name__}, expected a dict by paths, such as 'blocks.*.attn'")
+        if not isinstance(user_layers, Mapping):
+            raise TypeError(
+                f"layers is a {type(user_layers).__name__}, expected a dict by paths, such as 'blocks.*.attn'"
+            )
         found: dict[str, Any] = {}
-        for pattern, lesson in taught.items():
+        for pattern, user_layer in user_layers.items():
             paths = [path for path in self.modules if path and fnmatch.fnmatchcase(path, str(pattern))]
             if not paths:
                 raise ValueError(f"layers has {pattern!r}, which fits no module; there are {some(self.modules)}")
             outer = [path for path in paths if not any(within(path, other) for other in paths)]
-            lesson = lesson_of(pattern, lesson)
-            found |= dict.fromkeys(self.having(pattern, outer, paths, lesson), lesson)
+            user_layer = lesson_of(pattern, user_layer)
+            found |= dict.fromkeys(self.modules_for(pattern, outer, paths, user_layer), user_layer)
         return found
 
-    def having(self, pattern: Any, outer: list[str], paths: list[str], lesson: Any) -> list[str]:
+    def modules_for(self, pattern: Any, outer: list[str], paths: list[str], user_layer: Any) -> list[str]:
         """Return the modules that a pattern describes: the outermost ones, or those inside with the projections.
 
         outer: the outermost of the paths that fit. Pattern "*" is of each module with these projections.
         """
-        parts = parts_of(lesson) if isinstance(lesson, Mapping) else None
+        parts = parts_of(user_layer) if isinstance(user_layer, Mapping) else None
         if parts is None:
             return outer
         with_all = [path for path in paths if not self.absent(path, parts)]
@@ -146,53 +152,53 @@ class Finder:
 
     def recognised(self, path: str, layer: Layer, partner: Partner | None) -> Known:
         """Describe a layer that a scheme knows by the names of its modules."""
-        one = Known(path, str((self.truth.config or {}).get("model_type", layer[0])))
-        truth, chosen = partner or (self.truth, None)
+        one = Known(path, str((self.reference.config or {}).get("model_type", layer[0])))
+        reference, chosen = partner or (self.reference, None)
         try:
-            named = isinstance(truth, NamedTruth)  # whose configuration is the model's own
-            attends = self.truth.attends(layer if named else chosen or layer)
-            given = self.truth.options(layer, 1) if named else {}
+            named = isinstance(reference, NamedTruth)  # whose configuration is the model's own
+            attends = self.reference.attends(layer if named else chosen or layer)
+            given = self.reference.options(layer, 1) if named else {}
         except (TypeError, ValueError) as error:
             return dataclasses.replace(one, reason=str(error))
         if attends is None:
             return dataclasses.replace(one, reason=UNSAID)
-        return self.completed(one, layer, truth, chosen, given, attends)
+        return self.with_weights(one, layer, reference, chosen, given, attends)
 
-    def framework(self, path: str, partner: Partner | None) -> Known:
+    def by_class(self, path: str, partner: Partner | None) -> Known:
         """Describe a layer of a framework's own class, or the book's."""
         module = self.modules[path]
         one = Known(path, kind_of(module) or type(module).__name__, native=True)
         try:
             config, weights = taken(module)
             attends = None
-            if not self.truth.own:
+            if not self.reference.own:
                 if partner is None:
-                    return dataclasses.replace(one, reason=f"{self.truth.said} says nothing of it")
-                truth, chosen = partner
-                attends = truth.attends(chosen)
+                    return dataclasses.replace(one, reason=f"{self.reference.origin} says nothing of it")
+                reference, chosen = partner
+                attends = reference.attends(chosen)
                 given: dict[str, Any] = {} if attends else {"num_heads": config.num_heads}
-                given |= {"rotary": None} if isinstance(truth, NamedTruth) else {}
-                told, weights = truth.layer(chosen, given, 1)
-                config = told if attends else config
+                given |= {"rotary": None} if isinstance(reference, NamedTruth) else {}
+                own, weights = reference.layer(chosen, given, 1)
+                config = own if attends else config
         except (TypeError, ValueError) as error:
             return dataclasses.replace(one, reason=str(error))
         return dataclasses.replace(one, take=lambda tokens: (config, weights), attends=attends)
 
-    def taught(self, path: str, lesson: Any, partner: Callable[..., Partner | None]) -> Known:
+    def by_user(self, path: str, user_layer: Any, partner: Callable[..., Partner | None]) -> Known:
         """Describe a layer as layers= says; partner: finds its reference by its path and its own arrays."""
-        one = Known(path, TAUGHT)
-        if lesson is None:
+        one = Known(path, USER_LAYER)
+        if user_layer is None:
             return dataclasses.replace(one, kind="left out", reason="left out, as layers= says", left_out=True)
-        if not callable(lesson) and (reason := norms_unread(self.arrays, path, lesson)):
+        if not callable(user_layer) and (reason := norms_unread(self.arrays, path, user_layer)):
             return dataclasses.replace(one, reason=reason)
-        if callable(lesson):
-            return self.by_function(one, lesson)
-        attends, options = called(lesson), options_of(lesson)
-        parts, places, own = parts_of(lesson), dict[str, Place](), None
+        if callable(user_layer):
+            return self.by_function(one, user_layer)
+        attends, options = called(user_layer), options_of(user_layer)
+        parts, places, own = parts_of(user_layer), dict[str, Place](), None
         if parts is None:
-            layer, mine = (lesson["scheme"], f"{path}."), None
-            truth, own = Truth(self.arrays, None, self.truth.said, True), layer
-            one = dataclasses.replace(one, kind=lesson["scheme"])
+            layer, mine = (user_layer["scheme"], f"{path}."), None
+            reference, own = Truth(self.arrays, None, self.reference.origin, True), layer
+            one = dataclasses.replace(one, kind=user_layer["scheme"])
         else:
             if lost := self.absent(path, parts):
                 role = next(role for role, name in parts.names.items() if name == lost[0])
@@ -206,45 +212,45 @@ class Finder:
                 mine = taking()
             except ValueError as error:
                 return dataclasses.replace(one, reason=str(error))
-            layer, truth = (mine.scheme, f"{path}."), NamedTruth(self.truth, taking, True, mine)
+            layer, reference = (mine.scheme, f"{path}."), NamedTruth(self.reference, taking, True, mine)
             own = layer
             options = {"rotary": None} | options
             roles = {role: name for role, name in parts.names.items() if role in ROLES}
             axes = {name: "oi" + "1" * (name in mine.convolved) for name in roles.values()}
             places = {role: Place(f"{path}.{name}", axes[name], parts.part(role)) for role, name in roles.items()}
-        if not self.truth.own:
+        if not self.reference.own:
             found = partner(path, None if mine is None or mine.unsure else mine)
-            truth, own = found if found is not None else (self.truth, None)
-            if not isinstance(truth, NamedTruth):
-                truth = truth.for_taught(own)
-                options = {name: X for name, X in options.items() if name in lesson or truth.config is None}
-        known = self.completed(one, layer, truth, own, options, attends, places)
-        if mine is None or not mine.unsure or not self.truth.own:
-            return known
-        other = NamedTruth(self.truth, functools.partial(taking, turned=True), True, mine)
+            reference, own = found if found is not None else (self.reference, None)
+            if not isinstance(reference, NamedTruth):
+                reference = reference.for_taught(own)
+                options = {name: X for name, X in options.items() if name in user_layer or reference.config is None}
+        described = self.with_weights(one, layer, reference, own, options, attends, places)
+        if mine is None or not mine.unsure or not self.reference.own:
+            return described
+        other = NamedTruth(self.reference, functools.partial(taking, turned=True), True, mine)
         other.kept = {}  # of the same names
         names = f"{', '.join(mine.unsure)} of {type(self.modules[path_below(path, mine.unsure[0])]).__name__}"
-        turned = self.completed(one, layer, other, own, options, attends, places)
+        turned = self.with_weights(one, layer, other, own, options, attends, places)
         said = "are taken as {}, as they are used: whether that is right is not seen without like="
-        known, turned = (
+        described, turned = (
             dataclasses.replace(way, note=f"{names} {said.format(axes)}")
-            for way, axes in ((known, "(out, in)"), (turned, "(in, out)"))
+            for way, axes in ((described, "(out, in)"), (turned, "(in, out)"))
         )
-        if known.reason or turned.reason:
-            return turned if known.reason else known
-        return dataclasses.replace(known, turned=turned)
+        if described.reason or turned.reason:
+            return turned if described.reason else described
+        return dataclasses.replace(described, turned=turned)
 
-    def by_function(self, one: Known, lesson: Callable[[Any], Any]) -> Known:
+    def by_function(self, one: Known, user_layer: Callable[[Any], Any]) -> Known:
         """Describe a layer by a function of its module, or of like='s module, if it is of the same class."""
         module, note = self.modules[one.path], ""
-        if not self.truth.own:
-            alike = [path for path in self.truth.modules if fits(path, one.path)]
+        if not self.reference.own:
+            alike = [path for path in self.reference.modules if fits(path, one.path)]
             path = one.path if one.path in alike else alike[0] if len(alike) == 1 else ""
-            if type(other := self.truth.modules.get(path)) is type(module):
+            if type(other := self.reference.modules.get(path)) is type(module):
                 module = other
             else:
-                note = f"its weights are those that layers= returns: {self.truth.said} has no such module"
-        made = lesson(module)
+                note = f"its weights are those that layers= returns: {self.reference.origin} has no such module"
+        made = user_layer(module)
         attention, how = made if isinstance(made, tuple) and len(made) == 2 else (made, {})
         if not isinstance(attention, MultiHeadAttention):
             came = type(attention).__name__
@@ -252,11 +258,11 @@ class Finder:
         found = attention.config, attention.weights
         return dataclasses.replace(one, native=True, take=lambda tokens: found, attends=called(how), note=note)
 
-    def completed(
+    def with_weights(
         self,
         one: Known,
         layer: Layer,
-        truth: Truth,
+        reference: Truth,
         partner: Layer | None,
         given: Mapping[str, Any],
         attends: models.Attends,
@@ -269,14 +275,14 @@ class Finder:
         own = places or self.places(layer, False)
         reasons = [f"{place.name} is {why}" for place in own.values() if (why := self.odd(self.modules[place.name]))]
         if reasons or partner is None:
-            return dataclasses.replace(one, reason=[*reasons, f"{truth.said} says nothing of it"][0])
+            return dataclasses.replace(one, reason=[*reasons, f"{reference.origin} says nothing of it"][0])
         try:
-            found = truth.layer(partner, given, 1)
+            found = reference.layer(partner, given, 1)
         except (TypeError, ValueError, OverflowError) as error:
             return dataclasses.replace(one, reason=str(error))
         places = places or self.places(layer, found[0].output_gate is not None)
         return dataclasses.replace(
-            one, places=places, take=functools.partial(truth.layer, partner, given), attends=attends
+            one, places=places, take=functools.partial(reference.layer, partner, given), attends=attends
         )
 
     def places(self, layer: Layer, gated: bool) -> dict[str, Place]:

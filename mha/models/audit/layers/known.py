@@ -13,7 +13,7 @@ from mha.weights import foreign, models
 from mha.weights.schemes.axes import unpack
 from mha.weights.schemes.table import Place
 
-TAUGHT = "by layers="  # the kind of a layer that layers= describes
+USER_LAYER = "by layers="  # the kind of a layer that layers= describes
 INPUT_OF = {"W_q": "queries", "W_k": "keys", "W_v": "values", "W_o": "merged"}
 
 
@@ -59,7 +59,7 @@ class Known:
     note: str = ""
     turned: "Known | None" = None
 
-    def found(self, tokens: int) -> Found:
+    def weights_for(self, tokens: int) -> Found:
         """Return the configuration and the canonical weights, for a text of this many tokens."""
         if self.take is None:
             raise ValueError(f"{self.path} is not known: {self.reason}")
@@ -99,12 +99,12 @@ class Known:
         for role in outputs:
             X = inputs.get(INPUT_OF.get(role, ""))
             if X is not None and X.shape[:-1] == outputs[role].shape[:-1]:
-                found = [way.found(X.shape[1]) for way in ways]
-                far = [self.far(role, X.astype(np.float64), outputs[role], *one) for one in found]
+                found = [way.weights_for(X.shape[1]) for way in ways]
+                far = [self.kernel_error(role, X.astype(np.float64), outputs[role], *one) for one in found]
                 votes += int(np.sign(far[0] - far[1]))
         return ways[votes > 0]
 
-    def far(
+    def kernel_error(
         self, role: str, X: np.ndarray, output: np.ndarray, config: Config, weights: Mapping[str, np.ndarray]
     ) -> float:
         """Return how far a projection's output is from its input times its kernel (in, out), plus its bias."""
@@ -125,16 +125,16 @@ def taken(module: Any) -> Found:
     return module.take() if isinstance(module, Recorded) else foreign.taken(module)
 
 
-def norms_unread(arrays: Mapping[str, Any], path: str, lesson: Mapping[str, Any]) -> str:
+def norms_unread(arrays: Mapping[str, Any], path: str, user_layer: Mapping[str, Any]) -> str:
     """Say why the norms of queries and keys in a layer of layers= are not known; "" if they are."""
     for role in ("q_norm", "k_norm"):
-        own = f"{path}.{lesson.get(role, role)}"
+        own = f"{path}.{user_layer.get(role, role)}"
         if f"{own}.bias" in arrays:
             return (
                 f"it has {own}.bias: its norms of queries and keys {SHIFTS}; leave it out with "
                 f"layers={{{path!r}: None}}"
             )
-        if not {"scheme", role} & lesson.keys() and any(f"{own}.{kind}" in arrays for kind in ("weight", "scale")):
+        if not {"scheme", role} & user_layer.keys() and any(f"{own}.{kind}" in arrays for kind in ("weight", "scale")):
             return (
                 f"it has {own}, of which layers= says nothing; add q_norm='q_norm', k_norm='k_norm' and "
                 "qk_norm='rms' or 'layer', or an mha.Norm"

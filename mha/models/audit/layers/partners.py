@@ -24,7 +24,7 @@ class NamedTruth(Truth):
     """The reference for one layer whose arrays have names of their own; take: reads them, as `projections.take`."""
 
     def __init__(self, whole: Truth, take: Callable[[], Taken], own: bool, first: Taken) -> None:
-        super().__init__(whole.arrays, None, whole.said, own)
+        super().__init__(whole.arrays, None, whole.origin, own)
         self.kept, self.take = whole.kept, take
         self.biased, self.guessed = first.biased, first.guessed
 
@@ -33,35 +33,35 @@ class NamedTruth(Truth):
         return dict(self.take().arrays), ""
 
 
-def partners_of(lessons: Mapping[str, Any], truth: Truth, known: Mapping[str, Layer]) -> dict[str, Where]:
+def partners_of(user_layers: Mapping[str, Any], reference: Truth, by_scheme: Mapping[str, Layer]) -> dict[str, Where]:
     """Find the arrays of each layer that a dict of layers= describes.
 
-    lessons: by path, the value in layers=; known: by path, the reference's layers that a scheme describes.
+    user_layers: by path, the value in layers=; by_scheme: by path, the reference's layers that a scheme describes.
     Raises ValueError, which says what is missing where, if like= has none for a layer.
     """
     found: dict[str, Where] = {}
-    every = {path: parts_of_like(one) for path, one in lessons.items() if isinstance(one, Mapping)}
+    every = {path: parts_of_like(one) for path, one in user_layers.items() if isinstance(one, Mapping)}
     while rest := {path: one for path, one in every.items() if path not in found}:
         parts = next(iter(rest.values()))
         paths = [path for path, one in rest.items() if one == parts]
         if parts is not None and parts.path is not None:
-            found |= {path: said(path, parts.at(path), truth) for path in paths}
+            found |= {path: said(path, parts.at(path), reference) for path in paths}
             continue
-        by_config = {path for path in paths if path in known and is_described(path, known[path], truth)}
-        named = {} if parts is None or by_config == {*paths} else by_names(paths, parts, truth)
+        by_config = {path for path in paths if path in by_scheme and is_described(path, by_scheme[path], reference)}
+        named = {} if parts is None or by_config == {*paths} else by_names(paths, parts, reference)
         for path in paths:
             if path in named and path not in by_config:
                 found[path] = named[path]
-            elif path in known:
-                found[path] = known[path][1].rstrip("."), None
+            elif path in by_scheme:
+                found[path] = by_scheme[path][1].rstrip("."), None
             else:
-                raise ValueError(missing(path, parts and parts.at(path), truth))
+                raise ValueError(missing(path, parts and parts.at(path), reference))
         by_order = {path: found[path][0] for path in paths if not fits(found[path][0], path)}
         if not (is_sequence(by_order) and is_sequence(by_order.values())):
             pairs = ", ".join(few([f"{path} might be {other}" for path, other in by_order.items()]))
             raise ValueError(
-                f"like= and layers= do not fit each other: no number says which layer of {truth.said} is which of the "
-                f"model, such as {pairs}; {HOW}"
+                f"like= and layers= do not fit each other: no number says which layer of {reference.origin} is which "
+                f"of the model, such as {pairs}; {HOW}"
             )
     return found
 
@@ -71,77 +71,86 @@ def is_sequence(paths: Iterable[str]) -> bool:
     return len({re.sub(r"[._]?\d+", "", path) for path in paths}) < 2
 
 
-def is_described(path: str, layer: Layer, truth: Truth) -> bool:
+def is_described(path: str, layer: Layer, reference: Truth) -> bool:
     """Whether a layer is at its own path, and the configuration of like= describes it completely."""
     try:
-        return fits(layer[1].rstrip("."), path) and truth.attends(layer) is not None
+        return fits(layer[1].rstrip("."), path) and reference.attends(layer) is not None
     except (TypeError, ValueError):
         return False
 
 
-def said(path: str, parts: Parts, truth: Truth) -> Where:
+def said(path: str, parts: Parts, reference: Truth) -> Where:
     """Return the place that layers= names for a layer; ValueError if no layer is there."""
     at = parts.path or ""
-    if parts.names and not lacking(at, parts, truth.arrays):
+    if parts.names and not lacking(at, parts, reference.arrays):
         return at, parts
-    if any(prefix.rstrip(".") == at for _, prefix in truth.layers()):
+    if any(prefix.rstrip(".") == at for _, prefix in reference.layers()):
         return at, None
-    raise ValueError(missing(path, parts, truth))
+    raise ValueError(missing(path, parts, reference))
 
 
-def by_names(paths: Sequence[str], parts: Parts, truth: Truth) -> dict[str, Where]:
+def by_names(paths: Sequence[str], parts: Parts, reference: Truth) -> dict[str, Where]:
     """Find the layers with projections of these names."""
     own = {path: parts.at(path) for path in paths}
     if len({tuple(one.names.items()) for one in own.values()}) > 1:  # a number is in a name
-        every = {path: prefixes(one, truth.arrays) for path, one in own.items()}
+        every = {path: prefixes(one, reference.arrays) for path, one in own.items()}
         return {path: (some[0], own[path]) for path, some in every.items() if len(some) == 1}
-    layers: list[Layer] = [("llama", prefix) for prefix in sorted(prefixes(own[paths[0]], truth.arrays), key=natural)]
+    layers: list[Layer] = [
+        ("llama", prefix) for prefix in sorted(prefixes(own[paths[0]], reference.arrays), key=natural)
+    ]
     return {path: (layer[1], own[path]) for path, layer in paired(paths, layers).items()}
 
 
-def missing(path: str, parts: Parts | None, truth: Truth) -> str:
+def missing(path: str, parts: Parts | None, reference: Truth) -> str:
     """Say which arrays of a layer are nowhere in like=, or in several places."""
-    begin = f"like= and layers= do not fit each other: for {path}, in {truth.said}"
-    some = f"its arrays are {', '.join(few(list(truth.arrays))) or 'none'}"
+    begin = f"like= and layers= do not fit each other: for {path}, in {reference.origin}"
+    some = f"its arrays are {', '.join(few(list(reference.arrays))) or 'none'}"
     if parts is None or not parts.names:
         at = f" at {parts.path!r}" if parts is not None and parts.path is not None else ""
         return f"{begin} there is no layer of a known scheme{at}; {some}; {HOW}"
-    every, near = prefixes(parts, truth.arrays), [parts.path or ""]
+    every, near = prefixes(parts, reference.arrays), [parts.path or ""]
     if parts.path is None:
-        near = [one for one in beginnings(parts, truth.arrays) if fits(one, path)]
+        near = [one for one in beginnings(parts, reference.arrays) if fits(one, path)]
         if len(every) > 1 and not near:
             layers = f"{len(every)} layers, at {', '.join(few(every))}"
             return f"{begin} there are {layers}, and nothing says which it is; {HOW}"
     at = near[0] if near else path
-    return f"{begin} there is no kernel of {', '.join(lacking(at, parts, truth.arrays))} at {at!r}; {some}; {HOW}"
+    return f"{begin} there is no kernel of {', '.join(lacking(at, parts, reference.arrays))} at {at!r}; {some}; {HOW}"
 
 
 def partner_of(
-    path: str, where: Mapping[str, Where], known: Mapping[str, Layer], truth: Truth, mine: Taken | None = None
+    path: str, where: Mapping[str, Where], by_scheme: Mapping[str, Layer], reference: Truth, mine: Taken | None = None
 ) -> Partner | None:
     """Return the reference for a layer, and its layer there; None if there is none.
 
-    where: as of `partners_of`; known: by path, the reference's layers that a scheme describes; mine: the layer's arrays
-    in the model. Raises ValueError as `named_truth`.
+    where: as of `partners_of`; by_scheme: by path, the reference's layers that a scheme describes; mine: the layer's
+    arrays in the model. Raises ValueError as `named_truth`.
     """
     prefix, parts = where.get(path, ("", None))
     if parts is not None:
-        return named_truth(truth, prefix, parts, mine)
-    layers = truth.layers() if path in where else []
-    layer = next((layer for layer in layers if layer[1].rstrip(".") == prefix), known.get(path))
-    return None if layer is None else (truth, layer)
+        return named_truth(reference, prefix, parts, mine)
+    layers = reference.layers() if path in where else []
+    layer = next((layer for layer in layers if layer[1].rstrip(".") == prefix), by_scheme.get(path))
+    return None if layer is None else (reference, layer)
 
 
-def named_truth(truth: Truth, prefix: str, parts: Parts, mine: Taken | None = None) -> tuple[NamedTruth, Layer]:
+def named_truth(reference: Truth, prefix: str, parts: Parts, mine: Taken | None = None) -> tuple[NamedTruth, Layer]:
     """Return the reference for a layer whose arrays have names of their own, and its layer there.
 
     mine: the arrays of the model. Raises ValueError if their sizes differ, or if nothing shows how the kernels lie.
     """
     taking = functools.partial(
-        take, truth.arrays, prefix, parts, truth.modules, mine, whose=truth.said, formats=truth.formats
+        take,
+        reference.arrays,
+        prefix,
+        parts,
+        reference.modules,
+        mine,
+        whose=reference.origin,
+        formats=reference.formats,
     )
     try:
         first = taking()
     except ValueError as error:
         raise ValueError(f"like= and layers= do not fit each other: {error}") from error
-    return NamedTruth(truth, taking, False, first), (first.scheme, f"{prefix}.")
+    return NamedTruth(reference, taking, False, first), (first.scheme, f"{prefix}.")

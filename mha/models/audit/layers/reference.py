@@ -33,11 +33,11 @@ class Truth:
     Attributes:
         arrays: by name.
         config: of the model, None = there is none.
-        said: where the arrays are from, in words.
+        origin: where the arrays are from, in words.
         own: whether they are the judged model's own.
         inside: the path of the part of the model that the configuration is of, "" = all of it.
         formats: the format of an array, by its name, see `schemes.recognise`.
-        said_by: the format of the arrays of the model that has the configuration, None = the same.
+        config_format: the format of the arrays of the model that has the configuration, None = the same.
         modules: of the model that has the arrays, {} = none.
     """
 
@@ -45,16 +45,16 @@ class Truth:
         self,
         arrays: Mapping[str, Any],
         config: Mapping[str, Any] | None,
-        said: str,
+        origin: str,
         own: bool = False,
         inside: str = "",
         formats: Callable[[str], str] = schemes.unsaid,
-        said_by: str | None = None,
+        config_format: str | None = None,
         modules: Mapping[str, Any] | None = None,
     ) -> None:
         self.modules = modules or {}
-        self.arrays, self.config, self.said, self.own, self.inside = arrays, config, said, own, inside
-        self.formats, self.said_by = formats, said_by
+        self.arrays, self.config, self.origin, self.own, self.inside = arrays, config, origin, own, inside
+        self.formats, self.config_format = formats, config_format
         self.kept: dict[Any, Found] = {}
 
     def layers(self) -> list[Layer]:
@@ -80,9 +80,11 @@ class Truth:
     def _layer(self, chosen: Layer, given: Mapping[str, Any], tokens: int) -> Found:
         scheme = chosen[0]
         own, prefix = self.arrays_of(chosen)
-        said = self.options(chosen, tokens)
+        recorded_options = self.options(chosen, tokens)
         options = dict(given)
-        num_heads, folded, options = recorded.joined(said, options.pop("num_heads", None), options, "the model")
+        num_heads, folded, options = recorded.joined(
+            recorded_options, options.pop("num_heads", None), options, "the model"
+        )
         config, weights = schemes.to_canonical(own, scheme, prefix, num_heads, options=options)
         schemes.ask(scheme, options)
         if folded:
@@ -96,7 +98,7 @@ class Truth:
         try:
             names = schemes.wanted(arrays, scheme, prefix)
         except schemes.UnreadError as error:
-            raise error.said_by(schemes.method_of(self.config)) from None
+            raise error.with_method(schemes.method_of(self.config)) from None
         return {name: to_numpy(name, arrays[name]) for name in names}, prefix
 
     def options(self, chosen: Layer, tokens: int) -> dict[str, Any]:
@@ -106,7 +108,7 @@ class Truth:
         length = tokens if self.grows else None
         first = next((name for name in self.arrays if name.startswith(chosen[1])), None)
         form = "" if first is None else self.formats(first)
-        return models.described(dict(self.config), *self.within(chosen), length, form, self.said_by)
+        return models.described(dict(self.config), *self.within(chosen), length, form, self.config_format)
 
     def within(self, chosen: Layer) -> Layer:
         """Return the same layer with its prefix relative to the part that the configuration is of."""
@@ -119,7 +121,7 @@ class Truth:
             if chosen is not None:
                 self.options(chosen, 1)
         except (TypeError, ValueError, OverflowError):
-            return Truth(self.arrays, None, self.said, formats=self.formats)
+            return Truth(self.arrays, None, self.origin, formats=self.formats)
         return self
 
     @functools.cached_property
@@ -133,41 +135,48 @@ class Truth:
 
 
 @contextlib.contextmanager
-def opened(like: Any, model: Any, taps: Any, backend: BackendName | None) -> Iterator[Truth]:
+def opened(like: Any, model: Any, adapter: Any, backend: BackendName | None) -> Iterator[Truth]:
     """Open the reference for a model.
 
-    like: as for `audit`; taps: the adapter of the model's framework, None = no model.
+    like: as for `audit`; adapter: of the model's framework, None = no model.
     Raises TypeError or ValueError if like is nothing of the kind, and whatever `mha.load` raises for a path.
     """
-    inside, config = configured({} if taps is None else taps.modules(model))
+    inside, config = configured({} if adapter is None else adapter.modules(model))
     own_formats = formats_of(backend)
-    said_by: str | None = own_formats("")
+    config_format: str | None = own_formats("")
     if isinstance(like, Truth):
         yield like
     elif like is None:
-        yield Truth(taps.arrays(model), config, "the model's own weights", True, inside, own_formats)
+        yield Truth(adapter.arrays(model), config, "the model's own weights", True, inside, own_formats)
     elif isinstance(like, (str, os.PathLike)):
         with readers.opened(like) as source:
             beside = config_beside(source.path)
-            said = config if beside is None else beside
-            inside, said_by = (inside, said_by) if beside is None else ("", None)
-            truth = Truth(
-                readers.Arrays(source), said, os.fspath(like), inside=inside, formats=source.format_of, said_by=said_by
+            own_config = config if beside is None else beside
+            inside, config_format = (inside, config_format) if beside is None else ("", None)
+            reference = Truth(
+                readers.Arrays(source),
+                own_config,
+                os.fspath(like),
+                inside=inside,
+                formats=source.format_of,
+                config_format=config_format,
             )
-            if unread := weights.unread(source, next(iter(truth.layers()), None), packed=True):
+            if unread := weights.unread(source, next(iter(reference.layers()), None), packed=True):
                 raise unread
-            yield truth
+            yield reference
     elif isinstance(like, Mapping) and not callable(like):  # a module of MLX is a dict, too
         arrays = named(like)
         formats = formats_of(dispatch.backend_of(next(iter(arrays.values()), None)))
-        yield Truth(arrays, config, "the arrays of like", inside=inside, formats=formats, said_by=said_by)
+        yield Truth(arrays, config, "the arrays of like", inside=inside, formats=formats, config_format=config_format)
     elif own_backend := dispatch.backend_of(like):
         other = taps_of(own_backend)
         modules = other.modules(like)
         there, own = configured(modules)
-        there, own, said_by = (inside, config, said_by) if own is None else (there, own, None)
+        there, own, config_format = (inside, config, config_format) if own is None else (there, own, None)
         name, formats = f"the {type(like).__name__} of like", formats_of(own_backend)
-        yield Truth(other.arrays(like), own, name, inside=there, formats=formats, said_by=said_by, modules=modules)
+        yield Truth(
+            other.arrays(like), own, name, inside=there, formats=formats, config_format=config_format, modules=modules
+        )
     else:
         raise TypeError(f"like is a {type(like).__name__}, expected a path, a mapping of arrays, a model, or None")
 

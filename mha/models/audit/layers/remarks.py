@@ -10,16 +10,16 @@ from mha.models.audit.layers.user_layers import parts_of, parts_of_like
 from mha.weights.projections import biases_of
 
 
-def without_biases(lessons: Mapping[str, Any], arrays: Mapping[str, Any]) -> list[str]:
+def without_biases(user_layers: Mapping[str, Any], arrays: Mapping[str, Any]) -> list[str]:
     """Say which projections have no bias, though others of the layer, or of layers described alike, have one.
 
-    lessons: by path, the value in layers=; arrays: of the model.
+    user_layers: by path, the value in layers=; arrays: of the model.
     """
     notes = []
-    for lesson in {id(one): one for one in lessons.values() if isinstance(one, Mapping)}.values():
-        if (parts := parts_of(lesson)) is None:
+    for user_layer in {id(one): one for one in user_layers.values() if isinstance(one, Mapping)}.values():
+        if (parts := parts_of(user_layer)) is None:
             continue
-        biases = {path: biases_of(arrays, path, parts) for path, one in lessons.items() if one is lesson}
+        biases = {path: biases_of(arrays, path, parts) for path, one in user_layers.items() if one is user_layer}
         if not any(any(one.values()) for one in biases.values()):
             continue
         bare = {path: tuple(parts.names[role] for role, X in one.items() if X is None) for path, one in biases.items()}
@@ -33,25 +33,27 @@ def without_biases(lessons: Mapping[str, Any], arrays: Mapping[str, Any]) -> lis
     return notes
 
 
-def guesses(lessons: Mapping[str, Any], where: Mapping[str, Where], kernels: Sequence[str], truth: Truth) -> list[str]:
+def guesses(
+    user_layers: Mapping[str, Any], where: Mapping[str, Where], kernels: Sequence[str], reference: Truth
+) -> list[str]:
     """Say which layers of like= were paired by order alone, and which kernels lie as their name says.
 
-    lessons: by path, the value in layers=; where: as of `partners_of`; kernels: the names of their arrays.
+    user_layers: by path, the value in layers=; where: as of `partners_of`; kernels: the names of their arrays.
     """
     pairs = []
     for path, (other, _) in where.items():
-        parts = parts_of_like(lessons[path])
+        parts = parts_of_like(user_layers[path])
         if not fits(other, path) and (parts is None or parts.path is None):
             pairs.append(f"{path} with {other or 'the only layer'}")
     notes = []
     if pairs:
         notes.append(
-            f"compared by the order of their paths: {', '.join(few(pairs))} of {truth.said}; if that is wrong, say "
-            "like='...' in layers="
+            f"compared by the order of their paths: {', '.join(few(pairs))} of {reference.origin}; if that is wrong, "
+            "say like='...' in layers="
         )
     if kernels:
         notes.append(
-            f"taken as (out, in), as PyTorch's of this name are: {', '.join(few([*kernels]))} of {truth.said}; if they "
-            "are (in, out), say like=dict(axes='io') in layers="
+            f"taken as (out, in), as PyTorch's of this name are: {', '.join(few([*kernels]))} of {reference.origin}; "
+            "if they are (in, out), say like=dict(axes='io') in layers="
         )
     return notes

@@ -5,38 +5,38 @@ from typing import Any
 
 from mha.core.options import checks
 from mha.weights import models, schemes
-from mha.weights.checkpoints import SAYABLE
-from mha.weights.projections import NEEDED, NORMS, ROLES, SAID, Parts
+from mha.weights.checkpoints import LAYER_OPTIONS
+from mha.weights.projections import NEEDED, NORMS, PART_KEYS, ROLES, Parts
 from mha.weights.schemes import TIED
 
 CALLED = ("causal", "padding", "cross")  # how a layer is called
-KNOWN = ("scheme", *SAID, "like", "num_heads", *CALLED, *SAYABLE)
-OF_LIKE = ("path", *SAID)
+KNOWN = ("scheme", *PART_KEYS, "like", "num_heads", *CALLED, *LAYER_OPTIONS)
+OF_LIKE = ("path", *PART_KEYS)
 
 
-def lesson_of(pattern: Any, lesson: Any) -> Any:
+def lesson_of(pattern: Any, user_layer: Any) -> Any:
     """Check the value of a pattern in layers=, and return it: a dict, None, or a function of the module."""
-    if lesson is None or callable(lesson):
-        return lesson
-    if not isinstance(lesson, Mapping):
-        came = type(lesson).__name__
+    if user_layer is None or callable(user_layer):
+        return user_layer
+    if not isinstance(user_layer, Mapping):
+        came = type(user_layer).__name__
         raise TypeError(f"layers has a {came} for {pattern!r}, expected a dict, None, or a function of the module")
-    for name in lesson:
+    for name in user_layer:
         if name not in KNOWN:
             raise ValueError(f"layers has {name!r} for {pattern!r}, expected some of {', '.join(KNOWN)}")
-    if "axes" in lesson:
-        checks.choice("axes of layers", lesson["axes"], ("io", "oi"))
-    _check_like(pattern, lesson.get("like"))
-    if "scheme" in lesson:
-        checks.choice("scheme of layers", lesson["scheme"], tuple(schemes.SCHEMES))
-    elif of_like_alone(lesson):
+    if "axes" in user_layer:
+        checks.choice("axes of layers", user_layer["axes"], ("io", "oi"))
+    _check_like(pattern, user_layer.get("like"))
+    if "scheme" in user_layer:
+        checks.choice("scheme of layers", user_layer["scheme"], tuple(schemes.SCHEMES))
+    elif of_like_alone(user_layer):
         pass
-    elif missing := [role for role in NEEDED if role not in lesson]:
+    elif missing := [role for role in NEEDED if role not in user_layer]:
         raise ValueError(
             f"layers has no {', '.join(missing)} for {pattern!r}, expected the name of the module of each projection, "
             "such as W_q='to_q', or scheme="
         )
-    return dict(lesson)
+    return dict(user_layer)
 
 
 def _check_like(pattern: Any, like: Any) -> None:
@@ -56,37 +56,45 @@ def _check_like(pattern: Any, like: Any) -> None:
         checks.choice("axes of like in layers", like["axes"], ("io", "oi"))
 
 
-def of_like_alone(lesson: Any) -> bool:
+def of_like_alone(user_layer: Any) -> bool:
     """Whether a value of layers= only says where like= has the weights of a layer that is known by itself."""
-    return isinstance(lesson, Mapping) and "like" in lesson and not any(name in lesson for name in ("scheme", *ROLES))
+    return (
+        isinstance(user_layer, Mapping)
+        and "like" in user_layer
+        and not any(name in user_layer for name in ("scheme", *ROLES))
+    )
 
 
-def parts_of(lesson: Mapping[str, Any]) -> Parts | None:
+def parts_of(user_layer: Mapping[str, Any]) -> Parts | None:
     """Return the names of a layer's projections in its model; None if layers= names a scheme, or none."""
-    names = {role: lesson[role] for role in (*ROLES, *NORMS) if role in lesson}
-    return Parts(names, None, lesson.get("axes", ""), bool(lesson.get(TIED))) if set(NEEDED) <= names.keys() else None
+    names = {role: user_layer[role] for role in (*ROLES, *NORMS) if role in user_layer}
+    return (
+        Parts(names, None, user_layer.get("axes", ""), bool(user_layer.get(TIED)))
+        if set(NEEDED) <= names.keys()
+        else None
+    )
 
 
-def parts_of_like(lesson: Mapping[str, Any]) -> Parts | None:
+def parts_of_like(user_layer: Mapping[str, Any]) -> Parts | None:
     """Return the names of a layer's projections in like=; None if layers= has none."""
-    like = lesson.get("like")
+    like = user_layer.get("like")
     like = {"path": like} if isinstance(like, str) else dict(like or {})
     path, axes = like.pop("path", None), like.pop("axes", "")
-    own = {role: lesson[role] for role in (*ROLES, *NORMS) if role in lesson}
+    own = {role: user_layer[role] for role in (*ROLES, *NORMS) if role in user_layer}
     if path is None and not axes and not like and not own:
         return None
-    return Parts(own | like, path, axes, bool(lesson.get(TIED)))
+    return Parts(own | like, path, axes, bool(user_layer.get(TIED)))
 
 
-def options_of(lesson: Mapping[str, Any]) -> dict[str, Any]:
+def options_of(user_layer: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options of a layer in layers=."""
-    return {name: X for name, X in lesson.items() if name not in ("scheme", "like", *SAID, *CALLED)}
+    return {name: X for name, X in user_layer.items() if name not in ("scheme", "like", *PART_KEYS, *CALLED)}
 
 
-def called(lesson: Mapping[str, Any]) -> models.Attends:
+def called(user_layer: Mapping[str, Any]) -> models.Attends:
     """Return how a layer in layers= is called. Raises TypeError or ValueError if that is wrong."""
-    padding = lesson.get("padding", "attention_mask")
+    padding = user_layer.get("padding", "attention_mask")
     return models.Attends(
-        causal=checks.flag("causal of layers", lesson.get("causal", False)), queries=padding, keys=padding,
-        cross=checks.flag("cross of layers", lesson.get("cross", False)),
+        causal=checks.flag("causal of layers", user_layer.get("causal", False)), queries=padding, keys=padding,
+        cross=checks.flag("cross of layers", user_layer.get("cross", False)),
     )  # fmt: skip
