@@ -18,7 +18,7 @@ ALIKE: dict[str, dict[str, str]] = {
         "-> 'BQ' in row.axes and shape_fits(value.shape, (full['Q'], full['B']))": "what has these axes hides",
     },
     "mha/cli/options.py": {
-        "_written: described.param_decls or () -> described.param_decls": "typer makes a tuple, if only of nothing",
+        "_option_names: described.param_decls or () -> described.param_decls": "typer makes a tuple, or an empty one",
     },
     "mha/core/engine/blocks.py": {
         "heads: 1 -> 2 (3)": "a piece has other sizes, and the same numbers",

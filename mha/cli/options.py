@@ -13,7 +13,7 @@ from mha.weights import argument_names
 
 def command(function: Callable) -> Callable:
     """Wrap the function of a command: a CommandError prints one line and ends with exit code 2."""
-    options = _written(function)
+    options = _option_names(function)
 
     @functools.wraps(function)
     def run(**given: Any) -> None:
@@ -27,7 +27,7 @@ def command(function: Callable) -> Callable:
     return run
 
 
-def _written(function: Callable) -> dict[str, str]:
+def _option_names(function: Callable) -> dict[str, str]:
     """Return the options of a command's function as they are typed, by the names of its arguments."""
     written = {}
     for name, parameter in inspect.signature(function).parameters.items():

@@ -16,13 +16,13 @@ from mha.models.audit.calls.model_calls import Earlier, Histories, History, Mode
 from mha.models.audit.calls.session import Tap
 from mha.models.audit.judging import asked_of, mended
 from mha.models.audit.layers.known import Known
-from mha.models.audit.layers.reference import Truth
+from mha.models.audit.layers.reference import Reference
 from mha.weights.models import Attends
 
 PLAIN, TURNING = Config(12, 3), Config(12, 3, rotary=mha.Rotary(4))
 WINDOWED = Config(12, 3, rotary=mha.Rotary(4), window=(2, 0))
 DECODER, ENCODER = Attends(True, "attention_mask", "attention_mask"), Attends(False, "attention_mask", "attention_mask")
-NOTHING = Truth({}, None, "nothing")
+NOTHING = Reference({}, None, "nothing")
 LEFT = np.array([[0, 0, 1, 1, 1], [1, 1, 1, 1, 1]])
 
 
@@ -100,7 +100,7 @@ def test_positions_that_begin_again_without_a_cache_are_packed_texts():
 
 
 def test_with_a_cache_order_and_window_go_by_slots():
-    said = Truth({}, {"use_cache": True}, "a model")
+    said = Reference({}, {"use_cache": True}, "a model")
     for config, more in ((TURNING, {}), (WINDOWED, {WITHOUT_WINDOW: True})):
         given, _ = asked(BEGINNING, config=config, truth=said)
         i, j = np.indices((5, 5))
@@ -173,7 +173,7 @@ TABLES = {f"{stack}.block.0.layer.0.SelfAttention.relative_attention_bias.weight
 
 @pytest.mark.parametrize(("stack", "causal"), [("encoder", False), ("decoder", True)])
 def test_the_table_of_t5_is_that_of_its_stack(stack, causal):
-    truth = Truth(TABLES, {"relative_attention_max_distance": 6}, "T5")
+    truth = Reference(TABLES, {"relative_attention_max_distance": 6}, "T5")
     table = TABLES[f"{stack}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"]
     attends = Attends(causal, "", "", bias="t5")
     for Q in (5, 2):

@@ -11,7 +11,7 @@ from small_llama import LAYERS, Attention, Model
 from mha import parity
 from mha.models.audit.calls.model_calls import History, ModelCall
 from mha.models.audit.calls.packed import texts, together
-from mha.models.audit.layers.reference import Truth
+from mha.models.audit.layers.reference import Reference
 from mha.weights.models import Attends
 
 pytestmark = pytest.mark.backends("torch")
@@ -142,7 +142,7 @@ def test_texts_in_a_row_are_counted(places, mask, count):
 
 
 def test_the_arguments_by_which_transformers_lets_texts_together_are_named():
-    cached, not_cached = Truth({}, {"use_cache": True}, "a model"), Truth({}, {}, "a model")
+    cached, not_cached = Reference({}, {"use_cache": True}, "a model"), Reference({}, {}, "a model")
     assert together(call(), DECODER, cached) == ["use_cache"]
     assert together(call(), DECODER, not_cached) == []
     assert together(ModelCall(1, {"use_cache": False}, History()), DECODER, cached) == []

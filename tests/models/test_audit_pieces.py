@@ -11,7 +11,7 @@ from mha.models.audit.calls.session import Session, parted
 from mha.models.audit.layers.finding import Finder
 from mha.models.audit.layers.kernels import recalled
 from mha.models.audit.layers.known import Known
-from mha.models.audit.layers.reference import Truth
+from mha.models.audit.layers.reference import Reference
 
 
 def test_arguments_have_their_names_whatever_the_rest_is_called():
@@ -35,7 +35,7 @@ def test_the_order_of_tokens_is_seen_in_a_mask():
 
 def test_a_pattern_teaches_the_outermost_modules_that_it_fits():
     modules = dict.fromkeys(("", "blocks", "blocks.0", "blocks.0.to_q", "blocks.10", "blocks.10.to_q"))
-    finder = Finder(modules, {}, None, Truth({}, None, "nothing"))
+    finder = Finder(modules, {}, None, Reference({}, None, "nothing"))
     assert list(finder.match_modules({"blocks.*": None})) == ["blocks.0", "blocks.10"]
 
 
@@ -43,8 +43,8 @@ def test_a_sink_is_told_of_modules_without_numbers():
     failed = []
     layers = [Known("blocks.0", "a", native=True), Known("blocks.1", "b", native=True)]
     session = Session(layers, None, None, lambda path, reason: failed.append((path, reason)))
-    session.note_unknown("blocks.1", "inside a transformation")
-    session.note_unknown("other", "inside a transformation")
+    session.note_no_numbers("blocks.1", "inside a transformation")
+    session.note_no_numbers("other", "inside a transformation")
     assert failed == [("blocks.1", "inside a transformation")]
     session.note_pooling("softmax", 4, "blocks.0.pool")
     session.note_pooling("softmax", 4, "other.pool")

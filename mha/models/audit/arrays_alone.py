@@ -19,8 +19,8 @@ from mha.models.audit.calls.model_calls import History, ModelCall, UnknownError
 from mha.models.audit.calls.session import Tap
 from mha.models.audit.layers.finding import some
 from mha.models.audit.layers.known import Known
-from mha.models.audit.layers.partners import NamedTruth, Partner, partner_of, partners_of
-from mha.models.audit.layers.reference import Layer, Truth, natural, opened, paired
+from mha.models.audit.layers.partners import NamedReference, Partner, partner_of, partners_of
+from mha.models.audit.layers.reference import Layer, Reference, natural, opened, paired
 from mha.models.audit.layers.remarks import guesses
 from mha.models.audit.layers.user_layers import parts_of_like
 from mha.models.audit.watching import Watch
@@ -90,7 +90,7 @@ def audit_taps(taps: Mapping[str, Mapping[str, Any]], like: Any = None, layers: 
 class _Arrays(Watch):
     """A watch without a model: it judges calls whose arrays the caller gives."""
 
-    def __init__(self, reference: Truth) -> None:
+    def __init__(self, reference: Reference) -> None:
         self.reference, self.mend = reference, frozenset()
         self.layers, self.rows, self.kept, self.notes, self.library = [], {}, {}, {}, False
 
@@ -101,13 +101,13 @@ class _Arrays(Watch):
         Q, K = captured.inputs["queries"].shape[1], captured.inputs["keys"].shape[1]
         if attends is not None:
             try:
-                captured.given = self.implied_arguments(captured, attends, Q, K) | captured.given
+                captured.given = self.arguments_by_config(captured, attends, Q, K) | captured.given
             except (UnknownError, TypeError, ValueError) as error:
                 self.fail(layer.path, str(error))
                 return
         self.judge(captured)
 
-    def implied_arguments(self, captured: Tap, attends: models.Attends, Q: int, K: int) -> dict[str, Any]:
+    def arguments_by_config(self, captured: Tap, attends: models.Attends, Q: int, K: int) -> dict[str, Any]:
         """Return the arguments of the layer's call that the model's configuration implies."""
         if attends.cross:
             return {}
@@ -127,10 +127,10 @@ def _as_told(layer: Known) -> Known:
 
 
 @contextlib.contextmanager
-def _opened(like: Any) -> Iterator[Truth]:
+def _opened(like: Any) -> Iterator[Reference]:
     """Open the reference that the layers are compared with; like: as for `audit_taps`."""
     if like is None:
-        yield Truth({}, None, "the layers of layers=")
+        yield Reference({}, None, "the layers of layers=")
         return
     with opened(like, None, None, None) as reference:
         yield reference
@@ -201,7 +201,7 @@ def _lessons(layers: Any, split_taps: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _known(path: str, user_layer: Any, reference: Truth, partner: Partner | None) -> Known:
+def _known(path: str, user_layer: Any, reference: Reference, partner: Partner | None) -> Known:
     """Describe a layer.
 
     user_layer: its value in layers=, "" = it has none; partner: its layer in the reference.
@@ -215,7 +215,7 @@ def _known(path: str, user_layer: Any, reference: Truth, partner: Partner | None
         return Known(path, "arrays", reason=f"{reference.origin} has no layer for it")
     options = {name: X for name, X in (user_layer or {}).items() if name not in (*PART_KEYS, "like")}
     reference, layer = partner
-    if isinstance(reference, NamedTruth):
+    if isinstance(reference, NamedReference):
         options.setdefault("rotary", None)
     called = {name: options.pop(name) for name in CALLED if name in options}
     try:

@@ -1,7 +1,7 @@
 """Judge one call of one layer: compare its output with what the right layer computes from the same inputs."""
 
 import dataclasses
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from mha.models.audit.calls.model_calls import UnknownError
 from mha.models.audit.calls.own_layers import cache_for
 from mha.models.audit.calls.packed import Sizes, packs, seen_together, texts, together
 from mha.models.audit.calls.session import Tap
-from mha.models.audit.layers.reference import Truth
+from mha.models.audit.layers.reference import Reference
 from mha.parity.cases.files import case_files
 from mha.parity.diagnosis.compare.comparison import report_of
 from mha.parity.diagnosis.compare.explanations import Diagnosis
@@ -42,7 +42,7 @@ class Judged:
     report: Report
     layer_call: Problem | None
 
-    def light(self) -> "Judged":
+    def light(self) -> Self:
         """Return the same without the arrays of the layer."""
         return dataclasses.replace(self, layer_call=None, report=dataclasses.replace(self.report, look=None))
 
@@ -94,7 +94,7 @@ def explained(layer_call: Problem, report: Report, steps: dict[str, Any], theirs
     return dataclasses.replace(report, explain=explain)
 
 
-def judged_packed(captured: Tap, layer_call: Problem, reference: Truth, library: bool) -> tuple[Judged, str]:
+def judged_packed(captured: Tap, layer_call: Problem, reference: Reference, library: bool) -> tuple[Judged, str]:
     """Judge a call whose rows may hold several texts; say it if they see each other. library: of transformers.
 
     Where the arguments do not say whether texts are apart, either is right: each model has its own rule.
@@ -118,7 +118,7 @@ def sizes_of(captured: Tap) -> Sizes:
     return len(queries), queries.shape[1], (queries if keys is None else keys).shape[1]
 
 
-def asked_of(captured: Tap, reference: Truth, apart: bool | None = None) -> Problem:
+def asked_of(captured: Tap, reference: Reference, apart: bool | None = None) -> Problem:
     """Return the call that the right layer gets, as a problem to compute; apart: as for `told`.
 
     Raises UnknownError if the arguments are not known, or if no layer of mha has them.

@@ -15,7 +15,7 @@ from mha.models.audit.calls.session import Session, Tap, in_part
 from mha.models.audit.judging import Judged, asked_of, judged_packed, mended
 from mha.models.audit.layers.finding import Finder, some
 from mha.models.audit.layers.known import Known
-from mha.models.audit.layers.reference import Truth, at, backend_of, formats_of, opened, taps_of, wholes
+from mha.models.audit.layers.reference import Reference, at, backend_of, formats_of, opened, taps_of, wholes
 
 
 @contextlib.contextmanager
@@ -124,7 +124,7 @@ class Watch:
             kind = next(one.kind for one in self.layers if one.path == path)
             self.rows[path] = LayerRow(path, kind, "not known", reason, 0 if row is None else row.calls)
 
-    def complete(self, report: AuditReport, session: Session, reference: Truth, finder: Finder) -> None:
+    def complete(self, report: AuditReport, session: Session, reference: Reference, finder: Finder) -> None:
         """Fill the report with the rows of all layers."""
         rows = []
         for one in self.layers:

@@ -131,7 +131,7 @@ class Watcher:
         left = {path: type(module) for path, module in self.modules.items() if path not in self.seen}
         for path, kind in left.items():
             if path in self.traced or kind in self.copies:
-                self.listener.note_unknown(path, TRACED)
+                self.listener.note_no_numbers(path, TRACED)
                 if found := self.traced.get(path) or self.copies.get(kind):
                     self.listener.note_pooling(*found, path)
 

@@ -124,14 +124,14 @@ class _Watcher:
             finally:
                 instead = self.listener.leave(path, output if known else None)
             if not known:
-                self.listener.note_unknown(path, TRACED)
+                self.listener.note_no_numbers(path, TRACED)
             return output if instead is None else instead
 
         return call
 
     def run_without_numbers(self, path: str, run: Any, args: Any, kwargs: Any) -> Any:
         """Run a call whose numbers are not known."""
-        self.listener.note_unknown(path, TRACED)
+        self.listener.note_no_numbers(path, TRACED)
         self.inside.append(path)
         try:
             return run(*args, **kwargs)

@@ -3,7 +3,7 @@
 import dataclasses
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -25,7 +25,7 @@ class Seen:
     sizes: tuple[int, int]
     summaries: tuple[np.ndarray, np.ndarray]
 
-    def same(self, other: "Seen") -> bool:
+    def same(self, other: Self) -> bool:
         """Whether another one may have been given and have returned the same."""
         return self.sizes == other.sizes and all(map(close, self.summaries, other.summaries))
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from mha.core.tables import few
 from mha.models.audit.audit_report import AuditReport
-from mha.models.audit.layers.reference import Truth, formats_of
+from mha.models.audit.layers.reference import Reference, formats_of
 from mha.models.records import aligning
 from mha.models.records.contents import Record
 from mha.models.records.doubts import Doubt, cuts_of, first_real, unclear_of
@@ -128,7 +128,7 @@ def judged(source: Record, other: Record | None, user_layers: Any, track: Progre
             return None, NO_WEIGHTS
         facts = other.facts
         formats = formats_of(facts["framework"])
-        like = Truth(Weights(other), facts["config"], "the weights of A", inside=facts["inside"], formats=formats)
+        like = Reference(Weights(other), facts["config"], "the weights of A", inside=facts["inside"], formats=formats)
     try:
         return replayed(source, like, user_layers, track), ""
     except (TypeError, ValueError) as error:

@@ -115,10 +115,10 @@ class RecordTaps:
         if own := description.get("native"):
             made.native = own["kind"]
             made.problem = own.get("problem", "")
-            made.take = lambda: self.taken(path, own)
+            made.take = lambda: self.read_layer(path, own)
         return made
 
-    def taken(self, path: str, description: Mapping[str, Any]) -> tuple[Any, dict[str, np.ndarray]]:
+    def read_layer(self, path: str, description: Mapping[str, Any]) -> tuple[Any, dict[str, np.ndarray]]:
         """Return the configuration and the weights of a framework's own layer; {} if the record has no weights."""
         if "problem" in description:
             raise ValueError(description["problem"])
@@ -166,9 +166,9 @@ class RecordTaps:
         for at, event in enumerate(track(events)):
             kind = event[0]
             if kind in ("call", "whole"):
-                arguments = self.given(event[1])
+                arguments = self.read_arguments(event[1])
             elif kind == "enter":
-                given = arguments if arguments is not None else self.given(natives.get(at, {}))
+                given = arguments if arguments is not None else self.read_arguments(natives.get(at, {}))
                 self.session.enter(paths[event[1]], self.played[paths[event[1]]], self.first(event[2]), given)
                 arguments = None
             elif kind == "leave":
@@ -180,11 +180,11 @@ class RecordTaps:
             elif kind == "pooled":
                 self.session.note_pooling(*event[1:])
             elif kind == "unknown":
-                self.session.note_unknown(paths[event[1]], event[2])
+                self.session.note_no_numbers(paths[event[1]], event[2])
             elif kind == "cache":
                 getattr(self.cache(event[1]), event[2])(*[self.resolved(X) for X in event[3]])
 
-    def given(self, description: Mapping[str, Any]) -> dict[str, Any]:
+    def read_arguments(self, description: Mapping[str, Any]) -> dict[str, Any]:
         """Return recorded arguments by name."""
         return {name: self.resolved(X) for name, X in description.items()}
 

@@ -193,7 +193,7 @@ class Recorder:
         """Record a softmax or an attention kernel."""
         self.record.events.append(["pooled", function, axes, path])
 
-    def note_unknown(self, path: str, reason: str) -> None:
+    def note_no_numbers(self, path: str, reason: str) -> None:
         """Record that a module was called with arrays whose numbers are not known."""
         if path in self.numbers:
             self.record.events.append(["unknown", self.numbers[path], reason])

@@ -13,7 +13,7 @@ from mha.core.options import positions
 from mha.core.options.config import Config
 from mha.models.audit.calls.model_calls import ModelCall, UnknownError
 from mha.models.audit.calls.packed import Sizes, packs
-from mha.models.audit.layers.reference import Truth
+from mha.models.audit.layers.reference import Reference
 from mha.weights import models
 
 TABLE = "relative_attention_bias.weight"
@@ -25,7 +25,7 @@ def told(
     call: ModelCall,
     attends: models.Attends,
     config: Any,
-    reference: Truth,
+    reference: Reference,
     path: str,
     sizes: Sizes,
     apart: bool | None = None,
@@ -135,7 +135,7 @@ def pairs(mask: np.ndarray, sizes: Sizes) -> dict[str, Any]:
     return found
 
 
-def bias(attends: models.Attends, config: Any, reference: Truth, path: str, Q: int, K: int) -> np.ndarray:
+def bias(attends: models.Attends, config: Any, reference: Reference, path: str, Q: int, K: int) -> np.ndarray:
     """Return the bias of scores, (1, H, Q or 1, K), that a model of this kind has."""
     H = config.num_heads
     if attends.bias.startswith("alibi"):
@@ -150,13 +150,13 @@ def bias(attends: models.Attends, config: Any, reference: Truth, path: str, Q: i
     return table[buckets].transpose(2, 0, 1)[None]  # (1, H, Q, K)
 
 
-def table_of(reference: Truth, path: str) -> str:
+def table_of(reference: Reference, path: str) -> str:
     """Return the name of a layer's table of biases: its own, or that of the first layer of its stack."""
     names = [name for name in reference.arrays if name.endswith(TABLE)]
     if not names:
         raise UnknownError(f"{reference.origin} has no {TABLE}")
 
-    def shared(name: str) -> int:
+    def common_length(name: str) -> int:
         return next((at for at, (X, Y) in enumerate(zip(name, path + ".", strict=False)) if X != Y), len(path))
 
-    return max(names, key=shared)
+    return max(names, key=common_length)

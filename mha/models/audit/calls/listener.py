@@ -38,7 +38,7 @@ class Sink(Protocol):
         path: of the module that runs it, None = the innermost one that is being called.
         """
 
-    def note_unknown(self, path: str, reason: str) -> None:
+    def note_no_numbers(self, path: str, reason: str) -> None:
         """Note that the module at a path was called with arrays whose numbers are not known."""
 
 

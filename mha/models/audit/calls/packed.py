@@ -9,18 +9,18 @@ Letters: B batch, Q queries, K keys and values.
 import numpy as np
 
 from mha.models.audit.calls.model_calls import ModelCall
-from mha.models.audit.layers.reference import Truth
+from mha.models.audit.layers.reference import Reference
 from mha.weights import models
 
 Sizes = tuple[int, int, int]  # B, Q, K
 
 
-def packs(call: ModelCall, attends: models.Attends, reference: Truth) -> bool:
+def packs(call: ModelCall, attends: models.Attends, reference: Reference) -> bool:
     """Whether positions that begin again begin a separate text, by the rule of transformers; see `together`."""
     return attends.causal and not together(call, attends, reference)
 
 
-def together(call: ModelCall, attends: models.Attends, reference: Truth) -> list[str]:
+def together(call: ModelCall, attends: models.Attends, reference: Reference) -> list[str]:
     """List the arguments for which transformers lets texts in one row see each other."""
     by_default = (reference.config or {}).get("use_cache", False)
     cached = call.arguments.get("use_cache")

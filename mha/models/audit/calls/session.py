@@ -140,7 +140,7 @@ class Session:
         if axes > 2 or where not in self.pools:
             self.pools[where] = function, axes
 
-    def note_unknown(self, path: str, reason: str) -> None:
+    def note_no_numbers(self, path: str, reason: str) -> None:
         """Note that a layer was called with arrays whose numbers are not known."""
         for layer, _ in self.at.get(path, ()):
             self.fail(layer.path, reason)

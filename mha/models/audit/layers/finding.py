@@ -8,8 +8,8 @@ from typing import Any
 
 from mha.layer import MultiHeadAttention
 from mha.models.audit.layers.known import USER_LAYER, Known, kind_of, norms_unread, taken
-from mha.models.audit.layers.partners import NamedTruth, Partner, Where, partner_of, partners_of
-from mha.models.audit.layers.reference import Layer, Truth, fits, natural, paired
+from mha.models.audit.layers.partners import NamedReference, Partner, Where, partner_of, partners_of
+from mha.models.audit.layers.reference import Layer, Reference, fits, natural, paired
 from mha.models.audit.layers.remarks import guesses, without_biases
 from mha.models.audit.layers.user_layers import called, lesson_of, of_like_alone, options_of, parts_of
 from mha.weights import models, schemes
@@ -38,7 +38,7 @@ class Finder:
     modules: Mapping[str, Any]
     arrays: Mapping[str, Any]
     odd: Any
-    reference: Truth
+    reference: Reference
     formats: Callable[[str], str] = schemes.unsaid
     notes: list[str] = dataclasses.field(default_factory=list)
     by_name: list[str] = dataclasses.field(default_factory=list)
@@ -90,7 +90,7 @@ class Finder:
         layer's arrays in the model.
         """
         found = partner_of(path, where, by_scheme, self.reference, mine)
-        if found is not None and isinstance(reference := found[0], NamedTruth):
+        if found is not None and isinstance(reference := found[0], NamedReference):
             self.by_name.extend(reference.guessed)
             bare = [role for role, has in reference.biased.items() if mine and has and mine.biased.get(role) is False]
             self.notes.extend(f"{role} of {path} has no bias, that of {reference.origin} has one" for role in bare)
@@ -155,7 +155,7 @@ class Finder:
         one = Known(path, str((self.reference.config or {}).get("model_type", layer[0])))
         reference, chosen = partner or (self.reference, None)
         try:
-            named = isinstance(reference, NamedTruth)  # whose configuration is the model's own
+            named = isinstance(reference, NamedReference)  # whose configuration is the model's own
             attends = self.reference.attends(layer if named else chosen or layer)
             given = self.reference.options(layer, 1) if named else {}
         except (TypeError, ValueError) as error:
@@ -177,7 +177,7 @@ class Finder:
                 reference, chosen = partner
                 attends = reference.attends(chosen)
                 given: dict[str, Any] = {} if attends else {"num_heads": config.num_heads}
-                given |= {"rotary": None} if isinstance(reference, NamedTruth) else {}
+                given |= {"rotary": None} if isinstance(reference, NamedReference) else {}
                 own, weights = reference.layer(chosen, given, 1)
                 config = own if attends else config
         except (TypeError, ValueError) as error:
@@ -197,7 +197,7 @@ class Finder:
         parts, places, own = parts_of(user_layer), dict[str, Place](), None
         if parts is None:
             layer, mine = (user_layer["scheme"], f"{path}."), None
-            reference, own = Truth(self.arrays, None, self.reference.origin, True), layer
+            reference, own = Reference(self.arrays, None, self.reference.origin, True), layer
             one = dataclasses.replace(one, kind=user_layer["scheme"])
         else:
             if lost := self.absent(path, parts):
@@ -212,7 +212,7 @@ class Finder:
                 mine = taking()
             except ValueError as error:
                 return dataclasses.replace(one, reason=str(error))
-            layer, reference = (mine.scheme, f"{path}."), NamedTruth(self.reference, taking, True, mine)
+            layer, reference = (mine.scheme, f"{path}."), NamedReference(self.reference, taking, True, mine)
             own = layer
             options = {"rotary": None} | options
             roles = {role: name for role, name in parts.names.items() if role in ROLES}
@@ -221,13 +221,13 @@ class Finder:
         if not self.reference.own:
             found = partner(path, None if mine is None or mine.unsure else mine)
             reference, own = found if found is not None else (self.reference, None)
-            if not isinstance(reference, NamedTruth):
+            if not isinstance(reference, NamedReference):
                 reference = reference.for_taught(own)
                 options = {name: X for name, X in options.items() if name in user_layer or reference.config is None}
         described = self.with_weights(one, layer, reference, own, options, attends, places)
         if mine is None or not mine.unsure or not self.reference.own:
             return described
-        other = NamedTruth(self.reference, functools.partial(taking, turned=True), True, mine)
+        other = NamedReference(self.reference, functools.partial(taking, turned=True), True, mine)
         other.kept = {}  # of the same names
         names = f"{', '.join(mine.unsure)} of {type(self.modules[path_below(path, mine.unsure[0])]).__name__}"
         turned = self.with_weights(one, layer, other, own, options, attends, places)
@@ -262,7 +262,7 @@ class Finder:
         self,
         one: Known,
         layer: Layer,
-        reference: Truth,
+        reference: Reference,
         partner: Layer | None,
         given: Mapping[str, Any],
         attends: models.Attends,

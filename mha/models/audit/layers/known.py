@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -57,7 +57,7 @@ class Known:
     reason: str = ""
     left_out: bool = False
     note: str = ""
-    turned: "Known | None" = None
+    turned: Self | None = None
 
     def weights_for(self, tokens: int) -> Found:
         """Return the configuration and the canonical weights, for a text of this many tokens."""
@@ -91,7 +91,7 @@ class Known:
             rows = unpack(rows.T, dataclasses.replace(place, axes="oi"), config.num_heads, config.num_key_value_heads)
         return rows.reshape(B, T, -1)  # (B, T, H*d or G*d)
 
-    def as_used(self, inputs: Mapping[str, np.ndarray], outputs: Mapping[str, np.ndarray]) -> "Known":
+    def as_used(self, inputs: Mapping[str, np.ndarray], outputs: Mapping[str, np.ndarray]) -> Self:
         """Return the layer whose kernels lie as its projections' inputs and outputs show."""
         if self.turned is None:
             return self

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 
 from mha.core.tables import few
-from mha.models.audit.layers.reference import Layer, Truth, fits, natural, paired
+from mha.models.audit.layers.reference import Layer, Reference, fits, natural, paired
 from mha.models.audit.layers.user_layers import parts_of_like
 from mha.weights.projections import Parts, Taken, beginnings, lacking, prefixes, take
 
-Partner = tuple[Truth, Layer]
+Partner = tuple[Reference, Layer]
 Where = tuple[str, Parts | None]  # the path of a layer among the arrays, and its names, None = those of a scheme
 HOW = (
     "say where they are, such as like='encoder.layers.{}.attention' beside W_q and the others in layers=, where {} is "
@@ -20,10 +20,10 @@ HOW = (
 )
 
 
-class NamedTruth(Truth):
+class NamedReference(Reference):
     """The reference for one layer whose arrays have names of their own; take: reads them, as `projections.take`."""
 
-    def __init__(self, whole: Truth, take: Callable[[], Taken], own: bool, first: Taken) -> None:
+    def __init__(self, whole: Reference, take: Callable[[], Taken], own: bool, first: Taken) -> None:
         super().__init__(whole.arrays, None, whole.origin, own)
         self.kept, self.take = whole.kept, take
         self.biased, self.guessed = first.biased, first.guessed
@@ -33,7 +33,9 @@ class NamedTruth(Truth):
         return dict(self.take().arrays), ""
 
 
-def partners_of(user_layers: Mapping[str, Any], reference: Truth, by_scheme: Mapping[str, Layer]) -> dict[str, Where]:
+def partners_of(
+    user_layers: Mapping[str, Any], reference: Reference, by_scheme: Mapping[str, Layer]
+) -> dict[str, Where]:
     """Find the arrays of each layer that a dict of layers= describes.
 
     user_layers: by path, the value in layers=; by_scheme: by path, the reference's layers that a scheme describes.
@@ -71,7 +73,7 @@ def is_sequence(paths: Iterable[str]) -> bool:
     return len({re.sub(r"[._]?\d+", "", path) for path in paths}) < 2
 
 
-def is_described(path: str, layer: Layer, reference: Truth) -> bool:
+def is_described(path: str, layer: Layer, reference: Reference) -> bool:
     """Whether a layer is at its own path, and the configuration of like= describes it completely."""
     try:
         return fits(layer[1].rstrip("."), path) and reference.attends(layer) is not None
@@ -79,7 +81,7 @@ def is_described(path: str, layer: Layer, reference: Truth) -> bool:
         return False
 
 
-def said(path: str, parts: Parts, reference: Truth) -> Where:
+def said(path: str, parts: Parts, reference: Reference) -> Where:
     """Return the place that layers= names for a layer; ValueError if no layer is there."""
     at = parts.path or ""
     if parts.names and not lacking(at, parts, reference.arrays):
@@ -89,7 +91,7 @@ def said(path: str, parts: Parts, reference: Truth) -> Where:
     raise ValueError(missing(path, parts, reference))
 
 
-def by_names(paths: Sequence[str], parts: Parts, reference: Truth) -> dict[str, Where]:
+def by_names(paths: Sequence[str], parts: Parts, reference: Reference) -> dict[str, Where]:
     """Find the layers with projections of these names."""
     own = {path: parts.at(path) for path in paths}
     if len({tuple(one.names.items()) for one in own.values()}) > 1:  # a number is in a name
@@ -101,7 +103,7 @@ def by_names(paths: Sequence[str], parts: Parts, reference: Truth) -> dict[str, 
     return {path: (layer[1], own[path]) for path, layer in paired(paths, layers).items()}
 
 
-def missing(path: str, parts: Parts | None, reference: Truth) -> str:
+def missing(path: str, parts: Parts | None, reference: Reference) -> str:
     """Say which arrays of a layer are nowhere in like=, or in several places."""
     begin = f"like= and layers= do not fit each other: for {path}, in {reference.origin}"
     some = f"its arrays are {', '.join(few(list(reference.arrays))) or 'none'}"
@@ -119,7 +121,11 @@ def missing(path: str, parts: Parts | None, reference: Truth) -> str:
 
 
 def partner_of(
-    path: str, where: Mapping[str, Where], by_scheme: Mapping[str, Layer], reference: Truth, mine: Taken | None = None
+    path: str,
+    where: Mapping[str, Where],
+    by_scheme: Mapping[str, Layer],
+    reference: Reference,
+    mine: Taken | None = None,
 ) -> Partner | None:
     """Return the reference for a layer, and its layer there; None if there is none.
 
@@ -134,7 +140,9 @@ def partner_of(
     return None if layer is None else (reference, layer)
 
 
-def named_truth(reference: Truth, prefix: str, parts: Parts, mine: Taken | None = None) -> tuple[NamedTruth, Layer]:
+def named_truth(
+    reference: Reference, prefix: str, parts: Parts, mine: Taken | None = None
+) -> tuple[NamedReference, Layer]:
     """Return the reference for a layer whose arrays have names of their own, and its layer there.
 
     mine: the arrays of the model. Raises ValueError if their sizes differ, or if nothing shows how the kernels lie.
@@ -153,4 +161,4 @@ def named_truth(reference: Truth, prefix: str, parts: Parts, mine: Taken | None 
         first = taking()
     except ValueError as error:
         raise ValueError(f"like= and layers= do not fit each other: {error}") from error
-    return NamedTruth(reference, taking, False, first), (first.scheme, f"{prefix}.")
+    return NamedReference(reference, taking, False, first), (first.scheme, f"{prefix}.")

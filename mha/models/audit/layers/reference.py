@@ -27,7 +27,7 @@ MOST = 2**30  # bytes of weights that are kept
 GROWING = ("dynamic", "longrope", "su", "yarn")  # rotations that may go by the length of the text
 
 
-class Truth:
+class Reference:
     """Arrays by name, which are read when they are used, and the configuration of their model.
 
     Attributes:
@@ -115,13 +115,13 @@ class Truth:
         scheme, prefix = chosen
         return scheme, prefix.removeprefix(f"{self.inside}.") if self.inside else prefix
 
-    def for_taught(self, chosen: Layer | None) -> "Truth":
+    def for_taught(self, chosen: Layer | None) -> "Reference":
         """Drop the configuration if it does not describe this layer, which layers= describes."""
         try:
             if chosen is not None:
                 self.options(chosen, 1)
         except (TypeError, ValueError, OverflowError):
-            return Truth(self.arrays, None, self.origin, formats=self.formats)
+            return Reference(self.arrays, None, self.origin, formats=self.formats)
         return self
 
     @functools.cached_property
@@ -135,7 +135,7 @@ class Truth:
 
 
 @contextlib.contextmanager
-def opened(like: Any, model: Any, adapter: Any, backend: BackendName | None) -> Iterator[Truth]:
+def opened(like: Any, model: Any, adapter: Any, backend: BackendName | None) -> Iterator[Reference]:
     """Open the reference for a model.
 
     like: as for `audit`; adapter: of the model's framework, None = no model.
@@ -144,16 +144,16 @@ def opened(like: Any, model: Any, adapter: Any, backend: BackendName | None) -> 
     inside, config = configured({} if adapter is None else adapter.modules(model))
     own_formats = formats_of(backend)
     config_format: str | None = own_formats("")
-    if isinstance(like, Truth):
+    if isinstance(like, Reference):
         yield like
     elif like is None:
-        yield Truth(adapter.arrays(model), config, "the model's own weights", True, inside, own_formats)
+        yield Reference(adapter.arrays(model), config, "the model's own weights", True, inside, own_formats)
     elif isinstance(like, (str, os.PathLike)):
         with readers.opened(like) as source:
             beside = config_beside(source.path)
             own_config = config if beside is None else beside
             inside, config_format = (inside, config_format) if beside is None else ("", None)
-            reference = Truth(
+            reference = Reference(
                 readers.Arrays(source),
                 own_config,
                 os.fspath(like),
@@ -167,14 +167,16 @@ def opened(like: Any, model: Any, adapter: Any, backend: BackendName | None) -> 
     elif isinstance(like, Mapping) and not callable(like):  # a module of MLX is a dict, too
         arrays = named(like)
         formats = formats_of(dispatch.backend_of(next(iter(arrays.values()), None)))
-        yield Truth(arrays, config, "the arrays of like", inside=inside, formats=formats, config_format=config_format)
+        yield Reference(
+            arrays, config, "the arrays of like", inside=inside, formats=formats, config_format=config_format
+        )
     elif own_backend := dispatch.backend_of(like):
         other = taps_of(own_backend)
         modules = other.modules(like)
         there, own = configured(modules)
         there, own, config_format = (inside, config, config_format) if own is None else (there, own, None)
         name, formats = f"the {type(like).__name__} of like", formats_of(own_backend)
-        yield Truth(
+        yield Reference(
             other.arrays(like), own, name, inside=there, formats=formats, config_format=config_format, modules=modules
         )
     else:

@@ -5,7 +5,7 @@ from typing import Any
 
 from mha.core.tables import counted, few
 from mha.models.audit.layers.partners import Where
-from mha.models.audit.layers.reference import Truth, fits
+from mha.models.audit.layers.reference import Reference, fits
 from mha.models.audit.layers.user_layers import parts_of, parts_of_like
 from mha.weights.projections import biases_of
 
@@ -34,7 +34,7 @@ def without_biases(user_layers: Mapping[str, Any], arrays: Mapping[str, Any]) ->
 
 
 def guesses(
-    user_layers: Mapping[str, Any], where: Mapping[str, Where], kernels: Sequence[str], reference: Truth
+    user_layers: Mapping[str, Any], where: Mapping[str, Where], kernels: Sequence[str], reference: Reference
 ) -> list[str]:
     """Say which layers of like= were paired by order alone, and which kernels lie as their name says.
 
