@@ -25,6 +25,6 @@ ALONE = {
     "weights.py: Dense": "it takes no empty array",
     "weights.py: data": "parameters are read under a lock",
     "weights.py: filled": "parameters are made in two steps",
-    "learn/d2l/frameworks: masked_softmax": "`np.array([3, 2])` holds floats",
-    "learn/d2l/frameworks: MultiHeadAttention.forward": "`np.array([3, 2])` holds floats",
+    "learn/d2l: masked_softmax": "`np.array([3, 2])` holds floats",
+    "learn/d2l: MultiHeadAttention.forward": "`np.array([3, 2])` holds floats",
 }

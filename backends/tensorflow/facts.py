@@ -28,6 +28,6 @@ ALONE = {
     "arrays.py: shape_of": "a size may be learnt only in a call",
     "arrays.py: must_fit": "a size may be learnt only in a call",
     "engine/pooling.py: AttentionPooling.pool_block": "heads keep an axis of their own",
-    "learn/d2l/frameworks: MultiHeadAttention.pooling": "a file of Keras's saver may tell of another",
-    "learn/d2l/frameworks: MultiHeadAttention.__init__": "Keras's saver makes layers from their options",
+    "learn/d2l: MultiHeadAttention.pooling": "a file of Keras's saver may tell of another",
+    "learn/d2l: MultiHeadAttention.__init__": "Keras's saver makes layers from their options",
 }

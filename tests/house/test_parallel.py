@@ -25,9 +25,10 @@ ENGINE = ("engine/layer.py", "engine/pooling.py", "engine/operations.py")
 MHA = Path(dispatch.__file__).parents[1]
 MEASURES = "learn/page/frameworks"
 USES = (
-    "weights/frameworks", "models/frameworks", "learn/d2l/frameworks", MEASURES,
-    "bench/frameworks/layers", "bench/frameworks/decoding", "bench/frameworks/ranks", "learn/d2l/next/frameworks",
+    "weights/frameworks", "models/frameworks", "learn/d2l", MEASURES,
+    "bench/frameworks/layers", "bench/frameworks/decoding", "bench/frameworks/ranks", "learn/d2l/next",
 )  # fmt: skip
+SHARED = {"learn/d2l": {"common"}, "learn/d2l/next": {"model", "names", "text"}}  # what the files of such a room share
 
 # How a framework names the methods that every layer has.
 SAME_METHOD = {"setup": "__init__"} | dict.fromkeys(dispatch.facts("METHOD").values(), "__call__")
@@ -135,7 +136,9 @@ def test_every_folder_has_the_same_files(name):
 def test_a_room_for_frameworks_has_a_file_for_each(room):
     """Another file there is what a framework has alone, or says why by its name in `LACKING` that there is none."""
     alone = {Path(one).stem for name in NAMES for one in ALONE[name] if Path(one).parent == Path(room)}
-    assert {path.stem for path in (MHA / room).glob("*.py")} - alone - {"__init__"} <= {*NAMES}
+    assert {path.stem for path in (MHA / room).glob("*.py")} - alone - {"__init__"} - SHARED.get(room, set()) <= {
+        *NAMES
+    }
     assert (MHA / room / f"{REFERENCE}.py").exists()
 
 

@@ -325,7 +325,7 @@ def test_what_pytorch_has_beside(book):
 @pytest.mark.parametrize("name", next_book.WITH_NEXT)
 def test_a_missing_framework_says_how_to_install_it(name, monkeypatch):
     monkeypatch.setitem(sys.modules, dispatch.FRAMEWORKS[name].needs[-1], None)
-    for module in (f"mha.d2l.next.{name}", f"mha.backends.{name}", f"mha.learn.d2l.next.frameworks.{name}"):
+    for module in (f"mha.d2l.next.{name}", f"mha.backends.{name}", f"mha.learn.d2l.next.{name}"):
         monkeypatch.delitem(sys.modules, module, raising=False)
     with pytest.raises(ModuleNotFoundError, match=f"backend '{name}' needs .*: pip install"):
         importlib.import_module(f"mha.d2l.next.{name}")

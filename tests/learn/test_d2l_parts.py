@@ -2,7 +2,6 @@
 
 import ast
 import importlib
-import itertools
 import random
 import sys
 
@@ -20,7 +19,7 @@ from mha.core.call import Call
 B, Q, K, H, d, dv = 2, 3, 5, 7, 11, 23
 LENGTHS = {"none": None, "per sample": np.array([4, 0]), "per query": np.array([[1, 9, 0], [5, 2, 3]])}
 EACH_LENGTHS = pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
-WITH_BOOK = dispatch.having("learn/d2l/frameworks/*.py")
+WITH_BOOK = dispatch.having("learn/d2l/*.py")
 
 
 def arrays(rng, *shapes):
@@ -203,7 +202,7 @@ def test_heat_maps_say_that_they_need_matplotlib(backend, d2l, rng, monkeypatch)
 @pytest.mark.parametrize("name", WITH_BOOK)
 def test_a_missing_framework_says_how_to_install_it(name, monkeypatch):
     monkeypatch.setitem(sys.modules, dispatch.FRAMEWORKS[name].needs[-1], None)
-    for module in (f"mha.d2l.{name}", f"mha.backends.{name}", f"mha.learn.d2l.frameworks.{name}"):
+    for module in (f"mha.d2l.{name}", f"mha.backends.{name}", f"mha.learn.d2l.{name}"):
         monkeypatch.delitem(sys.modules, module, raising=False)
     with pytest.raises(ModuleNotFoundError, match=f"backend '{name}' needs .*: pip install"):
         importlib.import_module(f"mha.d2l.{name}")
@@ -226,10 +225,9 @@ def test_each_framework_has_the_same_names_of_the_book(name):
 
 
 def public(name):
-    """Public names of the sources of the book's names for a framework, but those of modules."""
-    files = f"mha/learn/d2l/{name}.py", f"mha/learn/d2l/frameworks/{name}.py"
+    """Public names of the source of the book's names for a framework, but those of modules."""
     names = set()
-    for node in itertools.chain(*(ast.parse(pages.text(file)).body for file in files)):
+    for node in ast.parse(pages.text(f"mha/learn/d2l/{name}.py")).body:
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
             names.add(node.name)
         elif isinstance(node, ast.Assign):

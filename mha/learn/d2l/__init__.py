@@ -11,4 +11,4 @@ from mha.learn.d2l.common import missing
 
 
 def __getattr__(name: str) -> Any:
-    raise missing("mha.d2l", "a section of the book", "learn/d2l/frameworks/*.py", name)
+    raise missing("mha.d2l", "a section of the book", "learn/d2l/*.py", name)

@@ -1,4 +1,4 @@
-"""The part of the book's names that is the same on every framework; `frameworks/` has the rest.
+"""The part of the book's names that is the same on every framework; the files beside have the rest.
 
 Only names, argument orders and what is kept after a call are the book's; what is computed is the backend's.
 

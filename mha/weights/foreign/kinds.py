@@ -9,7 +9,7 @@ from mha.core.options.names import BackendName
 from mha.weights import schemes
 
 # The kinds of layers, by the names that import them, and the backend of each.
-BOOK = {f"mha.d2l.{name}.MultiHeadAttention": name for name in dispatch.having("learn/d2l/frameworks/*.py")}
+BOOK = {f"mha.d2l.{name}.MultiHeadAttention": name for name in dispatch.having("learn/d2l/*.py")}
 KINDS = {kind: name for name, kinds in dispatch.facts("LAYERS", ()).items() for kind in kinds} | BOOK
 OWN = {
     f"mha.backends.{name}.{file}.MultiHeadAttention": name

@@ -8,7 +8,7 @@ from typing import Any
 
 from mha.learn.d2l.common import missing
 
-SECTION, FILES = "a section of the next edition", "learn/d2l/next/frameworks/*.py"
+SECTION, FILES = "a section of the next edition", "learn/d2l/next/*.py"
 
 
 def __getattr__(name: str) -> Any:

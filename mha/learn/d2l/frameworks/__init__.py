@@ -1,1 +1,0 @@
-"""The book's names in each framework."""

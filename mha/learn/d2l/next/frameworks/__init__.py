@@ -1,1 +1,0 @@
-"""The names of the book's next edition in each framework."""
