@@ -69,7 +69,7 @@ def part_of(config: Config, count: int) -> Config:
 
 
 def heads_of_keys(config: Config, count: int) -> list[list[int]]:
-    """The heads of keys and values of each part, as numbers of those of the whole, in the order of what uses them."""
+    """The numbers of the heads of keys and values of each part, in the order of the heads of queries that use them."""
     own = part_of(config, count).num_key_value_heads
     copies = own * count // config.num_key_value_heads
     return [[number // copies for number in range(index * own, (index + 1) * own)] for index in range(count)]
@@ -83,7 +83,7 @@ def over_all(config: Config) -> list[str]:
 def split_axes(config: Config, count: int) -> dict[str, int]:
     """The axis along which each weight of a layer is split into `count` parts, by name.
 
-    Of the others, each part has the whole: all heads share them, or it takes the heads of keys that it uses (`copied`).
+    A weight without such an axis is in every part: whole if all heads share it, else (`copied`) its heads of keys.
     """
     whole = copied(config, count)
     return {name: axis for name, axis in _axes(config).items() if name not in whole}
@@ -95,12 +95,12 @@ def copied(config: Config, count: int) -> set[str]:
 
 
 def _axes(config: Config) -> dict[str, int]:
-    """The axis of each weight of a layer that has the heads, by name; other weights are shared by all heads."""
+    """The axis of heads of each weight that has one, by name; all heads share the other weights."""
     return SPLIT | {f"{norm}.scale": -1 for name in over_all(config) for norm in NORMS[name]}
 
 
 def _refuse_over_all(config: Config) -> None:
-    """Raise ValueError if a layer has a norm over all heads, of which parts that are layers do not know the mean."""
+    """Raise ValueError if a layer has a norm over all heads: a part that is a layer cannot compute its mean."""
     for name in over_all(config):
         raise ValueError(
             f'{name} has over="all", expected "head": a part that is a layer itself does not know the mean of all '
@@ -155,7 +155,7 @@ def _part(name: str, X: np.ndarray, config: Config, index: int, count: int) -> n
 
 
 def _whole_of(part: Config, count: int, num_key_value_heads: int | None) -> Config:
-    """The configuration of which `count` parts have this one; raises ValueError if there is none."""
+    """The configuration of the whole layer that has `count` such parts; raises ValueError if there is none."""
     heads, most = part.num_heads * count, part.num_key_value_heads * count
     groups = most if num_key_value_heads is None else checks.size("num_key_value_heads", num_key_value_heads)
     known = [n for n in range(1, most + 1) if heads % n == 0 and n // math.gcd(n, count) == part.num_key_value_heads]

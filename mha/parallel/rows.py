@@ -29,7 +29,7 @@ def zigzag(total: int, devices: int) -> list[Pieces]:
 
 
 def check_zigzag(zigzag: object, how: str | None) -> None:
-    """Refuse a `zigzag` that is no flag, and one without a ring: other ways have all keys, or all rows, anyway."""
+    """Check that `zigzag` is a flag, and not True without a ring: other ways collect all keys or all rows anyway."""
     if zigzag is not None and checks.flag("zigzag", zigzag) and how != "ring":
         raise ValueError(f'zigzag is True beside how={how!r}, expected None: only a ring has it; write how="ring"')
 
@@ -44,7 +44,7 @@ def balances(call: Call, own: Container[str]) -> bool:
 
 
 def as_here(pieces: Pieces) -> list[tuple[slice, int]]:
-    """The pieces of a device, which has them one after another: each as a slice of its rows, and its first in all."""
+    """Each piece of a device as a slice of the rows there, with the place of its first row in the whole sequence."""
     ends = accumulate((piece.stop - piece.start for piece in pieces), initial=0)
     return [(slice(*both), piece.start) for both, piece in zip(pairwise(ends), pieces, strict=True)]
 

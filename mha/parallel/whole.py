@@ -1,4 +1,4 @@
-"""Read the weights of a split layer from a file, checked before anything changes; write them, one rank for all."""
+"""Read and write the file of a split layer: the weights are checked before any changes, and one rank writes for all."""
 
 import dataclasses
 import os
@@ -28,7 +28,7 @@ def read(path: str | os.PathLike[str], config: Config) -> dict[str, np.ndarray]:
 
 
 def write(path: str | os.PathLike[str], config: Config, arrays: dict[str, np.ndarray]) -> Exception | None:
-    """Write canonical weights, as `attention.save` does; returns the error, which is sent to the other ranks first."""
+    """Write canonical weights, as `attention.save` does; return an error, so that the other ranks learn of it first."""
     try:
         weights.save(path, config, arrays)
     except (OSError, ValueError) as error:
@@ -37,7 +37,7 @@ def write(path: str | os.PathLike[str], config: Config, arrays: dict[str, np.nda
 
 
 def in_bytes(problem: Exception | None) -> np.ndarray:
-    """The error, or none, that the writing rank sends to the others, as an array of bytes."""
+    """The text of an error, "" for none, as an array of bytes that the writing rank sends to the others."""
     return np.frombuffer(str(problem or "").encode()[:ROOM].ljust(ROOM, b"\0"), np.uint8)
 
 

@@ -1,4 +1,4 @@
-"""The weights of a layer whose variables are split over devices, as one: collected, saved, and loaded.
+"""Collect, save and load the weights of a layer whose variables are split over devices.
 
 `orbax.checkpoint`, which comes with Flax, saves and restores such variables as they are: they are a tree of arrays.
 """
@@ -45,7 +45,7 @@ def load(layer, path):
 
 
 def _placed(array, like):
-    """A NumPy array as one of JAX that lies where another lies, of which each process makes its part."""
+    """Make an array of JAX from a NumPy array, on the devices of another one; each process makes its own part."""
     sharding = getattr(like, "sharding", None)
     return array if sharding is None else jax.make_array_from_callback(array.shape, sharding, lambda part: array[part])
 

@@ -1,4 +1,4 @@
-"""Rows of zeros behind a sequence, so that each device has as many, and the call that hides them.
+"""Pad a sequence with rows of zeros, so that all devices have equally many, and hide these rows.
 
 Letters as in the chapters.
 """
@@ -12,7 +12,7 @@ OF_KEYS = ("key_segments", "key_positions")
 
 
 def filled(queries, keys, values, call, parts):
-    """Inputs with rows of zeros, so that each device has as many, and the call that hides these, as `prepared`."""
+    """Inputs with rows of zeros, so that `parts` divides their number, and the call that hides these rows."""
     Q, K, call = queries.shape[1], keys.shape[1], prepared(call, keys.shape[1])
     more_queries, more_keys = -Q % parts, -K % parts
     lens = call.valid_lens
@@ -33,7 +33,7 @@ def filled(queries, keys, values, call, parts):
 
 
 def _padded(X, more):
-    """Numbers of tokens, such as positions, (T,) or (B, T), and so many more, of padding."""
+    """Return numbers of tokens, such as positions, (T,) or (B, T), and so many more, of padding."""
     return jnp.pad(X, [*(X.ndim - 1) * [(0, 0)], (0, more)], constant_values=-1)
 
 

@@ -1,4 +1,4 @@
-"""The heads on one of several devices of JAX: their weights, out of those of the whole layer, and their cache.
+"""The weights and the cache of the heads on one of several devices of JAX, from those of the whole layer.
 
 Letters as in the chapters.
 """
@@ -16,8 +16,8 @@ from mha.parallel.parts import copied, heads_of_keys, part_of
 def of_device(config, axis, variables):
     """The variables of the heads on this device, inside `jax.shard_map` over an axis; config: the whole layer's.
 
-    Of heads of keys that do not divide by the devices, it takes its own. The bias of W_o is zero but on the first
-    device: it is added once.
+    If the devices do not divide the heads of keys, each takes those that it uses. The bias of W_o is zero except on
+    the first device: it is added once.
     """
     count, device, named = jax.lax.axis_size(axis), jax.lax.axis_index(axis), flatten_dict(variables["params"], sep=".")
     for name in copied(config, count) & named.keys():
@@ -30,12 +30,12 @@ def of_device(config, axis, variables):
 
 
 def kept_by_devices(config, count):
-    """The configuration of a cache that so many devices divide: with copies of heads of keys, if they do not divide."""
+    """The configuration of a cache for so many devices: with copies of heads of keys if they do not divide these."""
     return dataclasses.replace(config, num_key_value_heads=count * part_of(config, count).num_key_value_heads)
 
 
 def with_copies(cache, config, count):
-    """The cache of a layer of this configuration, for so many devices; one that is for them already stays as it is."""
+    """The cache of a layer, with the copies of heads that so many devices need; one that has them stays as it is."""
     kept = kept_by_devices(config, count)
     if not isinstance(cache, Cache) or cache.config != config or kept == config:
         return cache

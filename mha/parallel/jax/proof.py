@@ -19,7 +19,7 @@ JIT = "data (jit)"
 
 
 class Ranks:
-    """All devices, which one process drives: GPUs or TPUs where there are as many, else parts of the processor."""
+    """All devices, driven by one process: GPUs or TPUs where there are enough, else parts of the processor."""
 
     def __init__(self, rank, count, meet, limit):
         devices = jax.devices() if len(jax.devices()) >= count else jax.devices("cpu")
@@ -61,6 +61,6 @@ class Ranks:
 
 
 def _spread(mesh, batch, X):
-    """An array with its samples on all devices; what has no sample of its own for each is on each of them."""
+    """Spread the samples of an array over the devices; an array without an axis of samples is copied to each."""
     spec = PartitionSpec("data") if X.ndim > 2 and len(X) == batch else PartitionSpec()
     return jax.device_put(X, NamedSharding(mesh, spec))

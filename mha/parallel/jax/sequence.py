@@ -22,22 +22,26 @@ from .twins import twin_of
 def over(part, axis, how, sizes, each, placed, in_zigzag):
     """A layer for one call of the rows on each device, inside `jax.shard_map` over an axis.
 
-    Its call: lengths, mask and bias are of the queries here, or with "ulysses" of all and of the heads that meet here,
-    and of all keys; sizes: numbers of all queries and keys; each: whether each query has a length of its own; placed:
-    positions of the queries here and of all keys, for the rotation, or None; in_zigzag: whether a ring's rows are
-    pooled in zigzag.
+    Lengths, mask and bias of its call are of all keys and of the queries here, or with "ulysses" of all queries and of
+    the heads that are pooled here.
+
+    Args:
+        sizes: numbers of all queries and keys.
+        each: whether each query has a length of its own.
+        placed: positions of the queries here and of all keys, for the rotation, or None.
+        in_zigzag: whether a ring's rows are pooled in zigzag.
     """
     known = {"sizes": sizes, "each": each, "placed": placed, "in_zigzag": in_zigzag}
     return twin_of(part, HOWS[how], axis=axis, **known)
 
 
 class OfRows:
-    """A layer for one call of the rows on this device: comes before the class that it was."""
+    """A layer for one call of the rows on this device; it comes before the layer's own class in the bases."""
 
     together = False  # whether all rows of some heads meet
 
     def attend(self, queries, keys, values, call):
-        """Take the steps of the lesson: all devices meet as often."""
+        """Take the steps of the lesson, so that all devices exchange equally often."""
         return lesson.MultiHeadAttention.attend(self, queries, keys, values, call.planned(lesson=True))
 
     def blanked(self, queries, keys, values, call):
@@ -59,14 +63,14 @@ class OfRows:
         return *blank(queries, keys, values, sees, self.here(seen, keys)), call
 
     def turn(self, q, k, call):
-        """Heads as they are compared: as in the lesson, by their places in the whole."""
+        """Norm the heads, and rotate and temper them by their places in the whole sequence."""
         of_queries, of_keys = self.placed
         here = places(k, None, self.first(k)) if of_keys is None else self.here(places(k, of_keys), k)  # (B or 1, K)
         own = call._replace(positions=of_queries, offset=call.offset + self.first(q), key_positions=here)
         return lesson.MultiHeadAttention.turn(self, q, k, own)
 
     def first(self, X):
-        """The place in the whole of the first row of X (any, T, any) here."""
+        """The place in the whole sequence of the first row of X (any, T, any) here."""
         return jax.lax.axis_index(self.axis) * X.shape[1]
 
     def here(self, flags, X):
@@ -75,7 +79,7 @@ class OfRows:
 
 
 class Ring(OfRows):
-    """The keys and values of one device after another."""
+    """Keys and values of one device after another come to the queries."""
 
     def pool(self, q, k, v, call):
         """The pooled heads, (B*H, Q, dv)."""
@@ -94,7 +98,7 @@ class Gather(OfRows):
 
 
 class Ulysses(OfRows):
-    """All rows of some heads on each device: pooled there, and brought back."""
+    """All rows of some heads on each device, pooled there and sent back."""
 
     together = True
 
@@ -117,20 +121,20 @@ class Ulysses(OfRows):
         return call.planned(sinks=jax.lax.dynamic_slice_in_dim(call.plan.sinks, first, size, 1))  # (1, H/N, 1, 1)
 
     def exchanged(self, X, B, split, joined):
-        """Some heads of all rows for all heads of some rows, or the other way: (B*heads, rows, d)."""
+        """Exchange all heads of some rows for some heads of all rows, or back: (B*heads, rows, d)."""
         X = X.reshape(B, -1, *X.shape[1:])  # (B, heads, rows, d)
         X = jax.lax.all_to_all(X, self.axis, split, joined, tiled=True)  # (B, heads, rows, d)
         return X.reshape(-1, *X.shape[2:])  # (B*heads, rows, d)
 
 
 def _used(queries, keys, call):
-    """A flag for each query (B, Q) and key (B, K), as `used` gives them, also where one stands for all."""
+    """The flags of `used` with a value for each query (B, Q) and key (B, K)."""
     found = zip(used(OPERATIONS, queries, keys, call), (queries, keys), strict=True)
     return (jnp.broadcast_to(flags, X.shape[:2]) for flags, X in found)
 
 
 def _moved(call, first):
-    """The call from another first query on, with an offset (B or 1, 1)."""
+    """The call with its offset, (B or 1, 1), moved to another first query."""
     return call._replace(offset=jnp.asarray(call.offset + first).reshape(-1, 1))  # (B or 1, 1)
 
 

@@ -1,4 +1,4 @@
-"""A cache whose slots are split over devices: each writes and attends to those that it has, and all results are merged.
+"""A cache whose slots are split over devices: each writes and attends to its own, and the results are merged.
 
 Letters as in the chapters; S slots, of which each device has n, Q new tokens, T = S + Q. Queries, new tokens and the
 bookkeeping of the slots are on all devices. Of the new tokens, each device attends to an equal share, c of them. The
@@ -34,14 +34,14 @@ def over(part, axis):
 
 
 class OfSlots:
-    """A layer for one call with the slots on this device: comes before the class that it was."""
+    """A layer for one call with the slots on this device; it comes before the layer's own class in the bases."""
 
     def attend(self, queries, keys, values, call):
-        """Take the steps of the lesson: all devices meet as often."""
+        """Take the steps of the lesson, so that all devices exchange equally often."""
         return lesson.MultiHeadAttention.attend(self, queries, keys, values, call.planned(lesson=True))
 
     def remember(self, k, v, call):
-        """The slots here and the share of new tokens, apart, the call of these, and what writes the slots here."""
+        """The heads in the slots here and of the new tokens here, the call for them, and a function that writes."""
         cache, (B, G, n, _), Q = call.cache, call.cache.keys.shape, k.shape[1]
         there, state, call = booked(call, Q)
         index, N = jax.lax.axis_index(self.axis), jax.lax.axis_size(self.axis)
@@ -51,13 +51,13 @@ class OfSlots:
         write = functools.partial(written, cache, k, v, here, state)
 
         def share(X, axis, value=0):
-            """Of an axis of new tokens, those of this device."""
+            """The part of X that belongs to this device, along an axis of new tokens."""
             more = [(0, 0)] * X.ndim
             more[axis] = 0, N * c - X.shape[axis]
             return jax.lax.dynamic_slice_in_dim(jnp.pad(X, more, constant_values=value), index * c, c, axis)
 
         def both(X, axis, value=0):
-            """Of an axis of slots and new tokens, those of this device."""
+            """The part of X that belongs to this device, along an axis of slots and new tokens."""
             slots = jax.lax.dynamic_slice_in_dim(X, first, n, axis)
             return jnp.concatenate([slots, share(jax.lax.slice_in_dim(X, S, None, axis=axis), axis, value)], axis)
 
@@ -72,11 +72,11 @@ class OfSlots:
         return keys, values, call, write
 
     def recall(self, output, weights, call, cache):
-        """The results of a call with a cache, whose slots are written now."""
+        """The results of a call with a cache, after its slots are written."""
         return recall(output, weights, call, cache(output) if output.size else call.cache)
 
     def pool(self, q, k, v, call):
-        """The pooled heads, (B*H, Q, dv): of the keys here in blocks of queries, and merged."""
+        """The pooled heads, (B*H, Q, dv): pooled from the keys here, in blocks of queries, then merged over devices."""
         call, attention = self.beside_sinks(call), self.attention
         if type(attention).weigh is not poolings.AttentionPooling.weigh:
             name = type(attention).__name__
@@ -105,7 +105,7 @@ class OfSlots:
 
 
 def _of_keys(pooling, variables, drop, q, k, v, num_heads, call):
-    """Of queries q (B*H, Q, d) over the keys here: maxima and sums (B*H, Q, 1), and pooled values (B*H, Q, dv)."""
+    """Pool queries q (B*H, Q, d) over the keys here: maxima and sums (B*H, Q, 1), and pooled values (B*H, Q, dv)."""
     (BG, n, _), K = k[0].shape, k[0].shape[1] + k[1].shape[1]
     visible, bias, _ = by_group(OPERATIONS, q, jnp.empty((BG, K, 0)), num_heads, call)
     folded = q.reshape(BG, -1, q.shape[2])  # (B*G, H/G*Q, d)
@@ -128,7 +128,7 @@ def _of_keys(pooling, variables, drop, q, k, v, num_heads, call):
 
 
 def _merged(axis, most, total, pooled, sinks):
-    """What the devices of an axis have found, as one: (B*H, Q, dv)."""
+    """Merge the maxima, sums and pooled values of all devices of an axis: (B*H, Q, dv)."""
     largest = jax.lax.pmax(most, axis)
     if sinks is not None:
         largest = jnp.maximum(largest, jax.lax.stop_gradient(widen(sinks)))
@@ -142,7 +142,7 @@ def _merged(axis, most, total, pooled, sinks):
 
 
 def _dropped(rate, key, weights):
-    """Weights, of which some are 0 with dropout, and others grow to make up."""
+    """Weights after dropout: some are 0, the others grow to make up."""
     if not rate:
         return weights
     return weights * jax.random.bernoulli(key, 1 - rate, weights.shape) / (1 - rate)

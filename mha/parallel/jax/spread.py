@@ -1,4 +1,4 @@
-"""A call of a layer of JAX over the devices of a mesh: what each is given, and how their parts make the whole.
+"""Call a layer of JAX over the devices of a mesh: split its arguments, run the parts, and join their outputs.
 
 Letters as in the chapters. `jax.shard_map` runs the layer with the heads of one device, which knows nothing of the
 others; what is computed is not written again.
@@ -89,7 +89,7 @@ def attend(
 
 
 def _in_mesh(run, specs, mesh, *arrays):
-    """What run(mesh, *arrays) gives, which lies as specs say, where axes of the mesh may be parts of types."""
+    """Call run(mesh, *arrays), also in a mesh with explicit axes; specs: how the result lies on the devices."""
     if AxisType.Explicit not in mesh.axis_types:
         return run(mesh, *arrays)
     # Where shardings are part of types, XLA finds those inside by itself.
@@ -99,9 +99,9 @@ def _in_mesh(run, specs, mesh, *arrays):
 
 
 def _decoded(module, part, axes, call, mesh, variables, named):
-    """The output of a checked call with a cache, and the one that is left.
+    """The output of a checked call with a cache, and the next cache.
 
-    Each device keeps the heads that it has, and of their slots those that it has.
+    Each device keeps its own heads and slots of the cache.
     """
     (data, heads, sequence), cache = (axes.get(name) for name in ("data", "heads", "sequence")), call.cache
     plain = call.mapped(lambda X: None)._replace(cache=None).planned(step=None)
@@ -137,7 +137,7 @@ def _decoded(module, part, axes, call, mesh, variables, named):
 
 
 def _spread(module, part, axes, way, plain, mesh, variables, arrays):
-    """The output of a checked call, of its arrays by name; way: how, in_zigzag; plain: the call without arrays."""
+    """The output of a checked call; arrays: its own, by name; way: (how, in_zigzag); plain: the call without arrays."""
     how, in_zigzag = way
     data, heads, sequence = (axes.get(name) for name in ("data", "heads", "sequence"))
     inputs, Q = [arrays[name] for name in ("queries", "keys", "values")], arrays["queries"].shape[1]
@@ -175,14 +175,15 @@ def _spread(module, part, axes, way, plain, mesh, variables, arrays):
 
 
 def _whole(plain, arrays):
-    """The call with its arrays, of all arrays by name."""
+    """The call `plain` with those of the arrays that it has a field for."""
     return plain._replace(**{name: X for name, X in arrays.items() if name in plain._fields})
 
 
 def _place(name, X, axes, together, of_all):
-    """Where an array of a call lies; together: whether all rows of some heads meet, with what hides of them.
+    """The `PartitionSpec` of an array of a call.
 
-    of_all: whether a norm is over all heads, of which each device then needs what hides.
+    together: whether each device pools all rows of some heads; of_all: whether a norm is over all heads, so that each
+    device needs the masks and biases of all.
     """
     data, heads, sequence = (axes.get(name) for name in ("data", "heads", "sequence"))
     rows, of_pairs = (sequence, heads) if not together else (None, (heads, sequence) if heads else sequence)
@@ -199,7 +200,7 @@ def _place(name, X, axes, together, of_all):
 
 
 def _axes(mesh, **named):
-    """The axes of the mesh that are used, by what they split."""
+    """The axes of the mesh by what they split, checked; None = not split."""
     if not isinstance(mesh, Mesh):
         raise TypeError(f"mesh is {checks.brief(mesh)}, expected a jax.sharding.Mesh")
     axes = {name: axis for name, axis in named.items() if axis is not None}
@@ -214,7 +215,7 @@ def _axes(mesh, **named):
 
 
 def _fit_slots(cache, devices, zigzag):
-    """Raise ValueError where so many devices do not divide the slots, or where rows should go in zigzag."""
+    """Check that the devices divide a cache's slots, and that zigzag is not asked for; else raise ValueError."""
     S = cache.sizes[1]
     if S % devices:
         raise ValueError(
@@ -225,7 +226,7 @@ def _fit_slots(cache, devices, zigzag):
 
 
 def _in_zigzag(zigzag, how, sequence, call):
-    """Whether the rows of a checked call go round in zigzag; zigzag: what its user said, None = where that balances."""
+    """Whether a checked call exchanges its rows into zigzag; zigzag: the user's choice, None = where it balances."""
     if zigzag is None:
         own = {name for name, X in call.pairs().items() if X.shape[-2] > 1}
         return how == "ring" and sequence is not None and rows.balances(call, own)
@@ -236,7 +237,7 @@ def _in_zigzag(zigzag, how, sequence, call):
 
 
 def _part(module, queries, axes, mesh, how):
-    """The layer of one device; raises ValueError where batch or heads do not divide."""
+    """The layer of one device; raises ValueError if the devices do not divide batch or heads."""
     sizes = {name: mesh.shape[axis] for name, axis in axes.items()}
     if len(queries) % sizes.get("data", 1):
         raise ValueError(f"queries has batch size {len(queries)}, expected a multiple of {sizes['data']} devices")

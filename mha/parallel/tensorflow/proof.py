@@ -16,7 +16,7 @@ AXES = {name: row.axes[-1].index("H") - len(row.axes[-1]) for name, row in ROWS.
 
 
 class Ranks:
-    """All devices, which one process drives: GPUs where there are as many, else parts of the processor."""
+    """All devices, driven by one process: GPUs where there are enough, else parts of the processor."""
 
     def __init__(self, rank, count, meet, limit):
         self.count, kind = count, "GPU"
@@ -31,7 +31,7 @@ class Ranks:
         return (self._data if "data" in way else self._heads)(case, dtype, inputs, call)
 
     def _data(self, case, dtype, inputs, call):
-        """A part of the batch on each replica; gradients of the weights, and of what samples share, are added up."""
+        """Compute a part of the batch on each replica; gradients of all that samples share are added up."""
         with self.strategy.scope():
             layer = case.layer("tensorflow", dtype).layer
         weights, size = parameters(layer), case.batch // self.count
@@ -65,7 +65,7 @@ class Ranks:
         return whole
 
     def _heads(self, case, dtype, inputs, call):
-        """Some of the heads in each part, one part after the other; what is not of these heads alone is added up."""
+        """Compute one part of the heads after another; results that all heads share are added up."""
         whole, found = case.layer("numpy", dtype), []
         for index in range(self.count):
             config, weights = parallel.shard(whole.config, whole.weights, index, self.count)
@@ -82,7 +82,7 @@ class Ranks:
 
 
 def _arrays(inputs, call):
-    """The arguments of a replica: arrays of TensorFlow, those that are there."""
+    """The arguments of a replica as arrays of TensorFlow, without those that are None."""
     arrays = dict(zip(("queries", "keys", "values", "cotangent"), inputs, strict=True))
     arrays |= {name: X for name, X in call.items() if name != "causal"}
     return {name: tf.constant(X) for name, X in arrays.items()}
@@ -102,14 +102,14 @@ def _of_heads(name, X, heads):
 
 
 def _joined(parts, axis, name):
-    """The whole of what each part gave: side by side along the axis of heads, else their sum."""
+    """Join the results of the parts: side by side along the axis of heads, or as a sum where there is none."""
     if name == ONCE:
         return parts[0]  # each part has the whole gradient of the output
     return np.add.reduce(parts) if axis is None else np.concatenate(parts, axis)
 
 
 def _of_copies(parts, heads):
-    """The gradient of each head of keys, of those of its copies in the parts; heads: those of each part."""
+    """Sum the gradients of the copies of each head of keys; heads: those of each part."""
     summed = {}
     for X, own in zip(parts, heads, strict=True):
         for head, columns in zip(own, np.split(X, len(own), -1), strict=True):

@@ -1,4 +1,4 @@
-"""A call on which ranks agree: what must be alike on all of them, and the rows of a sequence that each has.
+"""Check that all ranks make the same call, and learn which rows of a sequence each rank has.
 
 Letters as in layer.py. All but queries, keys and values derives from the declaration of a call's arguments.
 """
@@ -25,7 +25,7 @@ PAIRS = [name for name, row in ROWS.items() if row.broadcasts]  # which have one
 
 
 class Rows(NamedTuple):
-    """How the rows of a call lie on the ranks: numbers of queries and of keys of each, and which rank this is.
+    """The rows of a call on the ranks: numbers of queries and of keys of each, and which rank this is.
 
     own: the names of the arguments that have a row for each query here, not one for all queries of all ranks.
     """
@@ -37,17 +37,17 @@ class Rows(NamedTuple):
 
     @property
     def first_query(self):
-        """How many queries come before those here."""
+        """The number of queries on the ranks before this one."""
         return sum(self.queries[: self.rank])
 
     @property
     def first_key(self):
-        """How many keys come before those here."""
+        """The number of keys on the ranks before this one."""
         return sum(self.keys[: self.rank])
 
 
 def agreed(layer, queries, keys, values, call):
-    """A call of all inputs, checked, on which the ranks that have the heads agree, and those that have the slots."""
+    """Check a call of whole inputs, and that all ranks over which heads or slots are split make the same call."""
     layer.calls += 1
     with reporting(layer.heads):
         with reporting(layer.sequence):
@@ -61,7 +61,7 @@ def agreed(layer, queries, keys, values, call):
 
 
 def agreed_rows(layer, queries, keys, values, call):
-    """A call of this rank's rows, checked, on which all ranks of the layer agree; and the `Rows` of all."""
+    """Check a call of this rank's rows, and that all ranks make the same call; return it with the `Rows` of all."""
     layer.calls += 1
     with reporting(layer.heads):
         call, rows = _of_sequence(layer, queries, keys, values, call)
@@ -96,9 +96,9 @@ def _of_sequence(layer, queries, keys, values, call):
 
 
 def _facts(layer, queries, keys, values, call, whole=True):
-    """A checked call, by name, for `agree`; whole: whether all ranks have the same rows of the sequence.
+    """The facts of a checked call by name, for `agree`; whole: whether all ranks have the same rows of the sequence.
 
-    Lengths and offsets count by their values, other arrays by their shapes.
+    Lengths and offsets are compared by their values, other arrays by their shapes.
     """
     given = {"queries": queries, "keys": keys, "values": values}  # the last two are None beside a frozen cache
     inputs = {name: X for name, X in given.items() if X is not None}
@@ -123,19 +123,19 @@ def _facts(layer, queries, keys, values, call, whole=True):
 
 
 def checks_numbers():
-    """Whether the user wants the numbers that ranks must have alike compared, too."""
+    """Whether the user wants numbers compared, too, where all ranks must have the same ones."""
     return checks.choice(CHECKS, os.environ.get(CHECKS) or "0", ("0", "1")) == "1"
 
 
 def _digests(layer, inputs, call, whole):
-    """All numbers that are the same on ranks which make the same call, in a few letters, by name."""
+    """Digests, by name, of all arrays that are the same on ranks which make the same call."""
     alike = {name: X for name, X in call.arrays().items() if whole or "Q" not in axes_of(name, X)}
     found = {f"the digest of {name}": _digest([X]) for name, X in (inputs | alike).items()}
     return found | {"the digest of the weights": digest_of_weights(layer, shared=whole)}
 
 
 def digest_of_weights(layer, shared=False):
-    """The weights in a few letters; what another engine has split, or what is nowhere yet, is left out.
+    """A digest of the weights, without those that another engine has split or that are on no device yet.
 
     shared: leave out those that are split with the heads, too.
     """
@@ -161,7 +161,7 @@ def _value(call, name, X):
 
 
 def _shape(X, axes, whole):
-    """A shape, in which the rows of a split sequence may differ."""
+    """A shape, with "rows" for an axis of queries in which ranks may differ."""
     return tuple(n if whole or letter != "Q" else "rows" for letter, n in zip(axes, X.shape, strict=True))
 
 
@@ -170,7 +170,7 @@ def _trains(layer, call):
 
 
 def _tracked(layer, queries, keys, values, call):
-    """The names of what has gradients: ranks that differ in them would not meet in the backward pass."""
+    """Whether each weight, input and float has gradients: ranks that differ would not meet in the backward pass."""
     if not torch.is_grad_enabled():
         return []
     weights = [X.requires_grad for X in layer.parameters()]
@@ -181,14 +181,14 @@ def _tracked(layer, queries, keys, values, call):
 
 
 def _rows_of(name, pairs):
-    """How many rows a mask or bias has; 1 where it is a number of something else, or not there."""
+    """The number of rows of a mask or bias; 1 if it is a number, None or no array."""
     if isinstance(pairs, (list, tuple)):
         pairs = checks.listed(name, pairs, "float64")
     return pairs.shape[-2] if hasattr(pairs, "shape") and len(pairs.shape) > 1 else 1
 
 
 def _told(mesh, facts, queries, keys, rows_of_pairs, calls):
-    """The `Rows` of a call on which all ranks agree: facts, by name, are alike; rows_of_pairs: those of `PAIRS`."""
+    """Check that all ranks have the same facts; return the `Rows` of their call. rows_of_pairs: those of `PAIRS`."""
     found = agree(mesh, facts, (calls, queries.shape[1], keys.shape[1], *rows_of_pairs))
     in_step(mesh, found)
     _, of_queries, of_keys, *of_pairs = zip(*found, strict=True)

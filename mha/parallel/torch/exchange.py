@@ -1,4 +1,4 @@
-"""Rows that move between ranks, with their gradients: all to all, to all, and what any rank has."""
+"""Move rows between ranks, with their gradients: all to all, or from each to all; and combine flags."""
 
 import torch
 from torch import distributed
@@ -10,7 +10,7 @@ from .ranks import ready
 
 
 def to_heads(X, heads, rows, mesh):
-    """X (B, H, rows here, ...) of all heads as (B, heads here, all rows, ...): each rank gets all rows of some heads.
+    """Give each rank all rows of some heads: X (B, H, rows here, ...) -> (B, heads here, all rows, ...).
 
     heads, rows: how many each rank has.
     """
@@ -20,14 +20,14 @@ def to_heads(X, heads, rows, mesh):
 
 
 def to_rows(X, heads, rows, mesh):
-    """Undo `to_heads`: X (B, heads here, all rows, ...) as (B, H, rows here, ...)."""
+    """Undo `to_heads`: X (B, heads here, all rows, ...) -> (B, H, rows here, ...)."""
     here, sizes = mesh.get_local_rank(), X.shape
     shapes = [(sizes[0], count, rows[here], *sizes[3:]) for count in heads]
     return torch.cat(_Exchanged.apply(mesh, shapes, *X.split(rows, 2)), 1)
 
 
 def rearranged(arrays, axis, places, mesh):
-    """The rows along an axis of arrays, alike in dtype, that each rank has after they were exchanged, all at once.
+    """Exchange rows of arrays along an axis between ranks, all at once; the arrays have the same dtype.
 
     places: for each array, the rows of each rank in the whole before and after, as `mha.parallel.rows` has them.
     """
@@ -43,7 +43,7 @@ def rearranged(arrays, axis, places, mesh):
 
 
 def _in_order(pieces, places, axis):
-    """The pieces of all ranks as one array; places: slices of its rows, for each piece those that it has."""
+    """Put the pieces of all ranks into one array; places: for each piece, the slices of its rows in that array."""
     parts = []
     for part, some in zip(pieces, places, strict=True):
         counts = [one.stop - one.start for one in some]
@@ -60,12 +60,12 @@ def _rows_of(X, axis, rows):
 
 
 def gathered(X, axis, rows, mesh):
-    """All ranks' rows along an axis, of which X has those here; each rank's gradient goes to whom the rows are."""
+    """The rows of all ranks along an axis; X: those here. The gradient of a row goes back to its own rank."""
     return _Gathered.apply(X, axis, rows, mesh)
 
 
 def anywhere(flags, mesh):
-    """Which of some flags, alike in shape, are set on any rank."""
+    """Combine flags of the same shape over ranks: true where they are on any rank."""
     found = flags.to(torch.uint8)
     ready(mesh)
     distributed.all_reduce(found, distributed.ReduceOp.MAX, group=mesh.get_group())
@@ -87,7 +87,7 @@ class _Exchanged(torch.autograd.Function):
 
 
 class _Gathered(torch.autograd.Function):
-    """All rows, for those of each rank."""
+    """The rows of all ranks, gathered from each."""
 
     @staticmethod
     def forward(ctx, X, axis, rows, mesh):
@@ -111,7 +111,7 @@ class _Gathered(torch.autograd.Function):
 
 
 def _all_to_all(mesh, shapes, pieces):
-    """The pieces of these shapes that the ranks send here, for as many to each; one rank's follow another's."""
+    """Send pieces to the ranks, equally many to each, and return theirs, of these shapes, in the order of the ranks."""
     dtype, counts = pieces[0].dtype, [piece.numel() for piece in pieces]
     sent = torch.empty(sum(counts), dtype=_sent(dtype), device=pieces[0].device)
     for part, piece in zip(sent.split(counts), pieces, strict=True):
@@ -126,5 +126,5 @@ def _all_to_all(mesh, shapes, pieces):
 
 
 def _sent(dtype):
-    """The dtype in which numbers of a dtype are sent: no engine knows booleans."""
+    """The dtype in which an array is sent: engines know no booleans."""
     return torch.uint8 if dtype == torch.bool else dtype

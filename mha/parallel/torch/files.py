@@ -1,4 +1,4 @@
-"""The weights of a layer that is split over ranks, as one: collected, saved, and loaded; by `fully_shard`, too."""
+"""Collect, save and load the weights of a layer that is split over ranks, by `fully_shard`, too."""
 
 import torch
 from torch import distributed
@@ -53,7 +53,7 @@ def load(layer, path):
 
 
 def _meshes(layer):
-    """The meshes, of one dimension each, over whose ranks the layer lies."""
+    """The meshes, of one dimension each, over which a layer is split."""
     split = parameters(layer)["W_q.kernel"]
     mesh = split.device_mesh if isinstance(split, DTensor) else None
     names = () if mesh is None else mesh.mesh_dim_names if mesh.ndim > 1 else (None,)

@@ -11,9 +11,9 @@ from .ranks import shared, summed
 
 
 def over(part, mesh, heads):
-    """A layer of the heads on this rank, for one call, with the means of all ranks of a mesh; heads: theirs, a slice.
+    """A layer of the heads on this rank, a slice, for one call, with the means of all ranks of a mesh.
 
-    Its call is of the heads of all ranks: which rows count in a mean, all of them decide.
+    Its call has the masks and biases of all heads, since these decide which rows count in a mean.
     """
     for name in over_all(part.config):
         for one in NORMS[name]:
@@ -28,22 +28,22 @@ def over(part, mesh, heads):
 
 @functools.cache
 def _class_of(first, kind):
-    """The class of a module of this class in a call over ranks."""
+    """The class of a module in a call over ranks; kind: its own class."""
     return type(kind.__name__, (first, kind), {})
 
 
 class NormOverRanks:
-    """A norm of the heads of all ranks, of which some are here: comes before the class that it was."""
+    """A norm over the heads of all ranks; it comes before the norm's own class in the bases."""
 
     def mean(self, X):
-        """The mean of each row over all ranks: (B, T, H*d) -> (B, T, 1); each head of keys counts as often there."""
+        """The mean of each row over all ranks: (B, T, H*d) -> (B, T, 1); heads of keys have equally many copies."""
         return shared(summed(super().mean(X), self.mesh), self.mesh) / self.mesh.size()  # (B, T, 1)
 
 
 class OverRanks:
-    """A layer with such norms: comes before the class that it was."""
+    """A layer with norms over all ranks; it comes before the layer's own class in the bases."""
 
     def blanked(self, queries, keys, values, call):
-        """The inputs with zeros where no head of any rank uses them, and the call of the heads here."""
+        """The inputs with zeros where no head of any rank uses them, and the call for the heads here."""
         *inputs, call = super().blanked(queries, keys, values, call)
         return *inputs, call.part(heads=self.here)

@@ -22,7 +22,7 @@ ROWS = {how: (how,) for how in HOWS} | {"ring in zigzag": ("ring", True)}
 
 
 class Ranks:
-    """One rank of a group, a process: on a GPU of its own where there are as many, else on the processor."""
+    """One rank of a group, a process: on its own GPU where there are enough, else on the processor."""
 
     def __init__(self, rank, count, meet, limit):
         self.rank, self.count = rank, count
@@ -42,7 +42,7 @@ class Ranks:
             self.ways |= {f"heads x {how}": 1 for how in HOWS}
 
     def compute(self, way, case, dtype, inputs, call):
-        """Output and gradients of a case, as `mha.parity.cases.devices` asks for them: of what is here."""
+        """Output and gradients of a case, as `mha.parity.cases.devices` asks for them: the part on this rank."""
         layer = case.layer("torch", dtype).layer.to(self.place)
         module, samples, mesh, heads = layer, ALL, None, None
         if way == DATA:

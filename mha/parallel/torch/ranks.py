@@ -1,4 +1,4 @@
-"""Exchanges between ranks: whether they make the same call, sums of outputs and gradients, own randomness."""
+"""Exchanges between ranks: check that all make the same call, sum outputs and gradients, draw own random numbers."""
 
 import contextlib
 import hashlib
@@ -21,11 +21,19 @@ DOES[FAILS] = "has failed inside a call"
 
 
 def agree(mesh, alike, own=()):
-    """Refuse a call in which ranks differ, before anything else moves: a collective would hang, or read wrong memory.
+    """Check that ranks make the same call, before a collective hangs or reads wrong memory.
 
-    mesh: of one dimension; alike: what must be the same on all ranks, by name: numbers, texts and NumPy's integers;
-    own: integers that may differ. Returns those of all ranks, in their order. Raises ValueError on every rank, which
-    names the one that differs or has refused its arguments, and RuntimeError where one does not answer or does else.
+    Args:
+        mesh: of one dimension.
+        alike: values that must be the same on all ranks, by name: numbers, texts and NumPy's integers.
+        own: integers that may differ.
+
+    Returns:
+        The own integers of all ranks, in their order.
+
+    Raises:
+        ValueError: on every rank; it names the rank that differs or has refused its arguments.
+        RuntimeError: if a rank does not answer, or does something else.
     """
     everybody = _exchanged(mesh, CALLS, [*map(_digest, alike.values()), *own])
     for rank, theirs in enumerate(everybody):
@@ -40,7 +48,7 @@ def agree(mesh, alike, own=()):
 
 
 def in_step(mesh, found):
-    """Refuse a call that is not the same one on all ranks; found: how many calls each has begun, then other integers.
+    """Check that all ranks are in the same call; found: how many calls each has begun, then other integers.
 
     A rank that caught an error inside a call and went on would take part in its next call with another batch.
     """
@@ -55,7 +63,7 @@ def in_step(mesh, found):
 
 
 def settled(mesh, error):
-    """Tell the other ranks whether this one failed inside a call, and raise its error; or that of another rank."""
+    """Tell the other ranks whether this one failed inside a call; raise its error, or that of another rank."""
     if error is not None:
         with contextlib.suppress(RuntimeError):  # that others failed, too, is not what is to be said
             _exchanged(mesh, FAILS, [])
@@ -65,7 +73,7 @@ def settled(mesh, error):
 
 @contextlib.contextmanager
 def reporting(mesh):
-    """Report refused arguments to the other ranks of a mesh, which wait for this one; None: nobody waits."""
+    """A context that reports refused arguments to the other ranks of a mesh, which wait; mesh None: nobody waits."""
     try:
         yield
     except (TypeError, ValueError, RuntimeError):
@@ -76,7 +84,7 @@ def reporting(mesh):
 
 
 def _exchanged(mesh, does, numbers):
-    """The integers of each rank, in their order; raises where ranks do not do the same."""
+    """The integers of each rank, in their order; raises an error if ranks do not do the same."""
     sent = torch.tensor([does, len(numbers), *numbers, *[0] * (LENGTH - 2 - len(numbers))])
     everybody = _gathered(mesh, sent)
     for rank, (theirs, count, *_) in enumerate(everybody):
@@ -115,10 +123,10 @@ def _gathered(mesh, sent):
 
 
 def ready(mesh):
-    """Wait until all ranks of a mesh are here; raises RuntimeError that names one that does not come.
+    """Wait until all ranks of a mesh are here; else raise RuntimeError, which names a rank that does not come.
 
-    A collective that a rank never joins would end, too, but in words that name none. Other engines than that of the
-    processor wait by themselves.
+    A collective that a rank never joins would end, too, but its error names no rank. Engines other than the processor's
+    wait by themselves.
     """
     if mesh.device_type == "cpu" and not torch.compiler.is_compiling():
         _exchanged(mesh, MEETS, [])
@@ -126,7 +134,7 @@ def ready(mesh):
 
 @contextlib.contextmanager
 def answering(rank):
-    """Names the rank that does not answer, in what is raised inside."""
+    """A context that names the rank which does not answer in the errors raised inside."""
     try:
         yield
     except RuntimeError as error:
@@ -140,9 +148,9 @@ def answering(rank):
 
 
 def _first_missed(rank):
-    """The rank that any rank has missed first, of which the one missed here may only be the consequence.
+    """The rank that any rank has missed first: the one missed here may only wait for it.
 
-    The ranks' store says it, which PyTorch has under a private name; without it, the one that is missed here.
+    It is in the ranks' store, which PyTorch has under a private name; without a store, it is the one missed here.
     """
     with contextlib.suppress(Exception):  # it may have ended, too
         return int(distributed.distributed_c10d._get_default_store().compare_set("mha/missed", "", str(rank)))
@@ -150,7 +158,7 @@ def _first_missed(rank):
 
 
 def global_rank(mesh, rank):
-    """The rank in all processes of a rank in a mesh."""
+    """The global rank, among all processes, of a rank in a mesh."""
     return distributed.get_global_rank(mesh.get_group(), rank)
 
 
@@ -168,7 +176,7 @@ def _brief(value):
 
 
 class _Shared(torch.autograd.Function):
-    """An array that all ranks have alike and use differently: its gradients add up."""
+    """An array that is the same on all ranks, each with another use of it: its gradients add up."""
 
     @staticmethod
     def forward(ctx, X, mesh):
@@ -182,7 +190,7 @@ class _Shared(torch.autograd.Function):
 
 
 class _Summed(torch.autograd.Function):
-    """The sum of what the ranks have, on all of them, where all use it alike."""
+    """The sum of an array over all ranks, on each of them; all use it in the same way."""
 
     @staticmethod
     def forward(ctx, X, mesh):
@@ -195,7 +203,7 @@ class _Summed(torch.autograd.Function):
 
 
 def shared(X, mesh):
-    """X, which all ranks of a mesh have alike; its gradient is the sum over the ranks. None stays None."""
+    """X, the same on all ranks of a mesh, with the sum over ranks for its gradient. None stays None."""
     return _Shared.apply(X, mesh) if torch.is_tensor(X) and X.is_floating_point() else X
 
 
@@ -212,7 +220,7 @@ def _all_reduced(X, mesh):
 
 
 class _Joined(torch.autograd.Function):
-    """The arrays of the ranks side by side, on all of them, where all use it alike."""
+    """The arrays of the ranks side by side, on each of them; all use it in the same way."""
 
     @staticmethod
     def forward(ctx, X, axis, mesh):
@@ -239,7 +247,7 @@ def joined(X, axis, mesh):
 
 @contextlib.contextmanager
 def own_randomness(rank, place):
-    """Inside, PyTorch draws other numbers on each rank; afterwards as on one device, alike on all ranks.
+    """A context in which PyTorch draws other random numbers on each rank, and after which all draw alike again.
 
     rank: any number that only this rank has; place: the device that draws.
     """

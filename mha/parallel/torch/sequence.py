@@ -1,8 +1,8 @@
-"""A layer of PyTorch whose sequence is split over ranks: each has rows of queries, keys and values, in their order.
+"""A layer of PyTorch whose sequence is split over ranks: each has consecutive rows of queries, keys and values.
 
-Letters as in layer.py; Q and K are the rows on this rank. A call is projected and turned here; then a rank gets all
-rows of some heads ("ulysses"), all keys and values ("gather"), or meets them one rank's after another ("ring"). The
-steps and their order are the lesson's.
+Letters as in layer.py; Q and K are the rows on this rank. Each rank projects and turns its rows; then it gets all rows
+of some heads ("ulysses"), all keys and values ("gather"), or those of one rank after another ("ring"). The steps and
+their order are the lesson's.
 """
 
 import dataclasses
@@ -31,7 +31,7 @@ from .twins import with_parameters
 
 
 def over(part, mesh, how, rows, in_zigzag):
-    """A layer, in tensors of this rank, for one call over the ranks of a mesh; rows: the `Rows` of the call."""
+    """A layer for one call over the ranks of a mesh, in plain tensors; rows: the `Rows` of the call."""
     part = with_parameters(part, lambda name, X: shared(X, mesh))
     part.__class__ = _class_of(HOWS[how], type(part))
     part.mesh, part.rows, part.in_zigzag = mesh, rows, in_zigzag
@@ -40,18 +40,18 @@ def over(part, mesh, how, rows, in_zigzag):
 
 @functools.cache
 def _class_of(how, whole):
-    """The class of a layer of this class in a call over ranks."""
+    """The class of a layer in a call over ranks; whole: its own class."""
     return type(whole.__name__, (how, whole), {})
 
 
 class OfRows:
-    """A layer for one call of the rows on this rank: comes before the class that it was.
+    """A layer for one call of the rows on this rank; it comes before the layer's own class in the bases.
 
-    A call is of the queries here and all keys, but for its offset, which is that of the first query of the whole.
+    Its call is for the queries here and all keys; the offset is that of the first query of the whole sequence.
     """
 
     def attend(self, queries, keys, values, call):
-        """Take the steps for all samples at once: all ranks meet as often."""
+        """Take the steps for all samples at once, so that all ranks exchange equally often."""
         if call.return_weights:
             raise ValueError(
                 "return_weights came to a layer that is split by its sequence, expected False: no rank has them"
@@ -92,7 +92,7 @@ class OfRows:
         return *blank(queries, keys, values, sees, seen), call
 
     def turn(self, q, k, call):
-        """Heads as they are compared: as in the lesson, by their places in the whole."""
+        """Norm the heads, and rotate and temper them by their places in the whole sequence."""
         rows, of_keys = self.rows, call.key_positions
         own = slice(rows.first_key, rows.first_key + k.shape[1])
         here = places(k, None, rows.first_key) if of_keys is None else of_keys[..., own]  # (B or 1, K) or (K,)
@@ -106,7 +106,7 @@ class OfRows:
 
 
 class Ulysses(OfRows):
-    """All rows of some heads on each rank: pooled there, and brought back."""
+    """All rows of some heads on each rank, pooled there and sent back."""
 
     def pool(self, q, k, v, call):
         """The pooled heads, (B*H, Q, dv)."""
@@ -126,12 +126,12 @@ class Ulysses(OfRows):
         return to_rows(pooled, self.of_queries, self.rows.queries, self.mesh).flatten(0, 1), None
 
     def exchanged(self, X, heads, times, rows):
-        """Heads of the rows here, (B*all heads, T, d), as all rows of the heads here, (B*H, all rows, d)."""
+        """Exchange all heads of the rows here for all rows of the heads here: (B*all heads, T, d) -> (B*H, all T, d)."""
         split = repeat_groups(X, times)  # (B*all heads, T, d)
         return to_heads(split.unflatten(0, (-1, sum(heads))), heads, rows, self.mesh).flatten(0, 1)
 
     def of_all_queries(self, call):
-        """The call of all queries and of the heads here."""
+        """The call for all queries and the heads here."""
         own, rows, first = self.rows.own, self.rows.queries, sum(self.of_queries[: self.rows.rank])
         changed, plan = {}, _known_of_others(call, own)
         for name, X in call.arrays().items():
@@ -153,10 +153,10 @@ class Ulysses(OfRows):
 
 
 class Ring(OfRows):
-    """Keys and values of one rank after another, in zigzag or not."""
+    """Keys and values of one rank after another come to the queries, in zigzag or not."""
 
     def masked(self, queries, call):
-        """The call without chunks, which are counted in the whole: as segments where it has none."""
+        """The call with segments, or beside others a mask, in the place of chunks, which count in the whole sequence."""
         if not call.plan.chunk or call.by_positions():
             return call
         if call.is_packed():
@@ -180,7 +180,7 @@ class Ring(OfRows):
         return rearranged((pooled,), 1, ((new[0], own[0]),), mesh)[0], None
 
     def of_rows(self, call, before, after):
-        """The call of the queries that are here after they were exchanged."""
+        """The call for the queries that are here after the exchange."""
         changed = {}
         for name, X in call.arrays().items():
             if name in self.rows.own:
@@ -207,20 +207,20 @@ HOWS = {"ulysses": Ulysses, "ring": Ring, "gather": Gather}
 
 
 def _known_of_others(call, own):
-    """What is known of a call but for arrays of these names, whose rows move between ranks, as fields of its plan."""
+    """The fields of a call's plan without the values of its own arrays, since their rows move between ranks."""
     known = {name: X for name, X in (call.plan.known or {}).items() if name not in own}
     return {"known": known, "extremes": None if "valid_lens" in own else call.plan.extremes}
 
 
 def _as_sent(name, X):
-    """An array of a call in the dtype that it has on every rank: integers have one on each."""
+    """An array of a call in the dtype in which all ranks send it: int64 for integers."""
     return X.to(torch.int64) if ROWS[name].holds == "integers" else X
 
 
 def _used(queries, keys, call):
-    """The flags of `used` of all engines, (B, Q) and (B, K), also where one stands for all or there are no rows.
+    """The flags of `used` with a value for each query (B, Q) and key (B, K), also where there are no rows.
 
-    Where pairs hide, these are looked at in blocks: all would be too many.
+    A call with pairs is looked at in blocks, to save memory.
     """
     Q, K = queries.shape[1], keys.shape[1]
     if 0 in (Q, K) or call.by_tokens() or call.pairs():

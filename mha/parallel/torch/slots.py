@@ -1,4 +1,4 @@
-"""A cache whose slots are split over ranks: each writes and attends to those that it has, and all results are merged.
+"""A cache whose slots are split over ranks: each writes and attends to its own, and the results are merged.
 
 Letters as in layer.py; N ranks, S slots, of which each rank has n: slot s is on rank s % N, so that all have as many
 tokens. Queries, new tokens and the bookkeeping of the slots are on all ranks. Of the new tokens, a rank attends to each
@@ -38,15 +38,15 @@ def over(part, mesh):
 
 @functools.cache
 def _class_of(whole):
-    """The class of a layer of this class in a call with split slots."""
+    """The class of a layer in a call with split slots; whole: its own class."""
     return type(whole.__name__, (OfSlots, whole), {})
 
 
 class OfSlots:
-    """A layer for one call with the slots on this rank: comes before the class that it was."""
+    """A layer for one call with the slots on this rank; it comes before the layer's own class in the bases."""
 
     def attend(self, queries, keys, values, call):
-        """Take the steps of the lesson: all ranks meet as often."""
+        """Take the steps of the lesson, so that all ranks exchange equally often."""
         if call.return_weights:
             raise ValueError(
                 "return_weights came to a layer that is split by its sequence, expected False: no rank has them"
@@ -56,7 +56,7 @@ class OfSlots:
         return lesson.MultiHeadAttention.attend(self, queries, keys, values, call)
 
     def remember(self, k, v, call):
-        """The slots here and the share of new tokens, apart, the call of these, and what writes the slots here."""
+        """The heads in the slots here and of the new tokens here, the call for them, and a function that writes."""
         cache, N, rank = call.cache, self.mesh.size(), self.mesh.get_local_rank()
         (B, G, n, _), S = cache.keys.shape, cache.positions.shape[1]
         columns, slots, state = slots_after(cache.positions, cache.lengths, cache.lost, call)
@@ -65,7 +65,7 @@ class OfSlots:
         keys, values = zip(own, new, strict=True)
 
         def here(X):
-            """Of an axis of slots and new tokens, the last one, those of this rank."""
+            """The part of X that belongs to this rank, along its last axis, of slots and new tokens."""
             return torch.cat([X[..., rank:S:N], X[..., S + rank :: N]], -1)
 
         pairs = {name: four_axes(X) for name, X in call.pairs().items() if X.shape[-1] > 1}
@@ -79,11 +79,11 @@ class OfSlots:
         return keys, values, call, write
 
     def recall(self, output, weights, call, cache):
-        """The results of a call with a cache, whose slots are written now."""
+        """The results of a call with a cache, after its slots are written."""
         return recall(output, None, call, call.cache if call.cache.frozen else cache())
 
     def pool(self, q, k, v, call):
-        """The pooled heads, (B*H, Q, dv): of the keys here in blocks of queries, and merged."""
+        """The pooled heads, (B*H, Q, dv): pooled from the keys here, in blocks of queries, then merged over ranks."""
         call, (BH, Q, d), H = self.beside_sinks(call), q.shape, self.config.num_heads
         if getattr(type(self.attention), "weigh", None) is not poolings.AttentionPooling.weigh:
             name = type(self.attention).__name__
@@ -103,7 +103,7 @@ class OfSlots:
         return self.merged(*each, sinks).to(v[1].dtype), None  # (B*H, Q, dv)
 
     def merged(self, most, total, pooled, sinks):
-        """What the ranks have found, as one: (B*H, Q, dv)."""
+        """Merge the maxima, sums and pooled values of all ranks: (B*H, Q, dv)."""
         largest = most.detach().clone()  # (B*H, Q, 1)
         ready(self.mesh)
         distributed.all_reduce(largest, distributed.ReduceOp.MAX, group=self.mesh.get_group())
@@ -119,7 +119,7 @@ class OfSlots:
 
 
 def _of_keys(attention, q, k, v, num_heads, call):
-    """Of queries q (B*H, Q, d) over the keys here: maxima and sums (B*H, Q, 1), and pooled values (B*H, Q, dv)."""
+    """Pool queries q (B*H, Q, d) over the keys here: maxima and sums (B*H, Q, 1), and pooled values (B*H, Q, dv)."""
     (BG, n, _), c = k[0].shape, k[1].shape[1]
     visible, bias, _ = by_group(OPERATIONS, q, q.new_empty((BG, n + c, 0)), num_heads, call)
     folded = q.reshape(BG, -1, q.shape[2])  # (B*G, H/G*Q, d)
@@ -138,10 +138,10 @@ def _of_keys(attention, q, k, v, num_heads, call):
 
 
 def _written(cache, k, v, columns, state):
-    """The cache that is left, with new tokens k (B*G, Q, d) and v (B*G, Q, dv) in its slots.
+    """The next cache, with new tokens k (B*G, Q, d) and v (B*G, Q, dv) in its slots.
 
-    columns: the one of slots and tokens that each slot here holds now, (B, n). Slots are written in place, but where
-    gradients may need what was in them.
+    columns: the index, among old slots and new tokens, of what each slot here holds now, (B, n). Slots are written in
+    place, unless gradients may need their old contents.
     """
     S, heads = cache.positions.shape[1], []
     rows, slots = torch.nonzero(columns >= S, as_tuple=True)

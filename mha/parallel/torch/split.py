@@ -1,7 +1,7 @@
-"""A layer of PyTorch whose heads, sequence or both are split over ranks: its class, and how it comes about.
+"""A layer of PyTorch whose heads, sequence or both are split over ranks: its class, and how a layer gets it.
 
-Kernels are DTensors, which optimisers and `torch.distributed.checkpoint` know. In a call, the parts that are here make
-a layer of the class that it was, with fewer heads; what that one computes is not written again.
+Kernels are DTensors, which optimisers and `torch.distributed.checkpoint` know. A call makes a layer of the original
+class with the heads on this rank, so that nothing of the computation is written again.
 """
 
 import contextlib
@@ -29,10 +29,11 @@ WHOLE = "make a layer with the weights that mha.parallel.gather collects"
 
 
 class Split:
-    """A layer over several ranks: comes before the class that it was.
+    """A layer over several ranks; it comes before the layer's own class in the bases.
 
-    heads, sequence: the meshes of one dimension over which they are split, or None; how: the sequence is; zigzag: as
-    `mha.parallel.parallelize` takes it; calls: how many calls this rank has begun.
+    heads, sequence: the meshes, of one dimension, over which heads and sequence are split, or None.
+    how, zigzag: how the sequence is split, as `mha.parallel.parallelize` takes them.
+    calls: how many calls this rank has begun.
     """
 
     heads = sequence = how = zigzag = None
@@ -40,12 +41,12 @@ class Split:
 
     @property
     def kept(self):
-        """The configuration of the heads on this rank, whose keys and values a cache keeps."""
+        """The configuration of the heads on this rank, for its cache."""
         return self.config if self.heads is None else part_of(self.config, self.heads.size())
 
     @property
     def slot_parts(self):
-        """How many ranks have the slots of a cache."""
+        """The number of ranks over which the slots of a cache are split."""
         return 1 if self.sequence is None else self.sequence.size()
 
     @takes_call
@@ -62,17 +63,17 @@ class Split:
 
     @torch.compiler.disable  # how many rows each rank has is known in a call alone
     def attend_rows(self, queries, keys, values, call):
-        """The same as of the whole layer, for the rows on this rank."""
+        """Call the layer with the rows of the sequence on this rank."""
         call, rows = agreed_rows(self, queries, keys, values, call)
         return self.attend(queries, keys, values, call, rows)
 
     @torch.compiler.disable
     def attend_slots(self, queries, keys, values, call):
-        """The same as of the whole layer, for new tokens that all ranks have, with the slots on this rank."""
+        """Call the layer with new tokens, the same on all ranks, and the slots of a cache on this rank."""
         return self.attend(queries, keys, values, agreed(self, queries, keys, values, call))
 
     def attend(self, queries, keys, values, call, rows=None):
-        """Take the steps of the whole layer, in a checked call that is, but for rows of a sequence, alike on all ranks.
+        """Take the steps of the whole layer; the checked call is the same on all ranks but for the rows of a sequence.
 
         rows: the `Rows` of a split sequence.
         """
@@ -99,7 +100,7 @@ class Split:
         return (output, *others) if others else output
 
     def part(self, rows):
-        """The layer that this rank has: fewer heads, in tensors of this rank, of the class that the whole was."""
+        """The layer of this rank's heads, in plain tensors, of the whole layer's original class."""
         if self.heads is None:
             part = twin_of(self)
         else:
@@ -114,9 +115,9 @@ class Split:
         return norms.over(part, self.heads, self.here()) if self.together() else part
 
     def own(self, axes, copies, name, parameter):
-        """A parameter as this rank has it; what heads on several ranks use gets the gradients of all of them.
+        """This rank's part of a parameter; if heads on several ranks use it, it gets the gradients of all of them.
 
-        axes: of `axes_of`; copies: the names of those of which this rank takes the heads of keys that it uses.
+        axes: of `axes_of`; copies: names of parameters of which this rank takes only the heads of keys that it uses.
         """
         own = parameter.to_local()
         if name in axes:
@@ -129,7 +130,7 @@ class Split:
         return torch.cat([each[head] for head in here])  # (heads of keys here * d, any)
 
     def of_heads(self, call):
-        """The call of the heads on this rank alone, unless a norm is over those of all ranks."""
+        """The call for the heads on this rank; with a norm over all heads, the call for those of all ranks."""
         call = call.mapped(lambda X: shared(X, self.heads))
         return call if self.together() else call.part(heads=self.here())
 
@@ -139,11 +140,11 @@ class Split:
         return slice(rank * count, (rank + 1) * count)
 
     def together(self):
-        """Whether the ranks that have the heads take the means of a norm together."""
+        """Whether the ranks compute the means of a norm together."""
         return self.heads is not None and bool(over_all(self.config))
 
     def randomness(self, call):
-        """Where weights are dropped: other ones on each rank."""
+        """A context in which each rank draws its own random numbers for dropout; a plain one without dropout."""
         if not (call.training and self.config.dropout):
             return contextlib.nullcontext()
         return own_randomness(distributed.get_rank(), arrays.place(self))
@@ -167,12 +168,12 @@ class Split:
 
 @functools.cache
 def _split_class(whole):
-    """The class of a layer of this class over several ranks."""
+    """The class of a layer over several ranks; whole: its own class."""
     return type(whole.__name__, (Split, whole), {"whole": whole, "__doc__": Split.__doc__, "__module__": __name__})
 
 
 class HeadParallel(ParallelStyle):
-    """How `parallelize_module` splits the heads of a layer of ours over a mesh of one dimension."""
+    """The style by which `parallelize_module` splits the heads of a layer of `mha` over a mesh of one dimension."""
 
     def _apply(self, module, device_mesh):
         check_mesh(module, device_mesh)
@@ -192,7 +193,7 @@ class HeadParallel(ParallelStyle):
 
 
 def axes_of(module, count):
-    """Along which axis a parameter, (out, in), is split over so many ranks, by name; each rank has the others whole."""
+    """The axis along which each parameter, (out, in), is split over so many ranks, by name; others stay whole."""
     return {_stored(name): int(axis == 0) for name, axis in split_axes(module.config, count).items()}
 
 
@@ -233,7 +234,7 @@ def parallelize(layer, mesh, how=None, zigzag=None):
 
 
 def check_layer(layer):
-    """Refuse what is no layer of ours."""
+    """Check that it is a layer of `mha`."""
     if not isinstance(layer, lesson.MultiHeadAttention):
         raise TypeError(
             f"layer is a {type(layer).__name__}, expected attention.layer; mha.parallel.plan finds those in a model"
@@ -241,7 +242,7 @@ def check_layer(layer):
 
 
 def check_mesh(layer, mesh):
-    """Refuse what is no layer of ours, and a mesh of several dimensions."""
+    """Check that it is a layer of `mha` and a mesh of one dimension."""
     check_layer(layer)
     if not isinstance(mesh, DeviceMesh):
         raise TypeError(f"mesh is {checks.brief(mesh)}, expected a torch.distributed.device_mesh.DeviceMesh")

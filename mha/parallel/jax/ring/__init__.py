@@ -1,4 +1,4 @@
-"""Keys and values that go round the devices: the passes, the blocks of each step, and rows in zigzag."""
+"""Ring attention: keys and values go round the devices, in passes, by blocks, with rows in zigzag or not."""
 
 from .blocks import used_by_blocks
 from .passes import pool

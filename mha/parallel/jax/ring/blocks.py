@@ -1,4 +1,4 @@
-"""One step of a ring, by blocks: what the queries here see of the keys of one device, and what is left out.
+"""One step of a ring, by blocks: the queries here meet the keys of one device, and blocks that see none are left out.
 
 Letters as in the chapters; a block is queries that are attended together, a run rows of a device that follow each other
 in the whole: all of them, or in zigzag each half.
@@ -21,13 +21,20 @@ SMALL = 4  # times fewer scores at once than elsewhere: a device that is one of 
 
 
 def by_blocks(circle, function, owner, kv, bias, fixed, rows, state, carried=((), ())):
-    """function(number, kv, call, rows, state, carried) for each block of queries and run of keys.
+    """Call function(number, kv, call, rows, state, carried) for each block of queries and run of keys.
 
-    owner: the device whose keys they are; fixed: the arrays of the call by name, without the bias; rows: arrays (B*H,
-    Q, any), of which the function is given those of the block; state: such arrays, or (B, H, Q, all keys) with sizes
-    that may be 1, of which it is given the part of block and run, and returns it changed; carried: arrays (B*G, K, any)
-    of the keys, likewise by runs, and others, which are handed on from call to call. Returns the new state, and
-    carried. A block that sees none of these keys, by order, window, lengths per sample and texts, is left out.
+    A block that sees none of these keys, by order, window, lengths per sample and segments, is left out.
+
+    Args:
+        owner: the device whose keys they are.
+        fixed: the arrays of the call by name, without the bias.
+        rows: arrays (B*H, Q, any); the function gets those of the block.
+        state: arrays (B*H, Q, any), or (B, H, Q, all keys) with sizes that may be 1; the function gets the part of the
+            block and the run, and returns it changed.
+        carried: arrays (B*G, K, any) of the keys, likewise by runs, and others, handed on from call to call.
+
+    Returns:
+        The new state and carried.
     """
     whole = Call(score_bias=bias, causal=circle.causal, **fixed).planned(window=circle.window, chunk=circle.chunk)
     runs, here, shape = circle.runs, jax.lax.axis_index(circle.axis), rows[0].shape
@@ -67,9 +74,9 @@ def by_blocks(circle, function, owner, kv, bias, fixed, rows, state, carried=(()
 
 
 def used_by_blocks(queries, keys, call):
-    """Which queries (B, Q) see a key, and which keys (B, K) a query sees, in any head, by blocks of the queries.
+    """Flags of the queries (B, Q) that see a key, and of the keys (B, K) that a query sees, in any head.
 
-    call: with numbers of tokens, such as positions, (B or 1, T). No array of all pairs is made.
+    call: with numbers of tokens, such as positions, (B or 1, T). Queries take turns in blocks: no array has all pairs.
     """
     (B, Q, _), K = queries.shape, keys.shape[1]
     size = cutting.queries(Q, SMALL * B * K)
@@ -90,7 +97,7 @@ def used_by_blocks(queries, keys, call):
 
 
 def as_own(arrays, like):
-    """Arrays that count as this device's own on every axis of the mesh on which one of `like` does."""
+    """Mark arrays as differing between devices on every axis of the mesh on which an array of `like` differs."""
     axes = frozenset().union(*map(varies, jax.tree.leaves(like)))
 
     def own(X):
@@ -106,9 +113,9 @@ def axis_of_rows(X):
 
 
 def filled_rows(arrays, runs, rows):
-    """Arrays with rows for queries that are not there, so many in each run; one for all stays one.
+    """Arrays with padding rows, so that each run has as many; an array with one row for all queries keeps it.
 
-    Those that have a name see nothing.
+    In arrays that are given by name, a padding row sees no key.
     """
     named = arrays.items() if isinstance(arrays, dict) else enumerate(arrays)
     found = {name: _filled_runs(X, runs, rows, -1 if name in (*PACKED, *PLACES) else 0) for name, X in named}
@@ -125,7 +132,7 @@ def _filled_runs(X, runs, rows, value):
 
 
 def _without(X, runs, rows):
-    """X with so many rows of each run: without those that were filled in."""
+    """X without the padding rows at the end of each run."""
     if X.shape[axis_of_rows(X)] in (1, runs * rows):
         return X
     axis = axis_of_rows(X) + 1
@@ -139,19 +146,19 @@ def _in_runs(X, runs):
 
 
 def _together(X, axis):
-    """X with the rows of an axis, and of the runs before it, in one axis."""
+    """X with an axis of rows and the axis of runs before it merged into one."""
     return X.reshape(*X.shape[: axis - 1], -1, *X.shape[axis + 1 :])  # (..., Q, ...)
 
 
 def part_of(X, row, size, column=0, keys=None):
-    """X at so many queries from a row, and of (B, H, Q, K) at so many keys from a column, None = all."""
+    """The part of X from a row on, `size` rows, and in (B, H, Q, K) from a column on, `keys` columns, None = all."""
     if X.shape[axis_of_rows(X)] != 1:
         X = jax.lax.dynamic_slice_in_dim(X, row, size, axis_of_rows(X))
     return X if keys is None or X.ndim < 4 or X.shape[3] == 1 else jax.lax.dynamic_slice_in_dim(X, column, keys, 3)
 
 
 def _with(X, new, row, column):
-    """X with this part of it changed."""
+    """X with `new` in the place of a part."""
     first, row, column = [jnp.int32(0)] * X.ndim, jnp.asarray(row, jnp.int32), jnp.asarray(column, jnp.int32)
     if X.shape[axis_of_rows(X)] != 1:
         first[axis_of_rows(X)] = row
@@ -161,9 +168,9 @@ def _with(X, new, row, column):
 
 
 def _sees(call, queries, keys):
-    """Whether a query may see a key by order, window, lengths per sample and texts; None if nothing is known of it.
+    """Whether a query may see a key by order, window, lengths per sample and packed texts; None = nothing can be said.
 
-    Of texts and positions, only the smallest and the largest are compared: between them, anything may be.
+    Only the smallest and the largest number of a text and position are compared: between them, anything may be.
     """
     (left, right), found = reach(call), []
     if right is not None:
@@ -181,7 +188,7 @@ def _sees(call, queries, keys):
 
 
 def _meet(own, others, left, right):
-    """Whether the numbers of queries and of keys, of which those below 0 do not count, come so near to each other."""
+    """Whether a number of a query and one of a key can be as near as left and right say; those below 0 do not count."""
     most = jnp.iinfo(own.dtype).max
     (first, last), (least, largest) = ((jnp.where(X < 0, most, X).min(), X.max()) for X in (own, others))
     found = [last >= 0, largest >= 0]

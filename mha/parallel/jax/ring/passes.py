@@ -1,7 +1,7 @@
-"""Keys and values that go round the devices, one device's at a time, while each keeps its queries.
+"""Send keys and values round the devices, one device's at a time, while each keeps its queries.
 
-Letters as in the chapters; a block is queries that are attended together. What a device has seen so far is a maximum, a
-sum and pooled values for each query, as if the softmax were over these keys alone; the next keys are merged into it.
+Letters as in the chapters; a block is queries that are attended together. A device keeps a maximum, a sum and pooled
+values for each query, as if the softmax were over the keys so far; the next keys are merged into them.
 Sinks are there from the start. The backward pass goes round again, and the gradients of keys and values travel with
 them until they are home: left to JAX, it would keep what every step has computed.
 
@@ -27,7 +27,7 @@ from .blocks import OF_ROWS, as_own, axis_of_rows, by_blocks
 
 
 class Circle(NamedTuple):
-    """The facts of a call's way round the devices that a compiler must know."""
+    """The constants of one call's passes round the devices, which a compiler must know."""
 
     pooling: Any  # a module, without its variables
     num_heads: int
@@ -41,7 +41,7 @@ class Circle(NamedTuple):
     runs: int  # of rows that follow each other, on each device: 2 in zigzag
 
     def first(self, device, run, rows):
-        """The place in the whole of the first row of a run, of so many, on a device."""
+        """The place in the whole sequence of the first row of a run on a device; rows: of a run."""
         return (jnp.where(run == 0, device, 2 * self.size - 1 - device) if self.runs == 2 else device) * rows
 
 
@@ -49,7 +49,7 @@ def pool(attention, q, k, v, num_heads, call, axis, in_zigzag=False):
     """The pooled values (B*H, Q, dv) of q (B*H, Q, d) over all devices' k (B*G, K, d) and v (B*G, K, dv).
 
     call: of the rows here and all keys, with the offset of the whole's first query; in_zigzag: whether the rows are
-    sent on their way in zigzag first, and what was pooled back.
+    exchanged into zigzag first, and the pooled values back.
     """
     if type(attention).weigh is not lesson.AttentionPooling.weigh:
         name = type(attention).__name__
@@ -170,17 +170,17 @@ def _scores(circle, call, q, k, bias, variables):
 
 
 def _hidden(scores, visible):
-    """Scores, -inf where hidden: in both passes, since XLA may round a product once with the difference after it."""
+    """Scores with -inf where hidden: in both passes, since XLA may round a product and a difference together."""
     return scores if visible is None else jnp.where(visible, scores, -math.inf)  # (B*G, H/G*block, K)
 
 
 def _folded(X, k):
-    """Heads of queries (B*H, Q, any) that share a head of keys in a row: (B*G, H/G*Q, any)."""
+    """Put the heads of queries that share a head of keys in one row: (B*H, Q, any) -> (B*G, H/G*Q, any)."""
     return X.reshape(len(k), -1, X.shape[2])  # (B*G, H/G*Q, any)
 
 
 def _kept(circle, shape, dtype, key, owner, number):
-    """The factors of weights: 1, or with dropout 0, or more than 1 to make up; the same in both passes."""
+    """The factors by which dropout multiplies weights, the same in both passes; 1 without dropout."""
     if not circle.rate:
         return 1
     key = jax.random.fold_in(jax.random.fold_in(key, owner), number)
@@ -188,7 +188,7 @@ def _kept(circle, shape, dtype, key, owner, number):
 
 
 def _passed(circle, arrays):
-    """Arrays handed to the next device, for those that come from the one before."""
+    """Send arrays to the next device, and return those of the device before."""
     ways = [(device, (device + 1) % circle.size) for device in range(circle.size)]
     return jax.tree.map(lambda X: jax.lax.ppermute(X, circle.axis, ways), arrays)
 

@@ -1,4 +1,4 @@
-"""What hides by tokens, as numbers of rows and of keys: a mask would have a place for all pairs.
+"""Numbers of rows and keys, such as positions, by which they are hidden: a mask would take memory for all pairs.
 
 Letters as in the chapters.
 """

@@ -9,7 +9,7 @@ from jax import numpy as jnp
 
 
 def there(X, axis, dim):
-    """X, whose consecutive rows are an axis of it, with its rows in zigzag over the devices of an axis of the mesh."""
+    """X with its consecutive rows, along `dim`, exchanged into zigzag over the devices of an axis of the mesh."""
     ways, (first, second) = _ways(axis), jnp.split(X, 2, dim)
     even, odd = (jax.lax.ppermute(X, axis, way) for X, way in zip((first, second), ways, strict=True))
     return jnp.concatenate(_exchanged(even, odd, axis), dim)
@@ -25,13 +25,13 @@ def back(X, axis, dim):
 
 
 def _ways(axis):
-    """From which device to which the even pieces go, and the odd ones."""
+    """The pairs (from, to) of devices for the even pieces, and those for the odd ones."""
     N = jax.lax.axis_size(axis)
     homes = [min(piece, 2 * N - 1 - piece) for piece in range(2 * N)]
     return [*enumerate(homes[::2])], [*enumerate(homes[1::2])]
 
 
 def _exchanged(X, Y, axis):
-    """The two in their order on an even device, the other way round on an odd one, whose first piece is odd."""
+    """X and Y in this order on an even device, else swapped: the first piece of an odd device is odd."""
     is_even = jax.lax.axis_index(axis) % 2 == 0
     return jnp.where(is_even, X, Y), jnp.where(is_even, Y, X)

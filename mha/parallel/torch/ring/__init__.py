@@ -1,8 +1,8 @@
-"""Keys and values that go round the ranks, one rank's at a time, while each rank keeps its queries.
+"""Send keys and values round the ranks, one rank's at a time, while each rank keeps its queries.
 
-Letters as in layer.py. What a rank has seen so far is merged with what it sees next, as if the softmax were over these
+Letters as in layer.py. Each rank merges its result so far with that of the next keys, as if the softmax were over these
 keys alone; sinks are there from the start. The backward pass goes round again, and the gradients of keys and values
-travel with them until they are home. `circle` is the way round; `fused` and `scored` are what is done on it.
+travel with them until they are home. `circle` sends; `fused` and `scored` compute.
 
 Source: Liu et al., Ring Attention with Blockwise Transformers for Near-Infinite Context (2023).
 """
@@ -20,8 +20,9 @@ from .scored import Scored
 def pool(attention, num_heads, mesh, places, q, k, v, call):
     """The pooled values (B*H, Q, dv) of q (B*H, Q, d) over all ranks' k (B*G, K, d) and v (B*G, K, dv).
 
-    mesh: of the ranks; None: this one has all keys. places: the rows of queries and of keys of each rank in the whole,
-    as `mha.parallel.rows` has them; call: of the queries here and all keys, but for its offset, that of the whole.
+    mesh: of the ranks; None: this one has all keys.
+    places: the rows of queries and of keys of each rank in the whole, as `mha.parallel.rows` has them.
+    call: for the queries here and all keys; its offset is that of the first query of the whole.
     """
     score_bias = None if call.score_bias is None else four_axes(call.score_bias)
     sinks = repeat_heads(call.plan.sinks, len(q) // num_heads, num_heads)  # (B*H, 1, 1)
@@ -34,7 +35,7 @@ def pool(attention, num_heads, mesh, places, q, k, v, call):
 
 
 class _Ring(torch.autograd.Function):
-    """The whole way round, forward and backward."""
+    """Attention over the keys of all ranks, with its forward and its backward pass."""
 
     @staticmethod
     def forward(ctx, circle, q, k, v, score_bias, sinks, *weights):

@@ -1,4 +1,4 @@
-"""The way of keys and values round the ranks: which pieces of queries meet which of keys, and how they are sent."""
+"""Send keys and values round the ranks, and say which pieces of queries meet which of keys."""
 
 import torch
 from torch import distributed
@@ -10,7 +10,7 @@ from ..ranks import answering, global_rank, ready, settled
 
 
 class Circle:
-    """One call's way round the ranks of a mesh; None: this rank has all keys."""
+    """The passes of one call round the ranks of a mesh; mesh None: this rank has all keys."""
 
     def __init__(self, attention, mesh, places, num_heads, call, names):
         self.attention, self.mesh, self.num_heads, self.call, self.names = attention, mesh, num_heads, call, names
@@ -18,7 +18,7 @@ class Circle:
         self.size, self.here = (1, 0) if mesh is None else (mesh.size(), mesh.get_local_rank())
 
     def meetings(self, k, owner, score_bias):
-        """Pieces of the rows here and of the owner's keys that may meet, where these begin in all, and the calls."""
+        """Pieces of the rows here and of the owner's keys that may meet, their first keys in the whole, and calls."""
         whole = self.call._replace(score_bias=score_bias)
         for rows, first_row in as_here(self.queries[self.here]):
             for columns, first in as_here(self.keys[owner]):
@@ -28,10 +28,10 @@ class Circle:
                     yield rows, columns, first, call
 
     def go_round(self, own, use, beside=None):
-        """Call use(owner, *arrays) with the keys and values of each rank, from our own backwards.
+        """Call use(owner, *arrays) with the keys and values of each rank, this one's first, then those before it.
 
-        The next ones travel while these are used. beside: a list of arrays of the owner's size that travel with them,
-        after they were used. A rank that fails sends on what comes, so that no other waits for ever, and says it then.
+        The next ones travel while these are used. beside: a list of arrays of the owner's size that travel after their
+        use. A rank that fails still sends on what comes, so that no other waits for ever, and raises its error then.
         """
         if self.size == 1:
             use(self.here, *own)
@@ -57,13 +57,13 @@ class Circle:
         settled(self.mesh, error)
 
     def passed(self, arrays, owner):
-        """Arrays of the owner's size handed to the next rank, for those that come from the one before."""
+        """Send arrays of the owner's size to the next rank, and return those of the rank before."""
         coming, wait = self.send([X.contiguous() for X in arrays], (owner - 1) % self.size)
         wait()
         return coming
 
     def send(self, arrays, owner):
-        """Arrays on their way to the next rank: room for those of this owner, which come, and what waits for them."""
+        """Start to send arrays to the next rank; return room for this owner's, and a function that waits for them."""
         group, count = self.mesh.get_group(), sum(piece.stop - piece.start for piece in self.keys[owner])
         after, before = (global_rank(self.mesh, (self.here + step) % self.size) for step in (1, -1))
         coming = [X.new_empty((len(X), count, X.shape[2])) for X in arrays]
@@ -82,16 +82,16 @@ class Circle:
 
 
 def moved(call, first):
-    """The call, with an offset, from another first query on."""
+    """The call with its offset moved to another first query."""
     known = {name: X + first if name == "offset" else X for name, X in (call.plan.known or {}).items()}
     return call._replace(offset=call.offset + first).planned(known=known)
 
 
 def later(rows, first):
-    """A slice of rows that begin later."""
+    """A slice moved by a number of rows."""
     return slice(rows.start + first, rows.stop + first)
 
 
 def zeros(X, dtype):
-    """Where a gradient by X is summed, in another dtype."""
+    """Zeros of the shape of X in another dtype, to sum its gradient."""
     return torch.zeros(X.shape, dtype=dtype, device=X.device)

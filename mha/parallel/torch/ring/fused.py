@@ -23,11 +23,11 @@ FEW = 16  # keys, of fewer of which the kernel forgets NaN where a query sees on
 
 
 class Fused(Circle):
-    """A way round on which the framework's kernel pools."""
+    """Passes round the ranks in which the framework's kernel pools."""
 
     @staticmethod
     def takes(attention, q, v, call):
-        """Whether the kernel computes the call of these heads."""
+        """Whether the kernel can compute a call of these heads."""
         if None in (FORWARD, BACKWARD) or q.device.type != "cpu" or not isinstance(attention, DotProductAttention):
             return False
         return attention.has_kernel(q.shape[2], v.shape[2], call.planned(sinks=None))
@@ -81,9 +81,9 @@ class Fused(Circle):
         return tuple(X if X is None else X.to(q.dtype) for X in found)
 
     def pieces(self, q, k, owner, score_bias):
-        """Blocks of queries, the keys of the owner that each needs, and the call of these: as few as the kernel takes.
+        """Blocks of queries, the keys of the owner that each needs, and their calls: as few as the kernel takes.
 
-        It knows causal order from the first key on: what is before it, all see, and it is a block of its own.
+        The kernel's causal order begins at the first key: keys that all queries see are a block of their own.
         """
         for rows, columns, _, call in self.meetings(k, owner, score_bias):
             Q = rows.stop - rows.start
@@ -104,12 +104,12 @@ class Fused(Circle):
 
 
 def cut_heads(pairs, heads):
-    """An array of pairs for some heads, slices of its first two axes, of which a size of 1 stays."""
+    """Cut an array of pairs to some heads, slices of its first two axes; an axis of size 1 stays."""
     return pairs[tuple(own if n > 1 else ALL for own, n in zip(heads, pairs.shape[:2], strict=True))]
 
 
 def parts(q, k, v):
-    """Heads to take together, as slices of the first two axes of q (any, any, rows, d), k and v, with columns."""
+    """Heads to take together, as slices of the first two axes of q, k and v, (any, any, rows or columns, d)."""
     count, each = q.shape[:2]
     size = cutting.heads(count * each, each, sum(X[0, 0].numel() for X in (q, k, v)))
     rows, columns = max(1, size // each), min(size, each)
@@ -119,7 +119,7 @@ def parts(q, k, v):
 
 
 def blocks(call, num_queries, num_keys, heads):
-    """Blocks of queries, their keys, and the calls of these: few where the kernel needs no array of all pairs."""
+    """Blocks of queries, their keys and their calls: few where the kernel needs no array of all pairs."""
     left, right = reach(call)
     if (
         left is not None
@@ -141,7 +141,7 @@ def blocks(call, num_queries, num_keys, heads):
 
 
 def in_pieces(call, rows, columns, heads):
-    """Blocks, as `blocks` has them, of a call of these rows and columns, each as large as its pairs allow."""
+    """Blocks as of `blocks`, for a call of these rows and columns, each as large as the memory for pairs allows."""
     Q, K = rows.stop - rows.start, columns.stop - columns.start
     for block, seen in cutting.pieces(call, Q, K, heads):
         yield later(block, rows.start), later(seen, columns.start), cutting.of_block(call, block, seen)

@@ -1,7 +1,7 @@
 """A round of the ring that computes scores itself, a block at a time: for every pooling of the layer.
 
-Letters as in layer.py; a block is queries that are attended together. What a rank has seen so far is a maximum, a sum
-and pooled values for each query.
+Letters as in layer.py; a block is queries that are attended together. A rank keeps a maximum, a sum and pooled values
+for each query.
 
 Source: Dao et al., FlashAttention (2022), section 3.1 and appendix B, for the merge and its gradients.
 """
@@ -22,7 +22,7 @@ from .circle import Circle, later, zeros
 
 
 class Scored(Circle):
-    """A way round on which scores are computed."""
+    """Passes round the ranks in which scores are computed, a block at a time."""
 
     def __init__(self, attention, mesh, places, num_heads, call, names):
         if getattr(type(attention), "weigh", None) is not lesson.AttentionPooling.weigh:
@@ -108,12 +108,12 @@ class Scored(Circle):
         return tuple(X if X is None else X.to(q.dtype) for X in found)
 
     def of(self, weights):
-        """The pooling with these weights."""
+        """A copy of the pooling with these weights."""
         named = dict(zip(self.names, weights, strict=True))
         return with_parameters(self.attention, lambda name, X: named[name])
 
     def pieces(self, q, k, owner, score_bias):
-        """Blocks of queries, the keys of the owner that each needs, where these begin in all, and the call of these."""
+        """Blocks of queries, the keys of the owner that each needs, their place in the whole, and their call."""
         of_pair = len(q) * (q.shape[2] if self.names else 1)  # additive scores have features
         for rows, columns, first, call in self.meetings(k, owner, score_bias):
             Q, K = rows.stop - rows.start, columns.stop - columns.start
@@ -127,11 +127,11 @@ class Scored(Circle):
         return attention.bend(attention.scores(rows, keys), visible, bias), visible
 
     def generator(self, place):
-        """The generator of the weights that are dropped, the same in both passes; None where none is."""
+        """The random generator of dropout, the same in both passes; None without dropout."""
         return torch.Generator(place).manual_seed(self.seed) if self.rate else None
 
     def dropped(self, draw, *alike):
-        """Arrays alike in shape with some numbers dropped, the same of each; the kept ones grow to make up."""
+        """Arrays of the same shape after dropout, with zeros at the same places; the other numbers grow to make up."""
         if draw is None:
             return alike
         drawn = torch.rand(alike[0].shape, generator=draw, dtype=alike[0].dtype, device=alike[0].device)
