@@ -14,10 +14,12 @@ from mha.core.options.names import BackendName
 class Shape:
     """Sizes of a self-attention, and the keys that a query sees: B samples of T positions, D hidden units, H heads.
 
-    G: heads of keys and values, None = H; window: (left, right), as of the layer, None = all keys; keys: those of a
-    sample, where positions hide none: "equal" = 3/4 of T, "ragged" = any number, "all" = no lengths are given;
-    segments: so many of equal length, packed in each sample, None = no segments; decodes: whether it is one token that
-    comes after T others, which are in a cache.
+    Attributes:
+        keys: of a sample, where positions hide none: "equal" = 3/4 of T, "ragged" = any number, "all" = no lengths.
+        G: heads of keys and values, None = H.
+        window: (left, right), as of the layer, None = all keys.
+        segments: number of segments of equal length, packed in each sample, None = no segments.
+        decodes: whether it is one token that comes after T others, which are in a cache.
     """
 
     name: str
@@ -38,7 +40,7 @@ class Shape:
         return mha.MultiHeadAttention(self.D, self.H, **options, seed=0, backend=backend)
 
     def simpler(self) -> dict[str, "Shape"]:
-        """This shape without its window, segments or shared heads of keys, by a name that says so."""
+        """This shape without shared heads of keys, window or segments, one at a time, by a name that says so."""
         found = {}
         if self.G is not None:
             found[f"{self.H} key-value heads"] = dataclasses.replace(self, G=None)

@@ -1,4 +1,4 @@
-"""Decoding, measured: one token after another, behind T others in a cache that starts again before it is full."""
+"""Steps that decode one token after another, behind T others in a cache that starts again before it is full."""
 
 import itertools
 from collections.abc import Callable
@@ -23,12 +23,12 @@ def heads(shape: Shape) -> tuple[np.ndarray, np.ndarray]:
 
 
 def places() -> itertools.cycle:
-    """How many tokens are in the cache, call by call, beyond the first T."""
+    """Yield, call by call, the number of tokens in the cache beyond the first T."""
     return itertools.cycle(range(MORE))
 
 
 def decoder(attention: mha.MultiHeadAttention, shape: Shape, call: Callable[[mha.Cache], Any]) -> Step:
-    """A step of our own: call takes a cache, and returns an output and the next one."""
+    """A step that decodes with call(cache), which returns an output and the next cache."""
     keys, values = heads(shape)
     cache = mha.Cache(attention.config, (keys, values, *_integers(shape))).to(attention.backend)
     module, place = dispatch.load(attention.backend), places()
@@ -47,7 +47,7 @@ def decoder(attention: mha.MultiHeadAttention, shape: Shape, call: Callable[[mha
 def user_calls(
     attention: mha.MultiHeadAttention, shape: Shape, tensor: Callable, own: Callable[[Step], Step] = lambda step: step
 ) -> dict[str, Implementation]:
-    """The implementations that users call, on arrays that tensor makes of NumPy's; own: as of `steps.user_calls`."""
+    """The implementations that users call, on arrays of `tensor`; own: as of `steps.user_calls`."""
     x = tensor(shape.inputs())
 
     def make() -> Step:
@@ -57,7 +57,7 @@ def user_calls(
 
 
 def _integers(shape: Shape) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Positions, lengths and what is lost of a cache with T tokens."""
+    """The positions, lengths and lost positions of a cache with T tokens."""
     slots, (B, T) = np.arange(shape.T + MORE), (shape.B, shape.T)
     positions = np.tile(np.where(slots < T, slots, -1), (B, 1))
     return positions.astype("int32"), np.full(B, T, "int32"), np.full(B, -1, "int32")

@@ -28,10 +28,14 @@ WORKER = "mha.bench.ranks"
 class Row:
     """The measurements of one way to split a layer; None = not measured, or there is no such number.
 
-    milliseconds: the median time of a call; rounds: the number of samples; processor: the processor's time of all ranks
-    together, divided by that of the unsplit layer; busiest: that of the busiest rank divided by the mean, where ranks
-    are processes; mebibytes: the peak memory of the rank that takes the most, without inputs, weights and their
-    gradients; share: the same divided by that of the unsplit layer; problem: why it was not measured.
+    Attributes:
+        milliseconds: the median time of a call.
+        rounds: the number of samples.
+        processor: the processor's time of all ranks together, divided by that of the unsplit layer.
+        busiest: the processor's time of the busiest rank divided by the mean, where ranks are processes.
+        mebibytes: the largest peak memory of a rank, without inputs, weights and their gradients.
+        share: the same divided by that of the unsplit layer.
+        problem: why it was not measured.
     """
 
     backend: BackendName
@@ -79,7 +83,7 @@ class Runner:
 
 
 def work(backend: BackendName, devices: int, arguments: dict[str, Any], progress: Callable[[str], None]) -> dict:
-    """What the first rank printed in the end, or {"error": ...} of the rank that ended first without a result.
+    """Run all ranks; return the result of the first rank, or {"error": ...} of the rank that first ended without one.
 
     arguments: those of `ranks.measure` that are the same for all ranks.
     """
@@ -119,7 +123,7 @@ def work(backend: BackendName, devices: int, arguments: dict[str, Any], progress
 
 @contextlib.contextmanager
 def _uninterrupted() -> Iterator[None]:
-    """Let an interrupt wait: in the middle of it, a process would be started that nobody ends."""
+    """Let an interrupt wait, so that no process is started that nobody ends."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -128,16 +132,16 @@ def _uninterrupted() -> Iterator[None]:
 
 
 def _said(folder: str, rank: int) -> str:
-    """The file for what a rank says on stderr."""
+    """The path of the file that takes a rank's stderr."""
     return os.path.join(folder, f"said by {rank}")
 
 
 def _listen(
     rank: int, folder: str, process: subprocess.Popen, progress: Callable[[str], None]
 ) -> tuple[int, dict[str, Any]]:
-    """The rank, and its process' last line that is not about what it does now; or why it ended without one.
+    """Return the rank with the result that its process prints last, or with the error if it ends without a result.
 
-    Of what ranks do now, that of the first is passed on.
+    The progress that the first rank prints is passed on.
     """
     result = None
     with process:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def return_at_once() -> None:
-    """Let large arrays that are freed go back to the system, if it can, so that none is used again uncounted."""
+    """Make freed memory of large arrays go back to the system at once, if it can, so that all use is counted."""
     with contextlib.suppress(AttributeError, OSError, TypeError):  # glibc alone has it
         ctypes.CDLL(None).mallopt(-3, 2**18)  # M_MMAP_THRESHOLD, which grows by itself where nobody sets it
 

@@ -3,7 +3,7 @@
 It prints lines of JSON: {"now": ...} as each part of the work begins, and in the end {"ways": ...}, or {"error": ...}
 if that could not be measured.
 
-`backends/<framework>/parallel/bench.py` knows how its framework splits a layer:
+`mha/bench/frameworks/ranks/<framework>.py` knows how its framework splits a layer:
     Group(rank, count, meet, limit) -> this process as one of several; meet: a file where ranks find one another
     together(value) -> the values of all ranks that are processes, in their order; all call it
     ways(shape, kind) -> by name, a function that makes the `Way`, or raises UnavailableError; UNSPLIT comes first
@@ -41,11 +41,15 @@ def measure(
 ) -> Found:
     """Measure all ways to split a layer, and the layer itself, which all ranks call together.
 
-    seconds: the time for all ways, in turns; memory: whether it is measured; ranks: the arguments of `Group`; say: is
-    called with a text for each part of the work.
+    Args:
+        seconds: the time for all ways, in turns.
+        memory: whether it is measured.
+        ranks: the arguments of `Group`.
+        say: a function that is called with a text for each part of the work.
 
-    Returns for each way by name its `summary`, and its "mebibytes" and their "share" of the unsplit layer's; or its
-    "problem", with "failed", whether it should have been measured.
+    Returns:
+        For each way by name its `summary`, and its "mebibytes" and their "share" of the unsplit layer's; or its
+        "problem", with "failed", whether it should have been measured.
     """
     group = importlib.import_module(f"mha.bench.frameworks.ranks.{backend}").Group(**ranks)
     ways, found = _checked(group, group.ways(cases.find(shape), kind), say)
@@ -105,7 +109,7 @@ def _checked(
 
 
 class _WayError(Exception):
-    """What is wrong with a way, in one line; failed: whether it should have been measured."""
+    """The problem of a way, in one line; failed: whether it should have been measured."""
 
     def __init__(self, problem: str, failed: bool) -> None:
         super().__init__(problem)
@@ -113,7 +117,7 @@ class _WayError(Exception):
 
 
 def _alike(group: Any, run: Callable[[], Any]) -> Any:
-    """The result of a function on this rank; if it raises on one rank, all raise a _WayError."""
+    """Call a function on this rank; if it raises on any rank, all raise a _WayError."""
     result, problem, failed = None, "", False
     try:
         result = run()
@@ -128,25 +132,25 @@ def _alike(group: Any, run: Callable[[], Any]) -> Any:
 
 
 def _called(make: Callable[[], Way]) -> tuple[Way, Results | None]:
-    """A way, and the results of its first call on this rank."""
+    """Make a way and call it once; return it with the results on this rank."""
     way = make()
     return way, way.step() if way.step else None
 
 
 def _agreed(name: str, way: Way, here: Results | None, expected: Results) -> Results:
-    """The results of the whole layer; raises ValueError if they are not those that are expected."""
+    """The results of the whole layer by a way; raises ValueError if they are not the expected ones."""
     results = way.whole(here)
     check_agreement({UNSPLIT: _given(expected), name: _given(results)})
     return results
 
 
 def _given(results: Results) -> Step:
-    """A step whose results are there already."""
+    """A step that returns these results without any work."""
     return lambda: results
 
 
 def _rounds(group: Any, ways: dict[str, Way], seconds: float) -> list[dict[str, tuple[float, list[float]]]]:
-    """Call the ways in turns, for a number of seconds; for each, the seconds of a call and the processor's of ranks."""
+    """Call the ways in turns for some seconds; return, for each, the seconds of a call and of each rank's processor."""
     calls = {name: _calls(group, way) for name, way in ways.items()}
     names = list(ways)
     rounds: list[dict[str, tuple[float, list[float]]]] = []
@@ -159,7 +163,7 @@ def _rounds(group: Any, ways: dict[str, Way], seconds: float) -> list[dict[str, 
 
 
 def _calls(group: Any, way: Way) -> int:
-    """How many calls of a way take as long as a sample, the same on all ranks."""
+    """The number of calls of a way that take as long as a sample, the same on all ranks."""
     fastest, _ = _turn(group, way, 1)
     if fastest < SAMPLE:  # where the first one tells little
         fastest = min(_turn(group, way, 1)[0] for _ in range(3))
@@ -167,7 +171,7 @@ def _calls(group: Any, way: Way) -> int:
 
 
 def _turn(group: Any, way: Way, calls: int) -> tuple[float, list[float]]:
-    """Call a way on all ranks; the seconds of one call, and the processor's seconds of each rank that took part."""
+    """Call a way on all ranks; return the seconds of a call, and the processor's seconds of each rank in it."""
     group.together(None)  # all begin at once, and who takes no part waits without work
     start, used, here = time.perf_counter(), time.process_time(), None
     if way.step:

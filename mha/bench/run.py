@@ -24,11 +24,16 @@ from mha.parity.cases.run.processes import available, why_it_ended
 class Row:
     """The measurements of one implementation; None = not measured.
 
-    role: the implementation's role for its backend; milliseconds: the median time of a call; rounds: the number of
-    samples; ratios: lower quartile, median and upper quartile of its time divided by that of `attention.layer` in the
-    same round; overhead: the median of the difference of these two times, in microseconds; mebibytes: the peak memory
-    of one call, without inputs and weights; floor: the milliseconds of the matrix products alone, at the rate, in
-    GFLOP/s, of the framework's own product; those of decoding take what reading their numbers takes.
+    Attributes:
+        role: the implementation's role for its backend.
+        milliseconds: the median time of a call.
+        rounds: the number of samples.
+        ratios: lower quartile, median and upper quartile of its time divided by that of `attention.layer` in the same
+            round.
+        overhead: the median of the difference of these two times, in microseconds.
+        mebibytes: the peak memory of one call, without inputs and weights.
+        floor: the milliseconds of the matrix products alone at `rate`; in decoding, of reading their numbers.
+        rate: of the framework's own matrix product, in GFLOP/s.
     """
 
     backend: BackendName
@@ -74,7 +79,7 @@ class Runner:
     def steps(
         self, backends: list[BackendName], kinds: list[str], shapes: list[Shape], memory: bool, sweep: bool
     ) -> int:
-        """The largest possible number of measurements."""
+        """The largest possible number of measurements, for a progress bar."""
         known = [(shape, memory) for shape in shapes] + [(shape, True) for shape in cases.SWEEP.values() if sweep]
         return sum(
             1 + both * len(self.roles(backend, kind, shape))

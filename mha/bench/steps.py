@@ -16,7 +16,8 @@ UNSPLIT = "unsplit"  # the layer on one device, with which ways to split it are 
 class Results(NamedTuple):
     """The results of one call, in arrays of NumPy or the framework.
 
-    output: (B, T, D), or None; by_input: in training, gradients (B, T, D) that add up to the gradient by the input;
+    output: (B, T, D), or None.
+    by_input: in training, gradients (B, T, D) that add up to the gradient by the input.
     by_weights: in training, the gradients by every weight.
     """
 
@@ -36,11 +37,11 @@ class Implementation(NamedTuple):
 
 
 class Way(NamedTuple):
-    """A way to call a layer over several devices, as one rank has it.
+    """A way to call a layer over several devices, on one rank.
 
-    step: makes one call and waits for its end; None = this rank takes no part; whole: makes the results of the whole
-    layer, on every rank, of those that step returned here, or of None; bytes: the memory that the compiler says a
-    device takes, None = it is measured.
+    step: a function that makes one call and waits for its end; None = this rank takes no part.
+    whole: a function that makes the results of the whole layer, on every rank, from those of `step` here, or None.
+    bytes: the memory that the compiler says a device takes, None = it is measured.
     """
 
     step: Callable[[], Results] | None
@@ -89,8 +90,8 @@ def user_calls(
 ) -> dict[str, Implementation]:
     """The implementations that users call: of `attention(...)`, or in training of `attention.gradients(...)`.
 
-    tensor: makes the framework's arrays of NumPy's, None = it has none; own, numpy: what a backend makes of the step on
-    its arrays, and of that on NumPy's.
+    tensor: a function that makes the framework's arrays from NumPy's, None = it has none; own, numpy: functions by
+    which a backend wraps a step on its own arrays, and one on NumPy's.
     """
     made = {}
     name, step = ("attention.gradients(...)", gradients) if kind == "training" else ("attention(...)", call)

@@ -107,7 +107,7 @@ def check_agreement(steps: dict[str, Step]) -> None:
 
 
 def _compared(results: Results) -> dict[str, Any]:
-    """The output and the gradient by the input, if the results have them."""
+    """The arrays of results by name that implementations must agree on: the output and the gradient by the input."""
     found = {} if results.output is None else {"the output": mha.to_numpy(results.output)}
     return found | ({"the gradient": sum(map(mha.to_numpy, results.by_input))} if results.by_input else {})
 

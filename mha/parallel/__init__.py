@@ -1,8 +1,7 @@
 """Split one layer over several devices by heads, by sequence or by batch, with the frameworks' own tools.
 
 You bring the mesh and the launcher; this package splits the layer, and tests show that the results stay the same.
-`shard` and `unshard` need no framework; the others use `backends/<framework>/parallel/`, which is imported when it is
-used.
+`shard` and `unshard` need no framework; the others use `mha/parallel/<framework>/`, which is imported on use.
 """
 
 import importlib

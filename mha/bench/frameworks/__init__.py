@@ -1,1 +1,1 @@
-"""What is measured in each framework: our layer beside the framework's own."""
+"""The implementations to measure in each framework: our layer beside the framework's own."""

@@ -1,4 +1,4 @@
-"""The book's names in JAX, with Flax: `from mha.d2l import jax as d2l`. What all share is `mha/learn/d2l/common.py`.
+"""The book's names in JAX, with Flax: `from mha.d2l import jax as d2l`. `common.py` has what all share.
 
 A linen module keeps nothing after a call, so the attention weights are returned beside the output.
 """

@@ -1,6 +1,4 @@
-"""Find the line in which a backend's lesson computes a step; it is read from the source, so it is always up to date.
-
-Nothing here imports a framework: the chapters are read, so that a framework need not be installed.
+"""Find the line in which a backend's lesson computes a step, by reading the source; no framework is imported.
 """
 
 import ast
@@ -94,7 +92,7 @@ def stages(function: Callable, X: Any, *arguments: Any) -> list[Any]:
 
 @functools.cache
 def _functions(backend: BackendName) -> dict[str, tuple[str, list[str], ast.FunctionDef]]:
-    """The functions of all chapters by name, methods as Class.method, each with its file and the lines of that."""
+    """The functions of all chapters by name, methods as Class.method, each with its file and the file's lines."""
     found = {}
     for chapter in dispatch.CHAPTERS:
         text = (dispatch.FOLDER / backend / f"{chapter}.py").read_text(encoding="utf-8")
@@ -107,7 +105,7 @@ def _functions(backend: BackendName) -> dict[str, tuple[str, list[str], ast.Func
 
 
 def _named(statement: ast.stmt) -> set[str]:
-    """The names that a statement assigns to, and those under which it keeps steps."""
+    """The names that a statement assigns to, and the names of the steps that it keeps."""
     if not isinstance(statement, ast.Assign | ast.Expr | ast.Return):
         return set()  # what is inside of others is a statement of its own
     targets = [part for target in getattr(statement, "targets", []) for part in ast.walk(target)]

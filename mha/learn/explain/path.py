@@ -29,10 +29,14 @@ class Step:
     Letters: B samples in the batch, Q queries, K keys and values, D num_hiddens, H heads, G heads of keys and values if
     these are shared, d width of a head of queries and keys, dv width of a head of values, S slots of a cache.
 
-    stage: the kind of step; all steps of a stage have the same meaning. name: of the array; `trace` uses the same
-    names. letters: its shape, as "(B*H, Q, d)"; shape: its shape in numbers. file, line, function, source: the
-    statement of the backend that computes it, as "torch/heads.py", 24, "transpose_qkv" and the text; None for inputs.
-    meaning: a sentence in the chosen language. value: the array, as a NumPy array.
+    Attributes:
+        stage: the kind of step; all steps of a stage have the same meaning.
+        name: of the array; `trace` uses the same names.
+        letters, shape: its shape, as "(B*H, Q, d)" and in numbers.
+        file, line, function, source: the statement of the backend that computes it, as "torch/heads.py", 24,
+            "transpose_qkv" and the text; None for inputs.
+        meaning: a sentence in the chosen language.
+        value: the array, as a NumPy array.
     """
 
     stage: str
@@ -200,9 +204,9 @@ def call(
 
 
 def letters(config: Config, K: str = "K") -> dict[str, str]:
-    """The shape of every step in letters, except of the arrays of what hides keys, whose axes may be 1.
+    """The shape of every step in letters, except for arrays that hide keys, whose axes may be 1.
 
-    K: the letter of the axis on which scores are, "S" where a cache's slots are on it.
+    K: the letter of the axis of keys in scores, "S" for the slots of a cache.
     """
     G = "H" if config.num_key_value_heads == config.num_heads else "G"
     widths = config.query_size, config.key_size, config.value_size
@@ -228,7 +232,7 @@ def letters(config: Config, K: str = "K") -> dict[str, str]:
 
 
 def _letters(shape: tuple[int, ...], K: str) -> str:
-    """The shape in letters of an array of what hides keys; K: the letter of their axis."""
+    """The shape in letters of an array that hides keys; K: the letter of their axis."""
     axes = ("B", "H", "Q", K) if len(shape) == 4 else ("B*H", "Q", K)
     return f"({', '.join('1' if size == 1 else axis for size, axis in zip(shape, axes, strict=True))})"
 
@@ -245,8 +249,8 @@ def _path(
 ) -> Iterator[tuple[str, str, Any]]:
     """Every step in order: stage, name and array.
 
-    module: the lesson; traced: the steps from `trace`; held: what a call does to the slots of a cache; k, v: the heads
-    that queries attend to; visible: the keys that are not hidden, None = all.
+    module: the lesson; traced: the steps from `trace`; held: the steps of a cache's slots; k, v: the heads that queries
+    attend to; visible: the keys that are not hidden, None = all.
     """
     H, G = config.num_heads, config.num_key_value_heads
     for name, X in inputs.items():

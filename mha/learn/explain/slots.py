@@ -1,4 +1,4 @@
-"""What a call does to the slots of a cache, by the functions of the lesson."""
+"""Explain what a call does to the slots of a cache, with the functions of the lesson."""
 
 from typing import Any
 
@@ -8,11 +8,11 @@ from mha import arrays
 
 
 def kept(module: Any, k: Any, v: Any, inputs: dict[str, Any], call: Any) -> tuple[Any, Any, dict[str, Any], Any]:
-    """What is in the slots of a cache after a call.
+    """The contents of a cache's slots after a call, and the steps that put them there.
 
     module: the lesson; k (B*G, K, d), v (B*G, K, dv): the heads of the new tokens; call: checked, with a cache.
-    Returns the heads in the slots, (B*G, S, d) and (B*G, S, dv); the steps by name, none beside a frozen cache, in
-    which slots (B, K) says -1 for padding; and the call of queries and slots.
+    Returns the heads in the slots, (B*G, S, d) and (B*G, S, dv); the steps by name, none for a frozen cache, where
+    "slots" (B, K) is -1 for padding; and the call of the queries with the slots.
     """
     cache = call.cache
     *_, call = module.place(*(inputs.get(name) for name in ("queries", "keys", "values")), call)

@@ -1,1 +1,1 @@
-"""Students' attention, graded: levels as a course has them, what differs first, and why."""
+"""Grade students' attention by the levels of a course: find what differs first, and why."""

@@ -1,4 +1,4 @@
-"""The cases of each level: inputs that are drawn from a seed, and the layer whose numbers are expected.
+"""The cases of each level: inputs drawn from a seed, and the layer that computes the expected numbers.
 
 Letters as in the lessons.
 """
@@ -22,9 +22,13 @@ BASE = 10000.0
 class Case:
     """One case of a level.
 
-    words: for people; task: the child's; inputs, options: what it gets; layer: the arguments of `mha`'s layer; weights:
-    of it; call: the rest of its call; attends: queries, keys and values as the layer gets them, if they are not those
-    of `inputs`; optional: whether a submission may lack the argument.
+    Attributes:
+        words: a description for people.
+        task: the name of the task that the submission's process runs.
+        inputs, options: the arguments of the task.
+        layer, weights, call: the arguments of `mha`'s layer, its weights, and the rest of its call.
+        attends: the layer's queries, keys and values, if they are not those of `inputs`.
+        optional: whether a submission may lack the argument.
     """
 
     words: str
@@ -38,7 +42,7 @@ class Case:
     optional: bool = False
 
     def attention(self, biased: list[str]) -> mha.MultiHeadAttention:
-        """The layer that is expected, with these of its biases."""
+        """The layer that computes the expected numbers, with these biases."""
         attention = mha.MultiHeadAttention(**self.layer, bias=bool(biased), backend="numpy", seed=0)
         kept = {name: X for name, X in self.weights.items() if name in attention.weights}
         nothing = {name: 0 * X for name, X in kept.items() if name.endswith(".bias") and name not in biased}
@@ -46,7 +50,7 @@ class Case:
         return attention
 
     def problem(self, biased: list[str], empty_rows: bool) -> Problem:
-        """What is expected, with these of the biases."""
+        """The `Problem` of the case, which holds the expected numbers, with these biases."""
         named = self.attends or self.inputs
         given = call_of("grade", self.call.get("valid_lens"), {n: X for n, X in self.call.items() if n != "valid_lens"})
         queries, keys, values = (named[name] for name in ("queries", "keys", "values"))
@@ -65,12 +69,12 @@ class Draw:
         return (scale * self.random.normal(size=shape)).astype(np.float32)
 
     def lengths(self, shape: tuple[int, ...], most: int, least: int = 2) -> np.ndarray:
-        """Draw lengths, of which no two samples have the same, and none sees one key alone, or all of them."""
+        """Draw lengths that differ between samples; no query sees only one key, or all of them."""
         drawn = [self.random.permutation(np.arange(least, most))[: shape[0]] for _ in range(int(np.prod(shape[1:])))]
         return np.array(drawn).T.reshape(shape).astype(np.int32)  # (B,) or (B, Q)
 
     def mask(self, *shape: int) -> np.ndarray:
-        """Draw booleans with True in each row, and False in most."""
+        """Draw a mask with True in each row, and False in most rows."""
         mask = self.random.random(shape) < 0.6
         first = self.random.integers(shape[-1], size=shape[:-1])
         np.put_along_axis(mask, first[..., None], True, -1)
@@ -86,7 +90,7 @@ def with_empty(lengths: np.ndarray) -> np.ndarray:
 
 
 def of_softmax(draw: Draw) -> list[Case]:
-    """Level 1. Scores are products of queries with unit vectors, so that the layer's weights are what is asked for."""
+    """Level 1. The keys are unit vectors, so that the layer's weights are the softmax of the submission's scores."""
     B, Q, K = 3, 5, 7
     found = []
     for words, far, lengths in (
@@ -140,7 +144,7 @@ def lengths_of(draw: Draw, how: str, B: int, Q: int, K: int) -> Named:
 
 
 def of_heads(draw: Draw) -> list[Case]:
-    """Level 3: splits alone; what is merged goes by the axes of what a submission has split."""
+    """Level 3: splits alone; the axes of merged heads are those of the submission's own split."""
     return [
         Case(f"{H} heads", "split", {"X": draw.normal(B, T, H * d)},
              {"num_heads": H, "num_hiddens": H * d, "dropout": 0.0})

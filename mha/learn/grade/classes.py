@@ -1,4 +1,4 @@
-"""A class of submissions: several at once, each result kept as it comes, so that a run goes on where it stopped."""
+"""Grade a class of submissions, several at once; results are kept at once, so that a next run goes on from there."""
 
 import concurrent.futures
 import csv
@@ -19,7 +19,7 @@ Row = dict[str, Any]
 
 
 def digest(path: Path, grader: Grader) -> str:
-    """A short text that is another one for other files, or another way to grade them."""
+    """A digest of the files of a submission and of the way to grade them."""
     found = hashlib.sha256(repr(dataclasses.replace(grader)).encode())
     for one in sorted(path.rglob("*")) if path.is_dir() else [path]:
         if one.is_file():
@@ -28,12 +28,12 @@ def digest(path: Path, grader: Grader) -> str:
 
 
 def graded(grader: Grader, path: Path) -> Row:
-    """Grade one submission; a row of all that came of it."""
+    """Grade one submission, and return its row."""
     return grader.grade(path).data() | {"digest": digest(path, grader)}
 
 
 def known(file: Path, wanted: dict[Path, str]) -> dict[Path, Row]:
-    """Read the rows of an earlier run that are of these submissions, as they are now."""
+    """Read the rows of an earlier run for these submissions, unless they have changed since."""
     found: dict[Path, Row] = {}
     by_digest = {(path.name, text): path for path, text in wanted.items()}
     for line in file.read_text(encoding="utf-8").splitlines() if file.exists() else ():
@@ -52,7 +52,7 @@ def grade_all(
     """Grade each submission in a folder, so many at once; return their rows by name.
 
     output: a file for the grades, see `table`; beside it, each row is kept as a line of JSON, from which the next run
-    goes on. progress: is told how many of how many are done.
+    goes on. progress: a function of how many of how many are done.
     """
     wanted = {path: digest(path, grader) for path in files.submissions(folder)}
     record = None if output is None else output.with_suffix(".jsonl")
@@ -77,7 +77,7 @@ def grade_all(
 
 
 def table(rows: list[Row]) -> str:
-    """Write rows as CSV: name, framework, points, and of each level its points and the reason."""
+    """Write rows as CSV: name, framework, points, and the points and the reason of each level."""
     text = io.StringIO()
     levels = [one["level"] for one in rows[0]["levels"]] if rows else []
     columns = [f"level {number}{what}" for number in levels for what in ("", " reason")]

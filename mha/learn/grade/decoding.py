@@ -1,4 +1,4 @@
-"""Level 9: each portion of a text, judged with the cache as it should be before it."""
+"""Judge level 9: each portion of a text, with the right cache before it."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""What is handed in: a file of Python, a notebook, or a folder with either, copied to where it runs; its framework."""
+"""The files of a submission: Python, a notebook, or a folder with either; copy them, and find names and frameworks."""
 
 import ast
 import shutil
@@ -17,7 +17,7 @@ KINDS = (".py", ".ipynb")
 
 
 def submissions(folder: Path) -> list[Path]:
-    """List what a class has handed in: each file of Python, notebook or folder with one, by name."""
+    """List the submissions in a folder by name: each file of Python, notebook, or folder with one."""
     found = []
     for path in sorted(folder.iterdir()):
         if path.name.startswith((".", "_")):
@@ -28,7 +28,7 @@ def submissions(folder: Path) -> list[Path]:
 
 
 def sources(path: Path) -> Iterator[Path]:
-    """Give the files of Python and notebooks of a submission."""
+    """List the files of Python and the notebooks of a submission."""
     if path.is_file():
         yield path
         return
@@ -38,7 +38,7 @@ def sources(path: Path) -> Iterator[Path]:
 
 
 def copied(path: Path, to: Path) -> Path:
-    """Copy a submission into an empty folder; return the file to run, that which defines most of the names.
+    """Copy a submission into an empty folder; return the file to run, which defines most of the names.
 
     A notebook becomes a file of its code cells. Raises ValueError if there is none, or a notebook cannot be read.
     """
@@ -96,7 +96,7 @@ def defined(path: Path) -> list[str]:
 
 
 def reached(path: Path) -> set[str]:
-    """The names of levels that a file defines, or takes from files beside it."""
+    """The names of levels that a file defines, or imports from files beside it."""
     found = set(defined(path))
     parsed = tree(path.read_text(encoding="utf-8", errors="replace"))
     for one in parsed.body if parsed else ():

@@ -1,4 +1,4 @@
-"""One submission, graded: level by level, in its own process, with ours in the place of what failed before."""
+"""Grade one submission, level by level, in its own process, with our functions in the place of those that failed."""
 
 import dataclasses
 import shutil
@@ -23,11 +23,16 @@ WORDS = {"memory": "it took more memory than 4 GB"}
 
 @dataclasses.dataclass(frozen=True)
 class Grader:
-    """How submissions are graded.
+    """The way to grade submissions.
 
-    levels: these; seed: of the inputs; backend: the framework of a submission that imports none; empty_rows: whether
-    rows of queries that see no key count; allow: whether the framework's own attention may be used; limit: seconds for
-    the import and for each case; hints: how much is said, see `LevelResult.said`.
+    Attributes:
+        levels: those to grade.
+        seed: of the inputs.
+        backend: the framework of a submission that imports none.
+        empty_rows: whether rows of queries that see no key count.
+        allow: whether the framework's own attention may be used.
+        limit: seconds for the import and for each case.
+        hints: how much students are told, see `LevelResult.said`.
     """
 
     levels: tuple[Level, ...]
@@ -56,7 +61,7 @@ class Grader:
             shutil.rmtree(folder, ignore_errors=True)
 
     def nothing(self, path: Path, framework: str, why: str) -> Result:
-        """Return the result of what cannot be run at all."""
+        """Return the result of a submission that cannot be run at all."""
         levels = tuple(LevelResult(level, "raised", why) for level in self.levels)
         return Result(path.name, framework, levels, why, self.hints)
 
@@ -64,8 +69,11 @@ class Grader:
 class Submission:
     """A submission while it is graded.
 
-    problem: what its first failing statement raised; failed: the names of earlier levels that failed; made: the
-    mistakes that were found in them; like: what its functions return, so that ours return the same.
+    Attributes:
+        problem: the error of its first failing statement.
+        failed: the names of earlier levels that failed.
+        made: the mistakes that were found in these.
+        like: the form of its functions' results, so that ours return the same.
     """
 
     def __init__(self, grader: Grader, file: Path, folder: Path, frameworks: list[str]) -> None:
@@ -103,7 +111,7 @@ class Submission:
             return Answer(failure=ended.failure, text=ended.text)
 
     def level(self, level: Level) -> LevelResult:
-        """Grade one level: as it is, and then with ours in the place of what failed before."""
+        """Grade one level, first as it is, then with our functions in the place of those that failed before."""
         result = self.run(level, [])
         if result.status != PASSED and self.failed and level.number != 3 and not self.broken:
             with_ours = self.run(level, self.failed)

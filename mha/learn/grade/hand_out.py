@@ -1,4 +1,4 @@
-"""An assignment to hand out: a skeleton, visible tests, and a readme for students."""
+"""Write an assignment to hand out: a skeleton, visible tests, and a readme for students."""
 
 from pathlib import Path
 
@@ -11,14 +11,14 @@ FILES = ("attention.py", "test_attention.py", "README.md")
 
 
 def texts(backend: BackendName, levels: tuple[Level, ...]) -> dict[str, str]:
-    """Make the files by name."""
+    """The texts of the files by name."""
     packages = " ".join(["numpy", *(name for name in dispatch.FRAMEWORKS[backend].needs if name != "numpy")])
     made = (skeleton.written(backend, levels), visible.written(backend, levels), visible.readme(packages, levels))
     return dict(zip(FILES, made, strict=True))
 
 
 def write(folder: Path, backend: BackendName, levels: tuple[Level, ...]) -> None:
-    """Write the files into a folder, which is made; ValueError if one of them is there."""
+    """Write the files into a folder, which is made; raises ValueError if one of them exists."""
     there = [name for name in FILES if (folder / name).exists()]
     if there:
         raise ValueError(f"{folder / there[0]} is there already; choose another folder, or remove it")

@@ -1,4 +1,4 @@
-"""Level 3: how heads are split and merged, right and in the ways that students mistake; nothing is rounded here."""
+"""Judge level 3, the split and the merge of heads, and name students' mistakes in them; nothing is rounded here."""
 
 from collections.abc import Callable
 
@@ -43,7 +43,7 @@ MERGES: dict[str, Callable[[Array, int], Array]] = {
 
 
 def split(X: Array, H: int) -> Array:
-    """Return what is expected of a split, (B, H, T, d)."""
+    """Split heads in the right way: (B, T, H*d) -> (B, H, T, d)."""
     return SPLITS[""](X, H)
 
 
@@ -64,7 +64,7 @@ def judge_split(X: Array, H: int, theirs: Array) -> tuple[bool, str, str]:
 
 
 def judge_merge(heads: Array, theirs: Array) -> tuple[bool, str, str]:
-    """Judge what was merged of heads (B, H, T, d), likewise."""
+    """Judge a merge of heads (B, H, T, d), as `judge_split` does."""
     B, H, T, d = heads.shape
     shape = (B, T, H * d)
     for name, make in MERGES.items():

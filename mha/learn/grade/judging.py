@@ -1,4 +1,4 @@
-"""One case of a submission, judged by float64 NumPy; and why several differ: the mistakes that explain all of them."""
+"""Judge the cases of a submission by float64 NumPy, and find the mistakes that explain all that differ."""
 
 import dataclasses
 import itertools
@@ -31,10 +31,7 @@ Named = dict[str, np.ndarray]
 
 @dataclasses.dataclass(frozen=True)
 class Judged:
-    """One case: whether it is right, what differs first, in words, and what is needed to find out why.
-
-    step: the part of attention that differs first, if only outputs were given: "".
-    """
+    """The verdict on one case: whether it is right, what differs first, in words, and the data to find out why."""
 
     case: Case
     right: bool
@@ -71,7 +68,7 @@ def judge(case: Case, answer: Answer, empty_rows: bool) -> Judged:
 
 
 def _fits(asked: Problem, name: str, X: np.ndarray) -> bool:
-    """Whether an array is to be compared: weights only where they have a shape that is known."""
+    """Whether an array is compared: weights only in a known shape."""
     if name != "weights":
         return name == "output" or not hasattr(asked, name)
     B, H, Q, K = asked.sizes.B, asked.config.num_heads, asked.sizes.Q, asked.sizes.K
@@ -81,8 +78,8 @@ def _fits(asked: Problem, name: str, X: np.ndarray) -> bool:
 def why(wrong: Sequence[Judged], level: int) -> list[Explanation]:
     """Find the mistakes that together explain all of these cases, the best first.
 
-    A mistake need not show in each case. Each explanation of the cases so far is tried in the next; a search begins
-    where none fits, and what it finds is added to them.
+    A mistake need not show in each case. Explanations of earlier cases are tried first; if none fits, a search adds
+    its own mistakes to them.
     """
     if all(one.case.options.get("dropout") for one in wrong):  # with the same numbers but no dropout, it is right
         return [LEFT_ON]
@@ -112,7 +109,7 @@ NOTHING = Explanation((), (), (), 0.0, 0.0, True)
 
 
 def joined(one: Explanation, other: Explanation) -> Explanation:
-    """Make an explanation of the mistakes of two."""
+    """Join the mistakes of two explanations into one."""
     more = [at for at, name in enumerate(other.mistakes) if name not in one.mistakes]
     pairs = ((one.mistakes, other.mistakes), (one.how, other.how), (one.what, other.what))
     names, how, what = ((*own, *(theirs[at] for at in more)) for own, theirs in pairs)

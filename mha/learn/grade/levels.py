@@ -1,14 +1,16 @@
-"""The levels of an assignment, as data: what each asks for, in the order in which a course has them."""
+"""The levels of an assignment, as data, in the order of a course."""
 
 import dataclasses
 
 
 @dataclasses.dataclass(frozen=True)
 class Level:
-    """One level.
+    """One level of an assignment.
 
-    number, title: for people; names: what a submission defines for it, one of which is enough unless `every`; points:
-    for passing it; replaced: the names that ours stand in for in later levels, if it fails.
+    Attributes:
+        names: functions or classes of a submission for it; one is enough unless `every`.
+        points: for passing it.
+        replaced: names that our own functions stand in for in later levels, if it fails.
     """
 
     number: int
@@ -37,7 +39,7 @@ NAMES = tuple(dict.fromkeys(name for level in LEVELS for name in level.names))
 
 
 def chosen(text: str | None) -> tuple[Level, ...]:
-    """Return the levels of a text as 1-6 or 1,2,5; None = all. Raises ValueError if it is anything else."""
+    """Read levels from a text as 1-6 or 1,2,5; None = all. Raises ValueError if it is anything else."""
     if text is None:
         return LEVELS
     numbers: set[int] = set()

@@ -17,7 +17,7 @@ FILLS = (-1.0, -2.0, -3.0, -5.0, -15.0)  # beside those of the catalogue
 
 
 def by_exponents(normed: bool, plan: Plan) -> Plan:
-    """Take exponentials of the scores as they are, in float32; normed: and divide by their sum."""
+    """Take exponentials of the scores in float32 without subtracting the maximum; normed: divide them by their sum."""
 
     def softmax(plan: Plan, scores: Array, visible: Array) -> Array:
         exponentials = np.exp(np.where(visible, scores, -1e6).astype(np.float32))
@@ -40,12 +40,12 @@ def masked_twice(plan: Plan) -> Plan:
 
 
 def not_normed(plan: Plan) -> Plan:
-    """Take scores for weights; hidden ones are 0."""
+    """Take scores for weights, with 0 where hidden."""
     return replace(plan, softmax=lambda plan, scores, visible: np.where(visible, scores, 0).astype(scores.dtype))
 
 
 def unprojected(name: str, plan: Plan) -> Plan | None:
-    """Leave a projection out, where it is square."""
+    """Leave a projection out, if it is square."""
     kernel = plan.weights[f"{name}.kernel"]
     if kernel.shape[0] != kernel.shape[1] or np.array_equal(kernel, np.eye(len(kernel))):
         return None

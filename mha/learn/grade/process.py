@@ -1,4 +1,4 @@
-"""The process of a submission, as its parent sees it: started, asked, timed, and ended with all that it started."""
+"""Run the process of a submission: start, ask and time it, and end it with all that it started."""
 
 import contextlib
 import dataclasses
@@ -28,10 +28,10 @@ Named = dict[str, np.ndarray]
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
-    """What a submission made of a case.
+    """A submission's answer to a case.
 
-    arrays, facts: what it gave; failure: "" or why it gave nothing: "missing", "wrong", "raised", "memory", "slow",
-    "left"; text: that in words.
+    arrays, facts: its results; failure: why there are none, "missing", "wrong", "raised", "memory", "slow" or "left",
+    else ""; text: the failure in words.
     """
 
     arrays: Named = dataclasses.field(default_factory=dict)
@@ -41,7 +41,7 @@ class Answer:
 
 
 class EndedError(Exception):
-    """A process that has ended, or was ended, before it answered; failure, text: as of an `Answer`."""
+    """A process ended, or was ended, before it answered; failure, text: as of an `Answer`."""
 
     def __init__(self, failure: str, text: str) -> None:
         super().__init__(text)
@@ -49,7 +49,7 @@ class EndedError(Exception):
 
 
 class Child:
-    """One process of a submission; defined: the names that it has; problem: what its first failing statement raised."""
+    """A process of a submission; defined: the names that it has; problem: the error of its first failing statement."""
 
     def __init__(self, path: Path, folder: Path, frameworks: list[str], allow: bool, limit: float) -> None:
         self.folder, self.limit, self.number = folder, limit, 0
@@ -79,7 +79,7 @@ class Child:
         self.problem, self.defined = str(loaded["loaded"]), list(loaded["defined"])
 
     def keep(self) -> None:
-        """Keep the beginning of what is printed, and read on, so that the process need not wait."""
+        """Keep the beginning of the process's output, and read on, so that it need not wait."""
         assert self.process.stdout is not None
         with contextlib.suppress(OSError, ValueError):
             while piece := os.read(self.process.stdout.fileno(), 2**16):
@@ -87,7 +87,7 @@ class Child:
 
     @property
     def printed(self) -> str:
-        """The beginning of what was printed."""
+        """The beginning of the process's output."""
         return bytes(self.kept).decode(errors="replace")
 
     def line(self, seconds: float) -> dict[str, Any]:
@@ -164,7 +164,7 @@ class Child:
 
 
 def environment(folder: Path) -> dict[str, str]:
-    """The environment of a submission: nothing of ours but where programs and libraries are."""
+    """The environment variables of a submission: of ours, only the paths of programs and libraries."""
     kept = {name: os.environ[name] for name in ("PATH", "LD_LIBRARY_PATH", "LANG", "PYTHONHOME") if name in os.environ}
     ours = dict.fromkeys(("HOME", "TMPDIR", "XDG_CACHE_HOME"), str(folder))
     ours |= dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "PYTHONDONTWRITEBYTECODE"), "1")

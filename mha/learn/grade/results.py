@@ -1,4 +1,4 @@
-"""What came of grading, as data and as text for a student: what passed, what differs first, why, and a hint."""
+"""The results of grading, as data and as text for a student: what passed, what differs first, why, and a hint."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -35,9 +35,14 @@ STEPS = {
 
 @dataclasses.dataclass(frozen=True)
 class LevelResult:
-    """One level: its status, a key of `STATUS`; what differs, or was raised, in words, and in which case.
+    """The result of one level.
 
-    explanations: mistakes that explain it, best first; note: further words.
+    Attributes:
+        status: a key of `STATUS`.
+        differs: the first difference, or the error, in words.
+        case: the case in which it came.
+        explanations: mistakes that explain it, best first.
+        note: further words.
     """
 
     level: Level
@@ -49,12 +54,12 @@ class LevelResult:
 
     @property
     def passed(self) -> bool:
-        """Whether it has passed."""
+        """Whether the level has passed."""
         return self.status == PASSED
 
     @property
     def points(self) -> int:
-        """Its points."""
+        """The points of the level, 0 if it has not passed."""
         return self.level.points if self.passed else 0
 
     @property
@@ -64,7 +69,7 @@ class LevelResult:
 
     @property
     def reason(self) -> str:
-        """Why it has not passed, in a few words, for tables: the mistakes, or else the status."""
+        """Why the level has not passed, in a few words for tables: the mistakes, or else the status."""
         if self.passed:
             return ""
         if self.mistakes:
@@ -88,7 +93,7 @@ class LevelResult:
         return STEPS[next(part for part in order if part in parts)] if parts else ""
 
     def said(self, hints: int) -> Iterator[str]:
-        """Give the lines for a student; hints: 0 the level, 1 the step and axis as well, 2 the mistake, too."""
+        """The lines for a student; hints: 0 names the level, 1 the step and axis as well, 2 the mistake, too."""
         head = f"level {self.level.number}, {self.level.title}: {STATUS[self.status]}"
         yield head + (f" ({self.note})" if self.note and self.passed else "")
         if self.passed:
@@ -113,9 +118,9 @@ class LevelResult:
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """A submission: its name, framework and levels; problem: what raised an error while it was loaded, "" = nothing.
+    """The result of a submission: its name, its framework and its levels.
 
-    hints: how much is printed, see `LevelResult.said`.
+    problem: the error while it was loaded, "" = none; hints: how much is printed, see `LevelResult.said`.
     """
 
     name: str
@@ -138,7 +143,7 @@ class Result:
         return all(one.passed for one in self.levels)
 
     def data(self) -> dict[str, Any]:
-        """Return all of it, ready for JSON."""
+        """The whole result as data for JSON."""
         return {
             "name": self.name, "framework": self.framework, "points": self.points, "most": self.most,
             "problem": self.problem,

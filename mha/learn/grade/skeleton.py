@@ -34,7 +34,7 @@ class Method:
 
 
 def written(backend: BackendName, levels: tuple[Level, ...]) -> str:
-    """Write the skeleton for these levels: what each needs, with NotImplementedError for a body."""
+    """Write the skeleton for these levels: the definitions that each needs, with NotImplementedError for a body."""
     numbers = {level.number for level in levels}
     lesson = Lesson(backend)
     parts = [lesson.function(name) for number, names in FUNCTIONS.items() if number in numbers for name in names]
@@ -80,7 +80,7 @@ class Lesson:
         )
 
     def function(self, name: str) -> str:
-        """A function of the lesson: signature and docstring."""
+        """The signature and the docstring of a function of the lesson."""
         for tree in self.trees.values():
             for one in tree.body:
                 if isinstance(one, ast.FunctionDef) and one.name == name:

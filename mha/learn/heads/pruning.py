@@ -60,7 +60,7 @@ def prune(attention: MultiHeadAttention, heads: Iterable[int]) -> MultiHeadAtten
 
 
 def _chosen(heads: Iterable[int], number: int) -> set[int]:
-    """The heads to prune, checked."""
+    """Check the heads to prune, and return them."""
     if isinstance(heads, (str, bytes)) or not isinstance(heads, Iterable):
         raise TypeError(f"heads is {checks.brief(heads)}, expected a list of ints, such as [0, 2]")
     gone: set[int] = set()

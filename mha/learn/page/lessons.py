@@ -44,13 +44,13 @@ def read(backend: BackendName) -> dict[str, list[Piece]]:
 
 
 def lines(backend: BackendName) -> dict[str, str]:
-    """The place of each step of `STEPS` in a backend's folder, as "heads.py:24"."""
+    """The line of each step of `STEPS` in a backend's folder, as "heads.py:24"."""
     found = {step: place(backend, step) for step in STEPS}
     return {step: f"{one.file.partition('/')[2]}:{one.line}" for step, one in found.items()}
 
 
 def order(chapters: list[list[Piece]]) -> list[str]:
-    """The names of all pieces of a chapter, as several backends have it, each once and after the piece before it."""
+    """Merge the names of a chapter's pieces over several backends into one order, each name once."""
     names: list[str] = []
     for pieces in chapters:
         at = 0
@@ -62,7 +62,7 @@ def order(chapters: list[list[Piece]]) -> list[str]:
 
 
 def differing(text: str, reference: str) -> list[tuple[int, int]]:
-    """The words of a text that the reference does not have at this place, as (start, end) of characters.
+    """The words of a text that differ from a reference, as (start, end) of characters.
 
     Words are names, numbers and single signs; another indentation or line break is no difference.
     """

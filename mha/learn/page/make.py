@@ -56,9 +56,9 @@ def named(texts: Mapping[str, Any], key: str) -> str:
 
 
 def code() -> dict[str, Any]:
-    """The lessons' chapters, in each the functions as aligned pieces: text, first line and differences by framework.
+    """The chapters of the lessons as aligned functions, each with text, first line and differences by framework.
 
-    marks: of each framework, by reference, as (start, end) of characters.
+    marks: for each reference framework, the differences as (start, end) of characters.
     """
     read = {backend: lessons.read(backend) for backend in dispatch.FRAMEWORKS}
     chapters = []
@@ -78,7 +78,7 @@ def code() -> dict[str, Any]:
 
 
 def marks(text: str, backend: str, found: Mapping[Any, lessons.Piece]) -> dict[str, list[tuple[int, int]]]:
-    """The differences of a text from each other framework's, by framework."""
+    """The differences between a text and each other framework's, by framework."""
     return {other: lessons.differing(text, piece.text) for other, piece in found.items() if other != backend}
 
 

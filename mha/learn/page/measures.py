@@ -1,4 +1,4 @@
-"""Tools for the measurements of all frameworks: turn an observation into a word and a detail.
+"""Turn an observation of a framework into a word and a detail.
 
 A word is a key of the languages' table [page.words], "" = none; a detail is code or numbers, the same in all languages.
 """

@@ -74,12 +74,12 @@ def by_groups(
 
 
 def name_of(G: int, H: int) -> str:
-    """What a layer with G heads of keys for H heads of queries is called."""
+    """The usual name of a layer with G heads of keys for H heads of queries."""
     return "MHA" if G == H else "MQA" if G == 1 else "GQA"
 
 
 def shown(count: float) -> str:
-    """A number of bytes in the largest unit of which there is one, with three digits."""
+    """A number of bytes as text, in the largest unit that fits, with three digits."""
     power = 0
     while count >= 1024 and power < len(UNITS) - 1:
         count, power = count / 1024, power + 1

@@ -17,12 +17,11 @@ LINES = ["tab:blue", "tab:orange", "tab:green", "tab:red", "tab:purple", "tab:br
 def copies(things: int = 2, *, path: str | os.PathLike[str] | None = None) -> Any:
     """Draw what heads reach in a task that copies several tokens at once, all numbers computed by layers on NumPy.
 
-    A head has one row of weights for a query, so that what it reads is one average of the tokens. Above are the numbers
-    of a sample: what is wanted, and what the best layers give, with one head that looks at all things equally, and with
-    more. Below is the relative squared error: of one head, by the share of its weight on the first thing, where what
-    one thing gains, the others lose; of a fit by gradients, step by step; and of the best layer that was constructed
-    and the end of the fit, beside the least error that so many heads can have, by singular values. It is 1 - heads /
-    things.
+    A head has one row of weights for a query, so it reads one average of the tokens. Above are the numbers of a sample:
+    the wanted ones, and those of the best layers, with one head that looks at all things equally, and with more. Below
+    are relative squared errors: of one head, by the share of its weight on the first thing, where one thing gains what
+    the others lose; of a fit by gradients, step by step; and of the best constructed layer and the end of the fit,
+    beside the least error that so many heads can have, 1 - heads / things, by singular values.
 
     Args:
         things: how many tokens to copy, 2 to 6.
@@ -63,7 +62,7 @@ def copies(things: int = 2, *, path: str | os.PathLike[str] | None = None) -> An
 
 
 def _numbers(panel: Any, of: copying.Task, best: list[np.ndarray]) -> None:
-    """The numbers of the first sample: what is wanted, and what one head, two heads and so on give."""
+    """Draw the numbers of the first sample: the wanted ones, and those of one head, two heads and so on."""
     rows = np.array([of.wanted[0, 0], *(output[0, 0] for output in best)])  # (things + 1, things * n)
     most = np.abs(rows).max()
     panel.imshow(rows, cmap="RdBu", vmin=-2 * most, vmax=2 * most, aspect="auto")
@@ -79,7 +78,7 @@ def _numbers(panel: Any, of: copying.Task, best: list[np.ndarray]) -> None:
 
 
 def _shares(panel: Any, of: copying.Task, things: int) -> None:
-    """The error of each thing and of all, of the best layer with one head, by its weight on the first thing."""
+    """Draw the errors of the best layer with one head, for each thing and for all, by its weight on the first thing."""
     layers = (copying.constructed(of, copying.one_head(things, share)) for share in SHARES)
     found = np.array([copying.errors(of, layer(*of[:3])) for layer in layers])  # (shares, things)
     panel.plot(SHARES, found[:, 0], color="0.5", linestyle="--", label="thing 0")
@@ -93,7 +92,7 @@ def _shares(panel: Any, of: copying.Task, things: int) -> None:
 
 
 def _ends(panel: Any, of: copying.Task, best: list[np.ndarray], fits: list[list[float]]) -> None:
-    """A bar for each error that layers of so many heads have at best."""
+    """Draw a bar for the least error of each number of heads."""
     kinds = {
         "the least": [copying.least(of, H) for H in range(1, len(best) + 1)],
         "constructed": [float(copying.errors(of, output).mean()) for output in best],
@@ -111,5 +110,5 @@ def _ends(panel: Any, of: copying.Task, best: list[np.ndarray], fits: list[list[
 
 
 def _heads(number: int) -> str:
-    """So many heads, in words."""
+    """A number of heads, in words."""
     return "1 head" if number == 1 else f"{number} heads"

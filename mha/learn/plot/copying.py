@@ -1,4 +1,4 @@
-"""A task that copies several tokens at once, which one head cannot do: what heads reach, by numbers."""
+"""A task that copies several tokens at once, which one head cannot do, and the errors that heads reach in it."""
 
 from typing import Any, NamedTuple
 
@@ -12,7 +12,7 @@ MEANS = 0.9, 0.99  # of Adam's two running means
 
 
 class Task(NamedTuple):
-    """Copy the first tokens: queries (N, 1, 1), keys (N, T, T), values (N, T, n); wanted is (N, 1, things * n).
+    """The arrays of the task: queries (N, 1, 1), keys (N, T, T), values (N, T, n), and wanted (N, 1, things * n).
 
     The query is the same in all samples, and a key says which token it is. Over the samples, the features of all tokens
     are orthonormal: no token says anything about another one.
@@ -42,7 +42,7 @@ def errors(of: Task, output: np.ndarray) -> np.ndarray:
 
 
 def layer(of: Task, heads: int) -> MultiHeadAttention:
-    """A layer for a task: a head compares the query with each key, and its values are as wide as those of the task."""
+    """A layer for a task: a head compares the query with each key, and has values as wide as those of the task."""
     T, wide = of.keys.shape[1], of.wanted.shape[2]
     sizes = {"query_size": 1, "key_size": T, "value_size": WIDTH, "key_dim": T, "value_dim": WIDTH}
     return MultiHeadAttention(wide, heads, **sizes, scale=1.0, dtype="float64", seed=0, backend="numpy")
@@ -66,7 +66,7 @@ def constructed(of: Task, shares: Any) -> MultiHeadAttention:
 
 
 def shares_of(things: int, heads: int) -> np.ndarray:
-    """Attention weights (heads, T): each head looks at a thing of its own, the last one at all that are left."""
+    """Attention weights (heads, T): each head looks at its own thing, the last one at all the others."""
     weights = np.zeros((heads, things + 1))
     weights[range(heads - 1), range(heads - 1)] = 1
     weights[-1, heads - 1 : things] = 1 / (things + 1 - heads)
@@ -81,9 +81,9 @@ def one_head(things: int, share: float) -> np.ndarray:
 def least(of: Task, heads: int) -> float:
     """The least relative squared error of so many heads, whatever their weights and kernels.
 
-    A head adds to the output a combination of tokens times one matrix. So, as a matrix with a row for each token, all
-    that it does has rank 1, that of H heads has rank H, and what is wanted has the rank of its things. The best
-    approximation of rank H leaves out all singular values but the H largest.
+    A head adds a combination of tokens times one matrix to the output. Written as a matrix with a row for each token,
+    one head has rank 1, H heads have rank H, and the wanted output has as many ranks as things. The best approximation
+    of rank H leaves out all singular values but the H largest.
     """
     N, T, n = of.values.shape
     whole = np.linalg.lstsq(of.values.reshape(N, T * n), of.wanted[:, 0], rcond=None)[0]  # (T*n, things * n)
@@ -92,7 +92,7 @@ def least(of: Task, heads: int) -> float:
 
 
 def fitted(of: Task, heads: int, steps: int = STEPS) -> list[float]:
-    """The relative squared error before each step of a fit by Adam, and after the last, from first weights."""
+    """Fit a layer by Adam; return the relative squared error before each step and after the last."""
     attention, found = layer(of, heads), []
     means = {name: np.zeros((2, *kernel.shape)) for name, kernel in attention.weights.items()}
     for step in range(steps + 1):
@@ -113,7 +113,7 @@ def fitted(of: Task, heads: int, steps: int = STEPS) -> list[float]:
 
 
 def embedded(things: int = 2) -> dict[str, Any]:
-    """What the comparison page shows of a task: the values, and of each number of heads its errors."""
+    """The data of a task for the comparison page: the values, and the errors of each number of heads."""
     of, heads = task(things), range(1, things + 1)
     best = [constructed(of, shares_of(things, H))(*of[:3]) for H in heads]
     return {

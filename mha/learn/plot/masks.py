@@ -1,4 +1,4 @@
-"""Draw what hides keys, rule by rule and all together, and the weights of a query that sees no key."""
+"""Draw the rules that hide keys, one by one and all together, and the weights of a query that sees no key."""
 
 import os
 from typing import Any, NamedTuple
@@ -18,7 +18,7 @@ FILL = -1e6  # what the book writes over hidden scores
 
 
 class Composed(NamedTuple):
-    """Rules by what they say, each (B, Q, K) booleans, True = seen; all of them; weights here and in the book."""
+    """The keys that each rule, by name, and all rules let a query see; and the weights of `mha` and of the book."""
 
     rules: dict[str, np.ndarray]
     seen: np.ndarray
@@ -82,7 +82,7 @@ def masks(
 def compose(
     scores: Any, valid_lens: Any = None, *, mask: Any = None, causal: Any = False, window: Any = None
 ) -> Composed:
-    """What each rule hides by itself, and all of them together, as a layer with one head does it."""
+    """Compute which keys each rule hides by itself, and all of them together, with a layer of one head."""
     scores = arrays.to_numpy(scores)
     if scores.ndim != 3 or not scores.size:
         raise ValueError(f"scores has shape {scores.shape}, expected (batch, queries, keys), at least one of each")

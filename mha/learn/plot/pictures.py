@@ -93,7 +93,7 @@ def heatmaps(
 
 
 def begun(path: str | os.PathLike[str] | None) -> tuple[Any, str | None]:
-    """The class of pictures, and the format of the file to write, None = none.
+    """Import matplotlib's class of pictures; return it with the format of the file to write, None = none.
 
     Raises ModuleNotFoundError, which says how to install it, if matplotlib is missing, or as `ending_of` does.
     """
@@ -148,7 +148,7 @@ def _of_sample(weights: Any, hidden: Any, sample: Any, num_heads: Any) -> tuple[
 
 
 def _heads(heads: Any, number: int) -> list[int]:
-    """The heads to draw."""
+    """Check the heads to draw, and return them."""
     if heads is None:
         return list(range(number))
     if isinstance(heads, (str, bytes)) or not isinstance(heads, (Sequence, np.ndarray)) or not len(heads):

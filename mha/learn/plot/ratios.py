@@ -1,4 +1,4 @@
-"""Draw a report of a whole model: how far each layer is, by what rounding explains."""
+"""Draw a report of a whole model: the difference of each layer, relative to its bound for rounding."""
 
 import math
 import os

@@ -1,4 +1,4 @@
-"""Draw a cache that fills, token by token: what is in its slots, and which of them each query sees."""
+"""Draw a cache that fills, token by token: the contents of its slots, and which of them each query sees."""
 
 import os
 from typing import Any, NamedTuple

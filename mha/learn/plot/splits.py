@@ -16,7 +16,7 @@ RIGHT, WRONG = "X.reshape(B, T, H, d).transpose(0, 2, 1, 3).reshape(B*H, T, d)",
 
 
 def splits(X: Any, num_heads: int, *, sample: int = 0, path: str | os.PathLike[str] | None = None) -> Any:
-    """Draw how features are split into heads, and what a reshape alone makes of them.
+    """Draw how features are split into heads, and how a reshape alone splits them wrongly.
 
     Above are the features of all heads of a sample. Then come the heads, as `mha.transpose_qkv` gives them, and the
     "heads" that one reshape gives, in the same shape. Each number says from which token t and feature f it comes, and

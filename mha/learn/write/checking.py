@@ -1,4 +1,4 @@
-"""Whether a file is as it was written: by what its first lines say that it was made of."""
+"""Check whether a file is as it was written, by the recipe on its first lines."""
 
 import json
 from pathlib import Path

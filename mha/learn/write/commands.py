@@ -16,9 +16,9 @@ PARTS: dict[str, tuple[Callable[..., Any], str]] = {
 
 
 def part(option: str, text: str) -> Any:
-    """The value of an option with parts: "500000", "base=10000,dim=64,interleaved=true", or "none".
+    """Read the value of an option with parts: "500000", "base=10000,dim=64,interleaved=true", or "none".
 
-    Raises TypeError or ValueError, in words about the option, if it says no such thing.
+    Raises TypeError or ValueError, which name the option, if the text is not of this form.
     """
     kind, alone = PARTS[option]
     if text == "none":
@@ -42,7 +42,7 @@ def part(option: str, text: str) -> Any:
 
 
 def window(text: str) -> tuple[int | None, int | None] | None:
-    """The window of "4095,0" or "4095,none"; raises ValueError if it says none."""
+    """Read a window from "4095,0" or "4095,none"; raises ValueError if the text is not of this form."""
     left, comma, right = text.partition(",")
     if text == "none":
         return None
@@ -73,7 +73,7 @@ def _value(text: str) -> Any:
 
 
 def options(config: Config) -> dict[str, Any]:
-    """The options of a configuration that are not at their defaults, as JSON knows them."""
+    """The options of a configuration that are not at their defaults, as JSON."""
     plain = dataclasses.asdict(Config(config.num_hiddens, config.num_heads, key_dim=config.key_dim))
     found = {name: value for name, value in dataclasses.asdict(config).items() if value != plain[name]}
     if config.num_hiddens % config.num_heads or config.key_dim != config.num_hiddens // config.num_heads:
@@ -82,7 +82,7 @@ def options(config: Config) -> dict[str, Any]:
 
 
 def said(config: Config) -> list[str]:
-    """The options of a command that say this configuration."""
+    """The options of a command for this configuration."""
     words: list[str] = []
     for name in options(config):
         option = f"--{name.replace('_', '-')}"

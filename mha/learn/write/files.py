@@ -1,4 +1,4 @@
-"""The files of a layer: its text with what it was made of, and the test and the case beside it."""
+"""Write the files of a layer: its text, with its recipe on the first lines, and the test and the case beside it."""
 
 import hashlib
 import itertools
@@ -76,7 +76,7 @@ def write(
 
 
 def made(recipe: Recipe) -> str:
-    """The text of a file, with what it was made of on its first lines."""
+    """The text of a file, with its recipe on the first lines."""
     try:
         from mha.learn.write.lesson import finishing, named, specialise
         from mha.learn.write.lesson.variants import kernels
@@ -96,7 +96,7 @@ def made(recipe: Recipe) -> str:
 
 
 def made_of(text: str) -> tuple[str, str]:
-    """What a file says that it was made of, as JSON, "" = nothing, and the rest of it."""
+    """Split a file's text into its recipe, as JSON, "" = none, and the rest."""
     first, *lines = text.split("\n")
     if not first.startswith(MADE_OF):
         return "", text
@@ -106,14 +106,14 @@ def made_of(text: str) -> tuple[str, str]:
 
 
 def folded(line: str, begin: str, end: str = "") -> list[str]:
-    """A line in as many as it takes, at spaces; begin: of further ones; end: of all but the last."""
+    """Break a line at spaces; begin: the begin of the further lines; end: the end of all but the last."""
     width = WIDTH - len(end)
     lines = textwrap.wrap(line, width, subsequent_indent=begin, break_long_words=False, break_on_hyphens=False)
     return [f"{one}{end}" for one in lines[:-1]] + lines[-1:]
 
 
 def header(recipe: Recipe) -> str:
-    """The docstring of a file: what it is, what its letters are, and the command that writes it."""
+    """The docstring of a file: its title, its letters, and the command that writes it."""
     version = sys.modules["mha"].__version__  # of the package, which hands this function on
     said = "\n".join(folded(f"mha {version}: {recipe.said}", "    ", " \\"))
     return (
@@ -125,5 +125,5 @@ def header(recipe: Recipe) -> str:
 
 
 def digest(text: str) -> str:
-    """What tells whether a text was edited."""
+    """A digest of a text, which shows whether it was edited."""
     return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -1,4 +1,4 @@
-"""The proof beside a file: a small case with numbers of NumPy in float64, and a test that needs the framework alone."""
+"""The proof of a file: a small case with NumPy's numbers in float64, and a test that needs the framework alone."""
 
 import dataclasses
 import json
@@ -30,7 +30,7 @@ DTYPES: tuple[FloatName, ...] = ("float32", "float64")
 
 
 def test(recipe: Recipe, module: str) -> str:
-    """The text of the test of a module that was made of a recipe."""
+    """The text of the test of a module that a recipe made."""
     parts = {"CALL": "steps" if "cache" in recipe.takes else "call", "FRAMEWORK": recipe.kind or recipe.backend}
     text = (FOLDER / "test.txt").read_text().replace("MODULE", module)
     for place, part in parts.items():
@@ -39,9 +39,9 @@ def test(recipe: Recipe, module: str) -> str:
 
 
 def small(config: Config, names: str | None = None) -> Config:
-    """A small layer with the same options: three heads of queries for each of keys, or three in all; small numbers.
+    """A small configuration with the same options: three heads of queries for each of keys, or three in all.
 
-    names: the scheme that says where its weights lie in files; some have no biases, or inputs of one width.
+    names: the scheme of its weights in files; some schemes have no biases, or inputs of one width only.
     """
     H, G = (6, 2) if config.num_key_value_heads < config.num_heads else (3, 3)
     pairs = 0 if config.rotary is None else 2  # of a single one nobody sees what turns with what, nor at which base
@@ -67,7 +67,7 @@ def small(config: Config, names: str | None = None) -> Config:
 
 
 def cases(recipe: Recipe) -> bytes:
-    """The case file: weights, inputs, calls, and what NumPy makes of them in float64, each with its bounds."""
+    """The case file: weights, inputs, calls, and NumPy's results in float64 with their bounds."""
     made, random = small(recipe.config, recipe.names), np.random.default_rng(SEED)
     layers = {dtype: _layer(made, dtype) for dtype in DTYPES}
     weights = {name: _drawn(random, X.shape, 0.5) for name, X in layers["float64"].weights.items()}
@@ -115,14 +115,14 @@ def cases(recipe: Recipe) -> bytes:
 
 
 def _corner(one: str, number: int) -> tuple[Any, ...]:
-    """What is kept of a result of a call: of features, which are all made of all heads, a few are enough."""
+    """The part of a result that the case file keeps: a few features are enough, since each comes from all heads."""
     if one == "weights" or (one == "output" and number == 0):
         return (...,)
     return (slice(FEATURES),) if one == "gradient/W_q.kernel" else (..., slice(FEATURES))
 
 
 def _bounds(one: str, found: dict[FloatName, dict[str, Any]], as_in: dict[FloatName, FloatName]) -> dict[str, float]:
-    """How far a result may be from NumPy's in each dtype; as_in: the dtype whose rounding explains it."""
+    """The bound of a result's difference from NumPy's, by dtype; as_in: the dtype whose rounding explains it."""
     gradient, double = one.startswith(GRADIENT), found["float64"]
     steep = max((largest(X) for name, X in double.items() if gradient and name.startswith(GRADIENT)), default=0.0)
     bounds = {
@@ -137,7 +137,7 @@ def _layer(config: Config, dtype: FloatName) -> MultiHeadAttention:
 
 
 def _drawn(random: np.random.Generator, shape: tuple[int, ...], scale: float = 1.0) -> np.ndarray:
-    """Random numbers that float32 has exactly, so that every dtype gets the same."""
+    """Random numbers that float32 holds exactly, so that every dtype gets the same."""
     return (scale * random.standard_normal(shape)).astype("float32")
 
 
@@ -180,7 +180,7 @@ def _calls(random: Any, config: Config, asked: Collection[str]) -> Iterator[dict
 
 
 def _results(layer: MultiHeadAttention, dtype: str, inputs: dict[str, Any], call: dict[str, Any]) -> dict[str, Any]:
-    """The output of a call, the weights where they are asked for, and the gradients of the inputs."""
+    """The output of a call, the weights if the call returns them, and the gradients by the inputs."""
 
     def cast(X: Any) -> Any:
         return X.astype(dtype) if isinstance(X, np.ndarray) and X.dtype == "float32" else X
@@ -198,7 +198,7 @@ def _results(layer: MultiHeadAttention, dtype: str, inputs: dict[str, Any], call
 
 
 def _constructor(made: Config) -> dict[str, Any]:
-    """The numbers for the constructor, under the names that they have there."""
+    """The numbers for the constructor, under its own names."""
     found: dict[str, Any] = {"num_hiddens": made.num_hiddens, "num_heads": made.num_heads, "bias": made.bias}
     named = facts.constructor(made)
     for expression, (name, _) in named.items():

@@ -1,4 +1,4 @@
-"""What a file is made of: a configuration, a framework, the arguments of calls, and three choices about its text."""
+"""The recipe of a file: a configuration, a framework, the arguments of calls, and three choices about its text."""
 
 import dataclasses
 from collections.abc import Collection
@@ -19,10 +19,13 @@ BY_HEADS = ("jax", "mlx")  # whose kernels know shared heads, drop no weights, a
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
-    """What a file is made of; raises ValueError if a call has no such argument, or the framework no such modules.
+    """The choices from which a file is made; raises ValueError if a call has no such argument, or a framework no kind.
 
-    call: arguments of a call beside the plain ones; names: a scheme of weights, None = the lesson's names; fused:
-    whether the framework's kernel pools; kind: of its modules, None = the framework's usual.
+    Attributes:
+        call: arguments of a call beside the plain ones.
+        names: a scheme of weights, None = the lesson's names.
+        fused: whether the framework's kernel pools.
+        kind: of its modules, None = the framework's usual.
     """
 
     config: Config
@@ -72,14 +75,14 @@ class Recipe:
         return " ".join(words)
 
     def recorded(self) -> dict[str, Any]:
-        """The recipe as JSON knows it, without what is as usual; `read` reads it."""
+        """The recipe as JSON, without defaults; `read` reads it."""
         found = {"call": self.call, "names": self.names, "fused": self.fused, "kind": self.kind}
         given = {name: X for name, X in found.items() if X}
         return {"backend": self.backend, **given, "config": commands.options(self.config)}
 
 
 def read(recorded: dict[str, Any]) -> Recipe:
-    """The recipe that `Recipe.recorded` gave; raises KeyError, TypeError or ValueError if it gave no such."""
+    """Make the recipe from the result of `Recipe.recorded`; KeyError, TypeError or ValueError if it is none."""
     config, backend = of_recorded(recorded["config"]), dispatch.named("backend", recorded["backend"])
     given = {name: recorded[name] for name in ("call", "names", "fused", "kind") if name in recorded}
     return Recipe(config, backend, **given)

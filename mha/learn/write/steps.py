@@ -1,4 +1,4 @@
-"""Calls of a proof that are made in steps with a cache: the tokens and arguments of each, and what NumPy computes."""
+"""Calls of a proof in steps with a cache: the tokens and arguments of each step, and NumPy's results."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -24,7 +24,7 @@ def calls(asked: Any, whole: dict[str, Any], random: np.random.Generator) -> Ite
 
 
 def made(call: dict[str, Any]) -> dict[str, Any]:
-    """How a call is made where it has a cache, as JSON says it."""
+    """The steps of a call for JSON; {} if it has no cache."""
     return {"steps": _steps(call)} if "cache" in call else {}
 
 
@@ -37,7 +37,7 @@ def _steps(call: dict[str, Any]) -> list[tuple[int, int, list[str]]]:
 
 
 def fitting(layer: MultiHeadAttention, inputs: list[Any], call: dict[str, Any]) -> dict[str, Any]:
-    """The call with the smallest number of slots that are enough, and a mask and a bias of so many."""
+    """The call with as few slots as it can have, and its mask and bias cut to so many."""
     for size in range(1, TOKENS):
         cut = {name: X[..., :size] if name in OF_PAIRS else X for name, X in call.items()} | {"cache": size}
         try:

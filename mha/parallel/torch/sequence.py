@@ -126,7 +126,7 @@ class Ulysses(OfRows):
         return to_rows(pooled, self.of_queries, self.rows.queries, self.mesh).flatten(0, 1), None
 
     def exchanged(self, X, heads, times, rows):
-        """Exchange all heads of the rows here for all rows of the heads here: (B*all heads, T, d) -> (B*H, all T, d)."""
+        """Exchange all heads of the rows here for all rows of the heads here: (B*all H, T, d) -> (B*H, all T, d)."""
         split = repeat_groups(X, times)  # (B*all heads, T, d)
         return to_heads(split.unflatten(0, (-1, sum(heads))), heads, rows, self.mesh).flatten(0, 1)
 
@@ -156,7 +156,7 @@ class Ring(OfRows):
     """Keys and values of one rank after another come to the queries, in zigzag or not."""
 
     def masked(self, queries, call):
-        """The call with segments, or beside others a mask, in the place of chunks, which count in the whole sequence."""
+        """The call with segments, or beside others a mask, in the place of chunks, which the whole sequence counts."""
         if not call.plan.chunk or call.by_positions():
             return call
         if call.is_packed():

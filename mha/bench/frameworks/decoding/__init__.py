@@ -1,1 +1,1 @@
-"""Decoding, token by token, measured in each framework."""
+"""The layers with a cache of each framework, to be measured token by token."""

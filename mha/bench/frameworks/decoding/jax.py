@@ -76,11 +76,11 @@ def implementations(attention: mha.MultiHeadAttention, shape: Shape) -> dict[str
 
 
 def _theirs(shape: Shape) -> list[Any]:
-    """Keys and values as Flax keeps them, (B, S, H, d)."""
+    """Keys and values in Flax's layout, (B, S, H, d)."""
     return [jnp.asarray(X.swapaxes(1, 2).copy()) for X in decoding.heads(shape)]
 
 
 def _ended(step: Step) -> Step:
-    """A step that waits for its end, whose first call is over: that one compiles."""
+    """A step that waits for its result, after a first call that compiles it."""
     step()
     return lambda: jax.block_until_ready(step())

@@ -43,7 +43,7 @@ def implementations(attention: mha.MultiHeadAttention, shape: Shape) -> dict[str
 
 
 def _ended(step: Step) -> Step:
-    """A step that evaluates what it gives: MLX computes what is asked for."""
+    """A step that evaluates its result, which MLX computes on demand."""
 
     def ended() -> Results:
         results = step()

@@ -48,7 +48,7 @@ def implementations(attention: mha.MultiHeadAttention, shape: Shape) -> dict[str
 
 
 def _ended(step: Step) -> Step:
-    """A step that waits for its end: MXNet computes later."""
+    """A step that waits for its result, which MXNet computes later."""
 
     def ended() -> Results:
         results = step()

@@ -92,6 +92,6 @@ def _of_keras_hub(attention: mha.MultiHeadAttention, shape: Shape) -> Any:
 
 
 def _ended(step: Step) -> Step:
-    """A step whose first call is over: that one is traced."""
+    """Run a step once, which traces it, and return it."""
     step()
     return step

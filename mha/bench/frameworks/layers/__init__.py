@@ -1,1 +1,1 @@
-"""Layers and calls, measured in each framework."""
+"""The layers and calls of each framework, to be measured."""

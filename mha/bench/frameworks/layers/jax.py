@@ -94,13 +94,13 @@ def _training(variables: Any, call: Callable, shape: Shape, lengths: Any) -> Ste
 
 
 def _called(step: Step) -> Step:
-    """A step of a user's call, whose first call is over: that one compiles."""
+    """Run a step once, which compiles it, and return it."""
     step()
     return lambda: jax.block_until_ready(step())
 
 
 def _compiled(function: Callable, *arrays: Any) -> Step:
-    """A step of a function on trees of arrays, which is compiled before the first call."""
+    """A step of a function on trees of arrays, compiled before its first call."""
     arrays = jax.tree.map(jnp.asarray, arrays)
     compiled = jax.jit(function).lower(*arrays).compile()
     return lambda: jax.block_until_ready(compiled(*arrays))

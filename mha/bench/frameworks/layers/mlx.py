@@ -92,6 +92,6 @@ def _arrays(*arrays: Any) -> list[Any]:
 
 
 def _ended(results: Results) -> Results:
-    """The results, when they are there: MLX computes them when they are asked for."""
+    """Wait for results: MLX computes them on demand."""
     mx.eval([X for X in (results.output, *results.by_input, *results.by_weights) if X is not None])
     return results

@@ -67,7 +67,7 @@ def _arrays(*arrays: Any) -> list[Any]:
 
 
 def _ended(results: Results) -> Results:
-    """The results, when they are there: MXNet computes them in threads of its own."""
+    """Wait for results, which MXNet computes in its own threads."""
     for X in (results.output, *results.by_input, *results.by_weights):
         if X is not None:
             X.wait_to_read()

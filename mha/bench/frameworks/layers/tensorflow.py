@@ -72,19 +72,19 @@ def _training(layer: Any, call: Callable, shape: Shape, lengths: Any, run: Calla
 
 
 def _called(step: Step) -> Step:
-    """A step of a user's call, whose first call is over: it may trace."""
+    """Run a step once, which may trace it, and return it."""
     step()
     return step
 
 
 def _eager(function: Callable, *arrays: Any) -> Step:
-    """A step of a function on arrays, those that are None left out."""
+    """A step of a function on arrays, without those that are None."""
     tensors = [tensor(array) for array in arrays if array is not None]
     return lambda: function(*tensors)
 
 
 def _compiled(function: Callable, *arrays: Any) -> Step:
-    """A step of a function on arrays, those that are None left out, traced before the first call."""
+    """A step of a function on arrays, without those that are None, traced before its first call."""
     tensors = [tensor(array) for array in arrays if array is not None]
     compiled = tf.function(function)
     compiled.get_concrete_function(*tensors)  # the graph, which TensorFlow optimises in the first call, for a few MiB

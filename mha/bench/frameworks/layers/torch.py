@@ -96,7 +96,7 @@ def _inference(layer: Any, call: Callable, shape: Shape, lengths: Any) -> Step:
 
 
 def _forward(layer: Any, call: Callable, shape: Shape, lengths: Any) -> Step:
-    """A forward pass, of which PyTorch records what gradients need; lengths: or a mask, ready-made, or None."""
+    """A forward pass that PyTorch records for gradients; lengths: or a ready-made mask, or None."""
     X, lengths = _arrays(shape.inputs(), lengths)
     layer.eval()
     return lambda: Results(call(X, lengths))

@@ -1,1 +1,1 @@
-"""The ways that a framework splits a layer over devices, measured."""
+"""The ways to split a layer over devices in each framework, to be measured."""

@@ -18,7 +18,7 @@ WAYS |= {"ring in order": WAYS["ring"] | {"zigzag": False}}
 
 
 class Group:
-    """All devices, parts of the processor, which one process drives."""
+    """All devices, parts of the processor, driven by one process."""
 
     def __init__(self, rank, count, meet, limit):
         self.mesh = Mesh(Ranks(rank, count, meet, limit).devices, (AXIS,))
@@ -38,7 +38,7 @@ class Group:
         return _compiled(kind, module.apply, variables, shape, shape.inputs(), shape.cotangent())
 
     def split(self, shape, kind, options):
-        """A layer that is split over all devices, as these options of `attend` say; its arrays lie as it takes them."""
+        """A layer split over all devices by these options of `attend`; its arrays lie on their devices already."""
         module, variables = shape.layer("jax").layer.unbind()
         place = functools.partial(NamedSharding, self.mesh)
         attend = functools.partial(parallel.attend, module, mesh=self.mesh, **options)
@@ -54,7 +54,7 @@ class Group:
 
 
 def _compiled(kind, attend, variables, shape, X, cotangent):
-    """A way to call a layer, compiled; its memory is that of the program, without what it takes and gives."""
+    """A compiled way to call a layer; its memory is the program's, without arguments and results."""
     lengths, hiding = shape.lengths(), shape.call()
 
     def inference(variables, X, cotangent):

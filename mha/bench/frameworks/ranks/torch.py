@@ -1,4 +1,4 @@
-"""The ways that PyTorch splits a layer over ranks, to be measured: ours, and PyTorch's own around its kernel."""
+"""The ways to split a layer over ranks in PyTorch, to be measured: ours, and PyTorch's own around its kernel."""
 
 import functools
 
@@ -47,7 +47,7 @@ class Group:
         return Way(None if self.rank else step, lambda results: Results(*self.together(results)[0]))
 
     def split(self, shape, kind, options):
-        """A layer that is split over all ranks, as these options of `parallelize` say."""
+        """A layer split over all ranks by these options of `parallelize`."""
         layer, lengths = shape.layer("torch").layer, shape.lengths()
         try:
             parallel.parallelize(layer, self.mesh, **options)
@@ -63,7 +63,7 @@ class Group:
         return Way(step, self.joined if options else lambda results: results)
 
     def joined(self, results):
-        """The results of the whole sequence, of those of the rows of each rank."""
+        """The results of the whole sequence, from the rows of each rank."""
         outputs, by_inputs, _ = zip(*self.together(results), strict=True)
         return Results(torch.cat(outputs, 1), tuple(torch.cat(found, 1) for found in zip(*by_inputs, strict=True)))
 
@@ -79,7 +79,7 @@ class Group:
         X, cotangent = tensor(shape.inputs()), tensor(shape.cotangent())
 
         def inside(*buffers):
-            """Their context, in which whole buffers become the rows of this rank; they stay so after it."""
+            """PyTorch's context, in which whole buffers become the rows of this rank; they stay so after it."""
             return context_parallel(
                 self.mesh, buffers=list(buffers), buffer_seq_dims=[1] * len(buffers), no_restore_buffers={*buffers}
             )
@@ -110,7 +110,7 @@ class Group:
 
 
 def _step(kind, layer, call, X, cotangent):
-    """A step of a call; its gradients are added to those that are there."""
+    """A step of a call; its gradients are added to the ones before."""
     layer.train(kind == "training")
     if kind != "training":
         return torch.inference_mode()(lambda: Results(call()))

@@ -1,6 +1,6 @@
 """The names of the book's next edition in JAX, with Flax's NNX: `from mha.d2l.next import jax as d2l`.
 
-Its layer and its pooling are in `nnx.py`. What all frameworks share is in `mha/learn/d2l/next/`.
+Its layer and its pooling are in `nnx.py`. The other files beside have what all frameworks share.
 """
 
 import itertools

@@ -16,20 +16,20 @@ STD = 0.02  # of the initial embeddings
 
 
 class CharModel:
-    """A stack of blocks that add what they attend to; subclasses say how it is embedded and what is read off."""
+    """A stack of attention blocks with residual connections; subclasses embed characters and compute their scores."""
 
     blks: Any
     max_len: int
 
     def describe(self, num_hiddens: int, num_heads: int, pos: str, max_len: int, bias: bool) -> Config:
-        """Keep what was asked for, and return the configuration of a block's attention."""
+        """Keep the options, and return the configuration of a block's attention."""
         self.num_heads, self.pos = num_heads, checks.choice("pos", pos, POSITIONS)
         self.max_len = checks.size("max_len", max_len)
         rotary = Rotary(interleaved=True) if pos == "rope" else None
         return Config(num_hiddens, num_heads, bias=bias, rotary=rotary)
 
     def through(self, X: Any) -> tuple[Any, list[Any]]:
-        """What the blocks make of characters X (B, T): rows (B, T, D), and the weights (B, H, T, T) of each block."""
+        """Run characters X (B, T) through the blocks: rows (B, T, D), and the weights (B, H, T, T) of each block."""
         T = X.shape[1]
         if self.pos in ("learned", "sinusoidal") and self.max_len < T:
             raise ValueError(f"X has {T} characters, expected at most max_len = {self.max_len}")
@@ -42,7 +42,7 @@ class CharModel:
         return rows, maps
 
     def embed(self, X: Any) -> Any:
-        """Characters X (B, T) as rows (B, T, D), with their positions where they are added."""
+        """Embed characters X (B, T) as rows (B, T, D), plus embeddings of positions if the model has any."""
         raise NotImplementedError
 
     def attention_weights(self, X: Any) -> list[Any]:

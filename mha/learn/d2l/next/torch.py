@@ -1,6 +1,6 @@
 """The names of the book's next edition in PyTorch: `from mha.d2l.next import torch as d2l`.
 
-Those of its layer and its pooling are the same as today's. What all frameworks share is in `mha/learn/d2l/next/`.
+Its layer and its pooling are the same as today's. The other files beside have what all frameworks share.
 """
 
 import itertools

@@ -1,4 +1,4 @@
-"""The frameworks, as far as a submission's arrays and layers need them; each is imported where it is used."""
+"""The operations of each framework that a submission's arrays and layers need; each is imported on use."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -9,7 +9,7 @@ Array = Any
 
 
 class Framework:
-    """NumPy; a subclass says what another framework has in its place.
+    """The operations of NumPy; a subclass has those of another framework.
 
     xp: the namespace of its functions.
     """
@@ -55,12 +55,12 @@ class Framework:
         return self.xp.concatenate(list(parts), -1)
 
     def prepared(self, layer: Any, call: Callable[[], Any]) -> None:
-        """Make a layer's weights, where the first call does, and leave training."""
+        """Make a layer's weights, if its first call does, and switch training off."""
 
     def gradients(
         self, loss: Callable[[dict[str, Array]], Array], arrays: dict[str, Array], weights: dict[str, Any]
     ) -> dict[str, Any] | None:
-        """The gradients of a loss by arrays, and by weights that a layer holds, by name; None = it has none."""
+        """The gradients of a loss, by name, by arrays and by a layer's weights; None if the framework has none."""
         return None
 
 
@@ -97,7 +97,7 @@ class Torch(Framework):
         return self.xp.cat(list(parts), -1)
 
     def prepared(self, layer: Any, call: Callable[[], Any]) -> None:
-        """Call a layer once if it is lazy, and leave training."""
+        """Call a layer once if it is lazy, and switch training off."""
         if isinstance(layer, self.xp.nn.Module):
             layer.eval()
             if any(isinstance(X, self.xp.nn.parameter.UninitializedParameter) for X in layer.parameters()):
@@ -240,7 +240,7 @@ class MLX(Framework):
         return self.xp.softmax(X, -1)
 
     def prepared(self, layer: Any, call: Callable[[], Any]) -> None:
-        """Leave training."""
+        """Switch training off."""
         if hasattr(layer, "eval"):
             layer.eval()
 

@@ -1,4 +1,4 @@
-"""What a submission may not do by accident: take the machine, start programs, write elsewhere, or import the answer."""
+"""Keep a submission from accidents: using up the machine, starting programs, writing elsewhere, importing answers."""
 
 import importlib
 import importlib.abc
@@ -49,19 +49,19 @@ OWN_ATTENTION: dict[str, tuple[tuple[str, str], ...]] = {
 
 
 class RefusedError(Exception):
-    """Something that a submission may not do."""
+    """A submission did something that it may not do."""
 
 
 class RefusedImportError(RefusedError, ImportError):
-    """An import of what has the answer; libraries that try it go on without."""
+    """An import of a module with the answer; a library that only tries it goes on without."""
 
 
 class RefusedChangeError(RefusedError, PermissionError):
-    """A file to change elsewhere, or a program to start; likewise."""
+    """A change of a file elsewhere, or the start of a program; a library that only tries it goes on without."""
 
 
 def limit(memory: int, file_size: int, seconds: int) -> None:
-    """Limit the address space, the size of files (both in bytes), processor time and processes of this process."""
+    """Limit the address space and file sizes, in bytes, the processor time and the processes of this process."""
     resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
     resource.setrlimit(resource.RLIMIT_FSIZE, (file_size, file_size))
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 5))
@@ -85,7 +85,7 @@ def running() -> int:
 
 
 class NoAnswers(importlib.abc.MetaPathFinder):
-    """Refuses to import what has the answer."""
+    """A finder of modules that refuses to import those with the answer."""
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: Any = None) -> None:
         """Raise where a module has the answer, else leave it to the other finders."""
@@ -114,7 +114,7 @@ def watch(folder: str) -> None:
 
 
 def forbid_own_attention(framework: str) -> None:
-    """Refuse what the framework itself has of attention."""
+    """Make the framework's own attention raise."""
     for module, name in OWN_ATTENTION.get(framework, ()):
         try:
             found: Any = importlib.import_module(module)

@@ -1,4 +1,4 @@
-"""A submission's MultiHeadAttention: made, given weights, called and differentiated, whatever it is made of."""
+"""Make, fill, call and differentiate a submission's MultiHeadAttention, in any framework and any style."""
 
 import contextlib
 import functools
@@ -33,7 +33,7 @@ def makers(framework: Framework) -> dict[str, Callable[[], Any]]:
 
 
 def kind_of(cls: Any) -> str:
-    """What a class of layers is: "linen", "nnx" or "keras", "" = anything else; "function" = no class."""
+    """The kind of a class of layers: "linen", "nnx" or "keras", "" = any other class; "function" = no class."""
     if not isinstance(cls, type):
         return "function"
     roots = {f"{one.__module__}.{one.__name__}" for one in cls.__mro__}
@@ -45,7 +45,7 @@ def kind_of(cls: Any) -> str:
 
 
 def walked(thing: Any, path: str) -> tuple[Any, str, Any]:
-    """Follow a path as `blocks.0.W_q`: return the owner of the last part, this part, and what is there."""
+    """Follow a path as `blocks.0.W_q`: return the owner of its last part, this part, and the value there."""
     owner, part = thing, ""
     for step in path.split("."):
         owner, part = (thing, step) if part == "" else (taken(owner, part), step)
@@ -58,14 +58,14 @@ def walked(thing: Any, path: str) -> tuple[Any, str, Any]:
 
 
 def taken(owner: Any, part: str) -> Any:
-    """Take an attribute, an item by name, or one by number."""
+    """Get an attribute, an item by name, or an item by number."""
     if isinstance(owner, Mapping):
         return owner[part]
     return owner[int(part)] if part.isdigit() else getattr(owner, part)
 
 
 class Slot:
-    """Where a submission holds an array of weights (in, out): how it is put there, and a gradient comes back.
+    """The place of an array of weights (in, out) in a submission, which turns weights and gradients to its shape.
 
     X: the framework's own object; transposed: whether it is (out, in); put: a function that sets it.
     """
@@ -74,7 +74,7 @@ class Slot:
         self.X, self.transposed, self.put = X, transposed, put
 
     def turned(self, W: np.ndarray) -> np.ndarray:
-        """Return weights in the shape in which they are held."""
+        """Return weights in the shape of this place."""
         W = W.T if self.transposed and W.ndim == 2 else W
         shape = tuple(self.X.shape)
         if W.shape != shape and W.size == int(np.prod(shape)):
@@ -106,8 +106,12 @@ def parts(dense: Any, framework: Framework) -> tuple[Any, Any, bool]:
 class Layer:
     """A submission's layer of some sizes.
 
-    cls: its class, or a function `multi_head_attention`; names: NAMES of the submission; options: those of the
-    constructor; weights: kernels (in, out) and biases by name; biased: which projections have a bias.
+    Attributes:
+        cls: its class, or a function `multi_head_attention`.
+        names: NAMES of the submission.
+        options: those of the constructor.
+        weights: kernels (in, out) and biases by name.
+        biased: which projections have a bias.
     """
 
     def __init__(
@@ -125,7 +129,7 @@ class Layer:
 
     @property
     def signature(self) -> Any:
-        """The function that says which arguments a call takes."""
+        """The function whose signature says which arguments a call takes."""
         if self.kind == "function":
             return self.cls
         for name in ("forward", "call", "__call__"):
@@ -173,7 +177,7 @@ class Layer:
         self.biased = biased
 
     def unused(self, owner: Any, path: str) -> bool:
-        """Whether a projection is there, but has no weights, since no call has used it."""
+        """Whether a projection exists without weights, because no call has used it."""
         if self.kind == "linen":
             first = path.partition(".")[0]
             return first not in owner and hasattr(self.made.bind(self.params), first)
@@ -214,7 +218,7 @@ class Layer:
             slot.put(self.framework.array(W))
 
     def __call__(self, inputs: list[Array], extra: dict[str, Any]) -> Any:
-        """Attend: queries, keys and values by position, the rest by the names that the layer has."""
+        """Call the layer: queries, keys and values by position, the rest by the names that the layer has."""
         if self.kind == "function":
             held = {name.partition(".")[0]: X for name, X in self.weights.items() if name.endswith("kernel")}
             held |= {f"b_{name[2]}": X for name, X in self.weights.items() if name in self.biased}
@@ -233,7 +237,7 @@ class Layer:
     def differentiate(
         self, inputs: dict[str, Array], extra: dict[str, Any], loss: Callable[[Any], Any]
     ) -> dict[str, np.ndarray | None] | None:
-        """The gradients of loss(result) by inputs and weights, as (in, out); None = it has no such thing."""
+        """The gradients of loss(result) by inputs and weights, as (in, out); None if the layer has none."""
         names = list(inputs)
 
         def of(arrays: dict[str, Array]) -> Any:
@@ -268,7 +272,7 @@ class Layer:
     def through_nnx(
         self, inputs: dict[str, Array], extra: dict[str, Any], loss: Callable[[Any], Any]
     ) -> dict[str, np.ndarray | None]:
-        """The gradients of a module of Flax NNX, whose parameters nobody may change on the way."""
+        """The gradients of a module of Flax NNX, whose parameters must not change while JAX differentiates."""
         import jax
         from flax import nnx
 
@@ -291,7 +295,7 @@ class Layer:
         return result
 
     def current(self, flat: dict[str, Slot]) -> dict[str, Any]:
-        """The arrays that are held, which may have been replaced since they were found."""
+        """The arrays of weights now, which a call may have replaced."""
         weights = {}
         for name, slot in flat.items():
             base, at = name.split("/")
@@ -323,7 +327,7 @@ class Layer:
 
 
 def call_with(function: Any, inputs: list[Array], extra: dict[str, Any], signature: Any) -> Any:
-    """Call a layer: lengths by position if it has them there, what switches training off by its own word."""
+    """Call a layer outside of training: lengths by position if it has them there, the switch by its own name."""
     named = EVALUATION | extra
     own = parameters(signature)
     required = [one for one in own[len(inputs) :] if one.default is one.empty and one.kind in (0, 1)]
@@ -333,12 +337,12 @@ def call_with(function: Any, inputs: list[Array], extra: dict[str, Any], signatu
 
 
 def _is_array(X: Any) -> bool:
-    """Whether something is an array of weights itself, and no layer that has one."""
+    """Whether X is an array of weights itself, not a layer that has one."""
     return (hasattr(X, "shape") and not callable(X)) or hasattr(X, "set_data")
 
 
 def _several(X: Any) -> list[Any] | None:
-    """The projections of one head each, if it is a list of them."""
+    """The projections of single heads, if X is a list of them."""
     if isinstance(X, (list, tuple)) or type(X).__name__ in ("ModuleList", "List"):
         return list(X)
     return None
@@ -359,7 +363,7 @@ def _set_in(owner: Any, part: str) -> Callable[[Any], None]:
 
 
 def _setter(owner: Any, *names: str, X: Any) -> Callable[[Any], None]:
-    """Make a function that sets the attribute or item of an owner that X is."""
+    """Make a function that sets the attribute or the item of an owner whose value is X."""
     for name in names:
         held = owner.get(name) if isinstance(owner, Mapping) else getattr(owner, name, None)
         if held is X:

@@ -1,4 +1,4 @@
-"""What stands in for a function that failed, so that a mistake counts once: of each level, in any framework."""
+"""Functions that stand in for those of a submission that failed, in any framework, so that a mistake counts once."""
 
 import math
 from collections.abc import Callable
@@ -10,8 +10,7 @@ from .frameworks import Array, Framework
 class Reference:
     """The names of the first three levels for a framework.
 
-    pair: whether attention returns its weights beside what is pooled; axes: of split heads, 3 = (B*H, T, d), 4 = (B, H,
-    T, d).
+    pair: whether attention also returns its weights; axes: of split heads, 3 = (B*H, T, d), 4 = (B, H, T, d).
     """
 
     def __init__(self, framework: Framework, pair: bool, axes: int) -> None:
@@ -76,7 +75,7 @@ def stand_in(
 ) -> list[tuple[Any, str, Any]]:
     """Put the reference in the place of names of a submission that failed, functions and methods alike.
 
-    Returns the methods that were replaced: class, name and what was there.
+    Returns the replaced methods: class, name and the old method.
     """
     replaced = []
     owner = names.get(aliases.get("MultiHeadAttention", "MultiHeadAttention"))
@@ -91,7 +90,7 @@ def stand_in(
 
 
 def as_method(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Make a method of a function of X and num_heads."""
+    """Make a method from a function of X and num_heads."""
 
     def method(self: Any, X: Any, num_heads: int | None = None) -> Any:
         return function(X, self.num_heads if num_heads is None else num_heads)

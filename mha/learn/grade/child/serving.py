@@ -1,4 +1,4 @@
-"""The child's end of the talk with its parent: lines of JSON in, lines of JSON out, arrays in files."""
+"""Serve the parent process: read requests as lines of JSON, write answers as lines of JSON, and arrays to files."""
 
 import contextlib
 import json
@@ -17,10 +17,10 @@ load, savez = np.load, np.savez  # as they are before a submission
 
 
 def serve(arguments: str) -> None:
-    """Load a submission, and run the tasks that come in on one pipe; say on another how each went.
+    """Load a submission, and run the tasks that come in on one pipe; write their results to another.
 
-    arguments: in JSON, the submission's path, its folder, its frameworks, the first of which it is graded as, whether
-    the frameworks' own attention is allowed, the limits, and the numbers of the two pipes.
+    arguments: JSON with the submission's path, its folder, its frameworks, of which the first counts, whether their own
+    attention is allowed, the limits, and the numbers of the two pipes.
     """
     given = json.loads(arguments)
     sys.dont_write_bytecode = True
@@ -59,7 +59,7 @@ def serve(arguments: str) -> None:
 
 
 def answered(tasks: Tasks, request: dict[str, Any], path: str) -> dict[str, Any]:
-    """Run one task; its arrays go into a file, the rest into the answer."""
+    """Run one task; put its arrays into a file, and return the rest."""
     try:
         with load(request["inputs"], allow_pickle=False) as file:
             given = {name: file[name] for name in file.files}
@@ -79,7 +79,7 @@ def answered(tasks: Tasks, request: dict[str, Any], path: str) -> dict[str, Any]
 
 
 def _let_mxnet_be_imported(path: str) -> None:
-    """Run the file that lets MXNet be imported on a new NumPy; it needs nothing of its package."""
+    """Run the file that makes MXNet importable beside a new NumPy; it needs nothing of its package."""
     import importlib.util
 
     spec = importlib.util.spec_from_file_location("import_mxnet", path)

@@ -1,4 +1,4 @@
-"""How a submission's functions and classes are called: by position where that is usual, by the names that they have."""
+"""Call a submission's functions and classes: by position where that is usual, else by their own names."""
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -43,14 +43,14 @@ def is_keras(cls: type) -> bool:
 
 
 def takes(function: Callable[..., Any], name: str) -> bool:
-    """Whether a function has a parameter that is called so, in any of its words."""
+    """Whether a function has a parameter of this name, or of another word for it."""
     return any(COMMON.get(one.name, one.name) == name for one in parameters(function))
 
 
 def call(
     function: Callable[..., Any], given: Sequence[Any], named: Mapping[str, Any], signature: Any = None
 ) -> Any:  # fmt: skip
-    """Call a function with `given` by position, and those of `named` that it has, by its own words.
+    """Call a function with `given` by position, and those of `named` that it takes under its own words.
 
     signature: another callable that says what the function takes.
     """
@@ -68,7 +68,7 @@ def call(
 
 
 def construct(cls: Callable[..., Any], named: Mapping[str, Any], makers: Mapping[str, Callable[[], Any]]) -> Any:
-    """Make an object: `named` by its own words; makers: by name, functions that make what it may need besides."""
+    """Make an object with `named` under its own words; makers: functions, by name, for other arguments it needs."""
     chosen = {}
     for one in parameters(cls):
         word = COMMON.get(one.name, one.name)

@@ -1,4 +1,4 @@
-"""A submission, loaded statement by statement: what fails is remembered, and what comes after it still counts."""
+"""Load a submission statement by statement: an error is remembered, and the statements after it still run."""
 
 import ast
 import linecache
@@ -21,7 +21,7 @@ class FailureError(Exception):
 
 
 def load(path: str) -> tuple[types.ModuleType, str]:
-    """Run a file as a module; return it, and what its first failing statement raised, in words, "" = nothing."""
+    """Run a file as a module; return it, and the error of its first failing statement in words, "" = none."""
     with open(path, encoding="utf-8", errors="replace") as file:
         source = file.read()
     module = types.ModuleType(NAME)
@@ -43,7 +43,7 @@ def load(path: str) -> tuple[types.ModuleType, str]:
 
 
 def said(error: BaseException, path: str) -> str:
-    """Say in one line what was raised, and the last line of the submission on its way."""
+    """Describe an error in one line, with the last line of the submission that it came through."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
     text = (str(error).strip().splitlines() or [""])[0][:300]
     name = "" if isinstance(error, RefusedError) else f"{type(error).__name__}{': ' * bool(text)}"

@@ -1,4 +1,4 @@
-"""What a level asks of a submission: each task calls its functions with the arrays of a case, and returns arrays."""
+"""The tasks of the levels: each calls a submission's functions with the arrays of a case, and returns arrays."""
 
 from collections.abc import Callable
 from typing import Any
@@ -18,7 +18,7 @@ INPUTS = ("queries", "keys", "values")
 class Tasks:
     """The tasks of a submission.
 
-    names: what it defines; aliases: its NAMES; framework: its framework.
+    names: its definitions by name; aliases: its NAMES; framework: its framework.
     """
 
     def __init__(self, names: dict[str, Any], aliases: dict[str, str], framework: str) -> None:
@@ -34,11 +34,11 @@ class Tasks:
         raise FailureError("missing", f"{' or '.join(names)} is missing")
 
     def arrays(self, given: Given, *names: str) -> list[Any]:
-        """Make arrays of the framework; None where there is none."""
+        """Make arrays of the framework; None stays None."""
         return [self.framework.array(given[name]) if name in given else None for name in names]
 
     def run(self, kind: str, given: Given, options: dict[str, Any]) -> tuple[Found, dict[str, Any]]:
-        """Run a task: return arrays, and facts for the parent."""
+        """Run a task; return arrays, and facts for the parent process."""
         task: Callable[..., tuple[Found, dict[str, Any]]] = getattr(self, f"run_{kind}")
         return task(given, options)
 
@@ -69,7 +69,7 @@ class Tasks:
         return self.results(found)
 
     def results(self, found: Any) -> tuple[Found, dict[str, Any]]:
-        """Name an output, or the pair of an output and weights."""
+        """Give names to an output, or to a pair of an output and weights."""
         pair = isinstance(found, (tuple, list)) and len(found) == 2
         output, weights = found if pair else (found, None)
         arrays = {"output": self.framework.numpy(output)}
@@ -153,7 +153,7 @@ class Tasks:
         return arrays, facts | {"none": [name for name, X in found.items() if X is None]}
 
     def by_hand(self, layer: Layer, cotangent: Any) -> dict[str, np.ndarray | None]:
-        """What `backward(cotangent)` of a layer in NumPy returns: a dict of gradients by name."""
+        """The gradients by name that `backward(cotangent)` of a layer in NumPy returns."""
         if not callable(getattr(layer.made, "backward", None)):
             raise FailureError("missing", "MultiHeadAttention.backward(cotangent) is missing")
         given = layer.made.backward(cotangent)
@@ -170,7 +170,7 @@ class Tasks:
         return found
 
     def run_decode(self, given: Given, options: dict[str, Any]) -> tuple[Found, dict[str, Any]]:
-        """Level 9: a text in portions, each with the cache that the one before has left."""
+        """Level 9: a text in portions, each with the cache that the portion before returned."""
         layer, inputs, extra = self.ready(given, options)
         begun = getattr(layer.made, "cache", None)
         size = inputs[0].shape[1]
@@ -189,7 +189,7 @@ class Tasks:
 
 
 def needs(function: Any, count: int) -> bool:
-    """Whether a function cannot be called with fewer arguments by position than so many."""
+    """Whether a function requires so many arguments by position."""
     own = [one for one in parameters(function) if one.kind in (0, 1)]
     return len(own) >= count and own[count - 1].default is own[count - 1].empty
 

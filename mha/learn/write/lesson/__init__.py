@@ -1,1 +1,1 @@
-"""From the lesson of a framework to the text of one layer: what it reads, knows, leaves out and says."""
+"""Make the text of one layer from the lesson of a framework: read it, specialise it, and finish the text."""

@@ -1,4 +1,4 @@
-"""The cache of a file of its own: a tuple of arrays that a call takes, and of which it returns the next one."""
+"""Make the cache of a file a tuple of arrays: a call takes one, and returns the next one."""
 
 import inspect
 from collections.abc import Collection
@@ -67,7 +67,7 @@ METHOD = f'''def {EMPTY}(self, batch_size, size):
 
 
 def tupled(program: Program, backend: BackendName) -> None:
-    """Let the lesson keep what it keeps in a tuple of arrays, which is never frozen and not used up by a call."""
+    """Make the lesson's cache a tuple of arrays, which is never frozen and not used up by a call."""
     program.definitions["LOST"] = nodes.statement(LOST)
     source: Any = nodes.statement(inspect.getsource(cache.left_of).replace("limits", "call"))
     bare = [each.with_changes(annotation=None) for each in source.params.params]
@@ -80,7 +80,7 @@ def tupled(program: Program, backend: BackendName) -> None:
 
 
 def _each_pair(lines: list[Any]) -> list[Any]:
-    """A dict of what becomes of the arrays of pairs of a call, as a statement for each of these."""
+    """Write a dict of changed arrays of pairs as one statement for each array."""
     found: list[Any] = []
     for line in lines:
         made: Any = nodes.assigned(line)
@@ -113,7 +113,7 @@ def _change(call: cst.Call) -> Any:
 
 
 def without_what_is_not_asked(program: Program, asked: Collection[str]) -> None:
-    """Let nothing be said of arguments that calls do not take, but for where tokens are."""
+    """Take arguments that calls do not take, except positions, out of changes of a call."""
     gone = {name for name in ARGUMENTS if name not in asked and name not in ("positions", "key_positions")}
 
     def less(call: cst.Call) -> cst.Call:
@@ -126,7 +126,7 @@ def without_what_is_not_asked(program: Program, asked: Collection[str]) -> None:
 
 
 def with_empty(program: Program, backend: BackendName, config: Config) -> None:
-    """Give the layer the method that makes an empty cache."""
+    """Give the layer a method that makes an empty cache."""
     zeros, slots, samples = (text.replace("SLOTS", "(batch_size, size)") for text in FILLED[backend])
     made: Any = nodes.statement(METHOD.replace("SLOTS", slots).replace("SAMPLES", samples))
 

@@ -1,4 +1,4 @@
-"""The lesson of a framework as syntax trees: the definitions of its chapters by name, and the imports they need."""
+"""Read the lesson of a framework as syntax trees: the definitions of its chapters by name, and their imports."""
 
 import dataclasses
 import functools
@@ -20,7 +20,7 @@ READ = ("hiding", "pooling", "heads", "weights", "slots", "cache", "layer", "arr
 
 
 def program(backend: BackendName, kind: str | None = None) -> Program:
-    """The lesson of a framework as one program, without what only a library needs; imports no framework.
+    """Read the lesson of a framework as one program, without the needs of a library; no framework is imported.
 
     kind: of its modules, None = the lesson's.
     """

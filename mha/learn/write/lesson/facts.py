@@ -1,4 +1,4 @@
-"""What a configuration and a call say before anything is computed: which options there are, and their names."""
+"""The values that a configuration and the arguments of a call fix before anything is computed."""
 
 import functools
 import types
@@ -14,7 +14,7 @@ SIZES = "query_size", "key_size", "value_size"
 
 
 def known(config: Config, asked: Collection[str]) -> dict[str, Any]:
-    """What is known of a layer with this configuration and of calls with these arguments, by expressions."""
+    """The known values in a layer with this configuration and calls with these arguments, by expression."""
     found = {f"config.{name}": _decided(getattr(config, name)) for name in (*MODERN, "pooling")}
     for name, part in PARTS.items():
         option = getattr(config, name)
@@ -36,7 +36,7 @@ def known(config: Config, asked: Collection[str]) -> dict[str, Any]:
 
 
 def names(config: Config) -> dict[str, str]:
-    """Expressions in the place of those of a configuration that say the same as another in this layer."""
+    """The expressions of a configuration that equal another one in this layer, with that other one."""
     found = {f"config.{name}": "config.num_hiddens" for name in SIZES if getattr(config, name) == config.num_hiddens}
     if config.num_key_value_heads == config.num_heads:
         found["config.num_key_value_heads"] = "config.num_heads"
@@ -52,7 +52,7 @@ def names(config: Config) -> dict[str, str]:
 
 
 def constructor(config: Config) -> dict[str, tuple[Any, str]]:
-    """The arguments of a layer's constructor, by the expression that each stands for: its name and default as text."""
+    """The name and the default, as text, of each argument of a layer's constructor, by its expression in the lesson."""
     found: dict[str, tuple[Any, str]] = {}
     for name, row in ROWS.items():
         value = getattr(config, name)
@@ -66,7 +66,7 @@ def constructor(config: Config) -> dict[str, tuple[Any, str]]:
 
 
 def by_width(config: Config) -> bool:
-    """Whether the width of a head is that of the output over the number of heads."""
+    """Whether the width of a head is num_hiddens // num_heads."""
     return config.num_hiddens % config.num_heads == 0 and config.key_dim == config.num_hiddens // config.num_heads
 
 

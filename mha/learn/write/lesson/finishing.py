@@ -1,4 +1,4 @@
-"""The last steps to a file: the constructor's arguments, the texts, the imports, and the form."""
+"""Finish a file: the constructor's arguments, the docstrings, the imports, and the format."""
 
 import re
 import subprocess
@@ -48,7 +48,7 @@ def _in_order(program: Program) -> list[Any]:
 
 
 def constructed(program: Program, config: Config, backend: BackendName) -> dict[str, str]:
-    """Give the layer a constructor with the numbers that it uses; returns their defaults as text, by name."""
+    """Give the layer a constructor with the numbers that it uses; return their defaults as text, by name."""
     known = facts.constructor(config)
     used = _used(program)
     unknown = used - known.keys()
@@ -95,7 +95,7 @@ def constructed(program: Program, config: Config, backend: BackendName) -> dict[
 
 
 def _used(program: Program, methods: bool = False) -> set[str]:
-    """The expressions of a configuration that the layer reads; methods: in its methods beside the one that makes it."""
+    """The expressions of a configuration that the layer reads; methods: without those that only its setup reads."""
     found: set[str] = set()
 
     class Used(Reading):
@@ -113,7 +113,7 @@ def _used(program: Program, methods: bool = False) -> set[str]:
 
 
 def _kept(tree: Any, names: list[str], fields: bool, by_width: bool, width: str, given: dict[str, str]) -> Any:
-    """The method that makes the layer, which keeps what the others read."""
+    """The setup of the layer, which also keeps the numbers that other methods read."""
     own = [] if fields else [name for name in names if name in given]
     lines = []
     for wide in (False, True):  # the long names on lines of their own
@@ -129,7 +129,7 @@ def _kept(tree: Any, names: list[str], fields: bool, by_width: bool, width: str,
 
 
 def _with_dtypes(tree: Any, of: str) -> Any:
-    """A method of a part whose dtype is by default an object of the framework, where dtypes are: it has these names."""
+    """A function with an object of the framework for its default dtype; of: the prefix of dtypes, "" = text stays."""
     params = [
         each.with_changes(default=nodes.expression(f"{of}{code(each.default)[1:-1]}"))
         if of and each.name.value == "dtype" and each.default is not None
@@ -140,7 +140,7 @@ def _with_dtypes(tree: Any, of: str) -> Any:
 
 
 def _taking(tree: Any, given: dict[str, str]) -> Any:
-    """The constructor with its parameters."""
+    """The constructor with these parameters and defaults."""
     made = [cst.Param(cst.Name("self"))]
     for name, value in given.items():
         made.append(cst.Param(cst.Name(name), default=None if not value else nodes.expression(value)))
@@ -148,7 +148,7 @@ def _taking(tree: Any, given: dict[str, str]) -> Any:
 
 
 def formatted(text: str, beside: str = "") -> str:
-    """The text as ruff formats it, with its imports in order; beside: a module in the same folder."""
+    """Format a text by ruff, with its imports in order; beside: a module in the same folder."""
     own = [] if not beside else ["--config", f'lint.isort.known-first-party=["{beside}"]']
     for options in (["check", "--select", "I,F401,F841,RUF100", "--fix"], ["format"]):
         command = [

@@ -1,4 +1,4 @@
-"""What a file of its own does otherwise than the lesson: its layer makes its weights by itself, and in one thread."""
+"""Replace the lesson's code that only `mha` needs: in a file of its own, a layer makes its weights, in one thread."""
 
 from typing import Any
 
@@ -29,7 +29,7 @@ DRAWN = (
 
 
 def applied(program: Program, backend: BackendName) -> None:
-    """Put a framework's idioms in the place of what the lesson does for `mha`, which gives its layers their weights."""
+    """Put a framework's idioms in the place of the lesson's, whose layers get their weights from `mha`."""
     for name, text in SIMPLER.get(backend, {}).items():
         tree = program.function("", name)
         program.put("", name, nodes.with_body(tree, [nodes.statement(f"return {text}\n")]))

@@ -1,4 +1,4 @@
-"""The layer as one class that needs no library: without checks, its bases and its configuration in it."""
+"""Make the layer one class that needs no library: without checks, with its bases and its configuration in it."""
 
 from typing import Any
 
@@ -31,7 +31,7 @@ SAID = {
 
 
 def layered(program: Program) -> None:
-    """Take out of the lesson what only a library needs, and let its layer be one class with an entry and its steps."""
+    """Take checks and other needs of a library out of the lesson; make its layer one class with an entry and steps."""
     _without_plan(program)
     _without_library(program)
     _with_plain_names(program)
@@ -39,7 +39,7 @@ def layered(program: Program) -> None:
 
 
 def _without_plan(program: Program) -> None:
-    """`call.window` for `call.plan.window`, and `call._replace(window=a)` for `call.planned(window=a)`."""
+    """Write `call.window` for `call.plan.window`, and `call._replace(window=a)` for `call.planned(window=a)`."""
     fields = {f"call.plan.{name}": nodes.expression(f"call.{name}") for name in Plan._fields}
     fields["call.plan"] = cst.Name("call")
 
@@ -83,7 +83,7 @@ def _without_library(program: Program) -> None:
 
 
 def _with_plain_names(program: Program) -> None:
-    """`config` for the configuration everywhere, functions that a class hands on by their names, one entry."""
+    """Write `config` for the configuration everywhere, functions for static methods, and give the layer one entry."""
     layer = program.definitions[LAYER]
     handed: dict[str, cst.BaseExpression] = {}
     kept: list[Any] = []
@@ -128,7 +128,7 @@ def _with_plain_names(program: Program) -> None:
 
 
 def _with_bases(program: Program) -> None:
-    """Classes with what they have of a base class of the lesson, in one."""
+    """Merge each class with its base class of the lesson."""
     for name, tree in list(program.definitions.items()):
         if not isinstance(tree, cst.ClassDef):
             continue
@@ -159,7 +159,7 @@ def _with_bases(program: Program) -> None:
 
 
 def _with_setup_above(setup: Any, above: Any) -> Any:
-    """A method that makes the parts of a layer, with what its base class makes in the place of that call."""
+    """The method that makes a layer's parts, with the body of its base class's method in the place of `super()`."""
     lines: list[Any] = []
     for line in nodes.body_of(setup):
         text = code(line).strip()

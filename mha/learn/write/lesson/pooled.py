@@ -1,4 +1,4 @@
-"""The pooling of a layer: one of two classes, and where it has no weights of its own, a step of the layer itself."""
+"""Simplify the pooling of a layer: give it one method, and without weights make it a step of the layer itself."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ POOLING = {"dot": "DotProductAttention", "additive": "AdditiveAttention"}
 
 
 def with_one_method(program: Program, blanks: bool) -> None:
-    """Let the poolings be called as they weigh; blanks: what no query sees has to be blanked there once more."""
+    """Give the poolings one method, `weigh`; blanks: whether it blanks inputs that no query sees once more."""
     for name in POOLING.values():
         weigh = program.function(name, "weigh")
         if blanks:

@@ -1,4 +1,4 @@
-"""From the lesson to a file for one configuration: what is known is folded, what is called once is inlined."""
+"""Specialise the lesson for one configuration: fold known values, and inline functions that are called once."""
 
 from collections.abc import Callable, Collection
 from typing import Any
@@ -50,13 +50,13 @@ def specialised(recipe: Recipe) -> Program:
 
 
 def _roots(program: Program) -> set[tuple[str, str]]:
-    """What users call, or their framework."""
+    """The methods of the layer that users or their framework call."""
     names = program.entry, program.setup, caching.EMPTY, *program.asked
     return {(LAYER, name) for name in names if program.function(LAYER, name)}
 
 
 def _in_one(program: Program, known: dict[str, Any]) -> None:
-    """Put the steps of the layer, which still hand a call on, into its entry."""
+    """Inline the steps of the layer, which still pass a call on, into its entry."""
     linking.pruned(program, _roots(program))
     program.mapped(lambda owner, name, tree: tidying.tidied(tree, known))
     linking.pruned(program, _roots(program))
@@ -71,7 +71,7 @@ def _in_one(program: Program, known: dict[str, Any]) -> None:
 
 
 def _until_nothing_changes(program: Program, known: dict[str, Any], asked: Collection[str]) -> None:
-    """Fold, take out and inline, each of which may make room for the others."""
+    """Fold, take out and inline until nothing changes, since each may make room for the others."""
     before = ""
     while program.text() != before:
         before = program.text()
@@ -84,7 +84,7 @@ def _until_nothing_changes(program: Program, known: dict[str, Any], asked: Colle
 
 
 def _in_order(program: Program, owner: str) -> Callable[[cst.Call], cst.Call]:
-    """A function that gives the arguments of a call by position, where they stand in the order of the parameters."""
+    """A function that passes arguments by position in a call where they are in the order of the parameters."""
 
     def change(call: cst.Call) -> cst.Call:
         of, name = program.called(owner, call) or ("", "")
@@ -103,7 +103,7 @@ def _in_order(program: Program, owner: str) -> Callable[[cst.Call], cst.Call]:
 
 
 def _hiding_once(tree: Any) -> Any:
-    """The layer's entry with one array of what is visible: split heads have the sizes of what they are split from."""
+    """The layer's entry with one call of `visible_keys`: split heads have the same visible keys as the inputs."""
     calls = [call for call in nodes.calls(tree) if code(call.func) == "visible_keys"]
     if len(calls) < 2:
         return tree
@@ -114,14 +114,14 @@ def _hiding_once(tree: Any) -> Any:
 
 
 def _within(name: str, known: dict[str, Any]) -> dict[str, Any]:
-    """What is known inside of a function of this name."""
+    """The known values inside of a function of this name."""
     if name == "visible_softmax":  # which calls itself without sinks
         return {text: value for text, value in known.items() if text != "sinks"}
     return known | {"in_size": PRESENT} if name == "dense" else known
 
 
 def _enter(program: Program, known: dict[str, Any], asked: Collection[str]) -> None:
-    """Give the layer's entry the arguments that are asked for, and the layer's own window and chunk."""
+    """Give the layer's entry the arguments of the recipe, and the layer's own window and chunk."""
     tree = program.function(LAYER, program.entry)
     own = {name: nodes.expression(f"config.{name}") for name in ("window", "chunk")}
     tree = nodes.replaced(tree, own)

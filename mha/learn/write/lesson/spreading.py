@@ -1,4 +1,4 @@
-"""A call, and the options that have parts, as arguments of their own: each function takes what it uses of them."""
+"""Spread a call, and options with parts, into arguments of their own: each function takes those that it uses."""
 
 import dataclasses
 from typing import Any
@@ -17,12 +17,12 @@ PARTS = {part.__name__.lower(): part for part in options.PARTS.values()}
 
 
 def call_fields() -> list[str]:
-    """The names of what a call has."""
+    """The names of the fields of a call, its plan's included."""
     return [*ARGUMENTS, *OWN]
 
 
 def spread_call(program: Program) -> None:
-    """The arguments of a call, and what is known of it, as parameters of their own."""
+    """Replace the parameter `call` of all functions by its fields."""
     fields = call_fields()
     changing = {name: _changed(tree, fields) for _, name, tree in program.functions() if _takes(tree, "call")}
     own = {name: [each.name.value for each in nodes.parameters(tree)] for _, name, tree in program.functions()}
@@ -46,7 +46,7 @@ def _takes(tree: Any, parameter: str) -> bool:
 
 
 def _taking(tree: Any, parameter: str, instead: list[str]) -> Any:
-    """A function with parameters of other names in the place of one, if it has that."""
+    """A function with several parameters in the place of one, if it has that."""
     params: list[cst.Param] = []
     for each in tree.params.params:
         if each.name.value == parameter:
@@ -66,7 +66,7 @@ def _changed(tree: Any, fields: list[str]) -> list[str]:
 
 
 def _assigned_fields(lines: list[Any], changing: dict[str, list[str]]) -> list[Any]:
-    """`call = call._replace(a=b)` as `a = b`, and returned calls as the fields that changed."""
+    """Write `call = call._replace(a=b)` as `a = b`, and a call that a function returns as its changed fields."""
     found: list[Any] = []
     for line in lines:
         made = nodes.assigned(line)
@@ -90,7 +90,7 @@ def _assigned_fields(lines: list[Any], changing: dict[str, list[str]]) -> list[A
 
 
 def _returned_fields(line: Any, changed: list[str]) -> Any:
-    """`return a, call._replace(b=c)` as `return a, c`, with all that the function changes of a call."""
+    """Write `return a, call._replace(b=c)` as `return a, c`, with all fields that the function changes."""
     made = nodes.small(line)
     values = nodes.elements(made.value) if isinstance(made, cst.Return) and made.value is not None else None
     if values is None:
@@ -108,7 +108,7 @@ def _returned_fields(line: Any, changed: list[str]) -> Any:
 
 
 def _parallel(line: Any, targets: list[Any], values: list[Any]) -> Any:
-    """`a, call = b, call._replace(c=d)` as `a, c = b, d`."""
+    """Write `a, call = b, call._replace(c=d)` as `a, c = b, d`."""
     pairs: list[tuple[Any, Any]] = []
     for target, value in zip(targets, values, strict=True):
         if code(target) == "call" and code(value).startswith("call._replace("):
@@ -119,7 +119,7 @@ def _parallel(line: Any, targets: list[Any], values: list[Any]) -> Any:
 
 
 def _giving(call: cst.Call, fields: list[str], own: dict[str, list[str]]) -> cst.Call:
-    """A call that hands a call on, with the fields of that by name; own: parameters of functions beside them."""
+    """Pass the fields by name in a call that passes `call` on; own: the other parameters of each function."""
     if not any(code(each.value) == "call" for each in call.args):
         return call
     takes = [name for name in own.get(code(call.func).removeprefix("self."), []) if name != "self"]
@@ -135,7 +135,7 @@ def _giving(call: cst.Call, fields: list[str], own: dict[str, list[str]]) -> cst
 
 
 def spread_parts(program: Program) -> None:
-    """The numbers of a rotation, a norm or a temperature as parameters of their own."""
+    """Replace rotation, norm and temperature by their numbers, as parameters and arguments of their own."""
     for part, kind in PARTS.items():
         fields = [field.name for field in dataclasses.fields(kind)]
         names = {f"{part}.{field}": cst.Name(f"{part}_{field}") for field in fields}
@@ -168,7 +168,7 @@ OPTIONS_OF = {
 
 
 def _own_fields(tree: Any, part: str, fields: list[str]) -> Any:
-    """`self.norm = norm` as one assignment for each field, and `norm: Norm` as one annotation for each."""
+    """Write `self.norm = norm` as one assignment for each field, and `norm: Norm` as one annotation for each."""
 
     def change(lines: list[Any]) -> list[Any]:
         found: list[Any] = []

@@ -1,4 +1,4 @@
-"""What a file says in words: docstrings of the lesson without what it has no trace of, and those of its layer."""
+"""Write the docstrings of a file: those of the lesson, without words about absent options, and those of its layer."""
 
 import inspect
 import re
@@ -24,7 +24,7 @@ ALSO = {"segments": ("segment",), "sinks": ("sink",), "gates": ("gate",), "score
 
 
 def words_of(program: Program) -> dict[tuple[str, str], set[str]]:
-    """The parameters of each function of a lesson, before any is taken out."""
+    """The parameters of each function of a lesson, before any is taken out: the words of its docstring."""
     found = {}
     for owner, name, tree in program.functions():
         names = {each.name.value for each in nodes.parameters(tree)}
@@ -39,7 +39,7 @@ def words_of(program: Program) -> dict[tuple[str, str], set[str]]:
 
 
 def documented(program: Program, asked: Collection[str], given: dict[str, str]) -> None:
-    """Put docstrings that speak of what is there, alone."""
+    """Give all definitions docstrings that speak only of arguments and options that the file has."""
     absent = {name for name in (*ARGUMENTS, *MODERN) if name not in asked and name not in given}
     absent = {word for name in absent for word in (name, *ALSO.get(name, ()))} | {"frozen"}
     for owner, name, tree in list(program.functions()):
@@ -57,7 +57,7 @@ def documented(program: Program, asked: Collection[str], given: dict[str, str]) 
 
 
 def _filtered(tree: Any, absent: Iterable[str], indent: int) -> Any:
-    """A function or class whose docstring has no sentence with one of these words, or about `mha` itself."""
+    """Take the sentences with one of these words, or about `mha`, out of the docstring of a function or class."""
     if not (tree.body.body and nodes.is_docstring(tree.body.body[0])):
         return tree
     text = inspect.cleandoc(nodes.small(tree.body.body[0]).value.evaluated_value)
@@ -74,7 +74,7 @@ def _filtered(tree: Any, absent: Iterable[str], indent: int) -> Any:
 
 
 def _with_docstring(tree: Any, text: str, indent: int) -> Any:
-    """A function or class with this docstring: a line, and after two line ends what else there is to say."""
+    """A function or class with this docstring; text: a line, then, after an empty line, the rest."""
     first, _, rest = text.partition("\n\n")
     space = " " * indent
     lines = [f'"""{first}']

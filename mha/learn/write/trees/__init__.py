@@ -1,1 +1,1 @@
-"""Programs as syntax trees: what is known is folded, what is called once inlined, what nobody needs taken out."""
+"""Programs as syntax trees: fold known values, inline functions that are called once, take out what nobody needs."""

@@ -1,6 +1,6 @@
-"""Decide what is known before a call: conditions of options that are there or not, and what follows from them.
+"""Fold what is known before a call: constants, conditions on options, and the branches that these decide.
 
-What is known of an expression stands under its text: a constant; `PRESENT`, neither None nor false; or a tuple of such.
+Known values have the text of their expression for a key: a constant; `PRESENT`, neither None nor false; or a tuple.
 """
 
 import ast
@@ -19,7 +19,7 @@ COMPARED: dict[type, Callable[[Any, Any], bool]] = {cst.Equal: operator.eq, cst.
 
 
 def folded(node: Any, known: Mapping[str, Any]) -> Any:
-    """A node with constants for names and attributes whose values are known, and without branches that never run."""
+    """A node with constants in the place of known names and attributes, and without branches that never run."""
     if not isinstance(node, cst.FunctionDef):
         return _Folding(known).changed(node)
     lines: list[Any] = []
@@ -35,7 +35,7 @@ def folded(node: Any, known: Mapping[str, Any]) -> Any:
 
 
 def value_of(node: cst.BaseExpression, known: Mapping[str, Any]) -> Any:
-    """What is known of an expression: a constant, PRESENT, a tuple of such, or UNKNOWN."""
+    """The known value of an expression: a constant, PRESENT, a tuple of such, or UNKNOWN."""
     if (text := code(node)) in known:
         return known[text]
     values = nodes.elements(node)
@@ -53,14 +53,14 @@ def value_of(node: cst.BaseExpression, known: Mapping[str, Any]) -> Any:
 
 
 def literal(value: Any) -> cst.BaseExpression | None:
-    """The expression of a constant; None for what has no such, or none that is short."""
+    """The expression of a constant; None if it has no short one."""
     if value is None or isinstance(value, (bool, str, int, float)) or value in ((), {}):
         return nodes.expression(repr(value).replace("'", '"'))
     return None
 
 
 def truth(node: cst.BaseExpression, known: Mapping[str, Any]) -> bool | None:
-    """Whether an expression is true; None = that is not known."""
+    """Whether an expression is true; None = unknown."""
     if isinstance(node, cst.BooleanOperation):
         decides = isinstance(node.operator, cst.Or)
         if decides in (truth(node.left, known), truth(node.right, known)):
@@ -72,13 +72,13 @@ def truth(node: cst.BaseExpression, known: Mapping[str, Any]) -> bool | None:
 
 
 def is_constant(value: cst.BaseExpression) -> bool:
-    """Whether an expression is a constant that is as short to write as a name."""
+    """Whether an expression is a constant as short as a name."""
     known = value_of(value, {})
     return known is not UNKNOWN and known is not PRESENT and literal(known) is not None
 
 
 def is_none(value: Any) -> bool | None:
-    """Whether something of which this is known is None; None = that is not known."""
+    """Whether a known value, or UNKNOWN, is None; None = unknown."""
     return None if value is UNKNOWN else value is None
 
 
@@ -147,7 +147,7 @@ class _Folding(nodes.Replacing):
         return new
 
     def _all_none(self, node: cst.Comparison, operands: list[Any], values: list[Any]) -> Any:
-        """A chain `a is b is None`: whether all are None."""
+        """Fold a chain `a is b is None`: whether all are None."""
         left = [each for each, value in zip(operands, values, strict=True) if is_none(value) is None]
         if any(is_none(value) is False for value in values):
             return nodes.FALSE
@@ -172,7 +172,7 @@ class _Folding(nodes.Replacing):
         return new
 
     def leave_Call(self, node: cst.Call, new: cst.Call) -> Any:
-        """Without `**{}`, and with the arguments that a dict or a tuple after stars has."""
+        """Drop `**{}`, and write the arguments of a dict or a tuple after stars one by one."""
         if not any(each.star for each in new.args):
             return new
         arguments: list[cst.Arg] = []
@@ -189,7 +189,7 @@ class _Folding(nodes.Replacing):
         return new.with_changes(args=arguments)
 
     def leave_Tuple(self, node: cst.Tuple, new: cst.Tuple) -> Any:
-        """Elements of a tuple after a star, as elements; a starred thing alone, itself."""
+        """Write the elements of a tuple after a star one by one; a starred value alone becomes that value."""
         if not any(isinstance(each, cst.StarredElement) for each in new.elements):
             return new
         found: list[Any] = []
@@ -200,7 +200,7 @@ class _Folding(nodes.Replacing):
 
 
 def led(lines: Iterable[Any], by: cst.If) -> list[Any]:
-    """The statements of a branch that always runs, with the comments before it."""
+    """The statements of a branch that always runs, after the comments of its head."""
     first, *rest = lines
     return [first.with_changes(leading_lines=[*by.leading_lines, *first.leading_lines]), *rest]
 

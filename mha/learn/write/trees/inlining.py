@@ -1,4 +1,4 @@
-"""Put what a function does where it is called: a method that is called once, and a function that only says a thing."""
+"""Put a function's body in the place of its call: of methods that are called once, and of one-line functions."""
 
 from typing import Any
 
@@ -13,9 +13,9 @@ SIMPLE = cst.Name, cst.Attribute, cst.Integer, cst.Float, cst.SimpleString
 
 
 def inlined(program: Program, keep: set[str], only: str | None = None) -> bool:
-    """Put one more function where it is called; whether there was one.
+    """Inline one function; return whether there was one to inline.
 
-    keep: names that stay functions; only: the class whose methods are looked at, None = all functions.
+    keep: names that stay functions; only: the class whose methods may be inlined, None = all functions.
     """
     for owner, name, tree in list(program.functions()):
         if only is not None and owner != only:
@@ -60,7 +60,7 @@ def returns_early(tree: Any) -> bool:
 
 
 def in_branches(tree: Any) -> Any:
-    """A function that may return early what its parameters become, with a branch for that and one for the rest."""
+    """Turn an early return into an if and an else, in a function that returns its parameters."""
     first, *rest = nodes.body_of(tree)
     result = nodes.tuple_of([cst.Name(name) for name in takes(tree)], bare=True)
 
@@ -86,7 +86,7 @@ def _guard(tree: Any) -> tuple[Any, Any] | None:
 
 
 def _nothing_else(line: Any, call: cst.Call, tree: Any) -> cst.BaseExpression | None:
-    """The condition under which a line `x = f(x)` does something, where f begins by a guard; None if it is no such."""
+    """The condition under which a line `x = f(x)` changes x, where f begins with a guard; None for other lines."""
     made, guard = nodes.assigned(line), _guard(tree)
     given = bound(call, takes(tree))
     if made is None or guard is None or given is None or made[1] is not call:
@@ -101,7 +101,7 @@ def _nothing_else(line: Any, call: cst.Call, tree: Any) -> cst.BaseExpression | 
 
 
 def _saying(tree: Any, sites: list[tuple[str, str, cst.Call]]) -> bool:
-    """Whether a function is no more than a name or a call of something else, with arguments as they came."""
+    """Whether a function only returns a name, or calls another function with its own arguments."""
     body = nodes.body_of(tree)
     if len(body) != 1:
         return False
@@ -118,7 +118,7 @@ def _saying(tree: Any, sites: list[tuple[str, str, cst.Call]]) -> bool:
 
 
 def _with(program: Program, of_class: str, caller: str, owner: str, name: str, tree: Any) -> Any:
-    """The caller with the function's body where it calls it first."""
+    """The caller with a function's body in the place of its first call."""
     function = program.function(of_class, caller)
     done = [False]
 
@@ -159,7 +159,7 @@ def _call_in(program: Program, of_class: str, line: Any, owner: str, name: str) 
 
 
 def _replaced(line: Any, call: cst.Call, tree: Any, used_after: set[str]) -> list[Any]:
-    """The statements in the place of a line with a call: those of the function, and the line with what it returns."""
+    """The statements that replace a line with a call: the function's own, then the line with the returned value."""
     given = bound(call, takes(tree))
     if given is None:
         raise ValueError(f"the call {code(call)} hides its arguments behind stars")
@@ -215,7 +215,7 @@ def _read_first(body: list[Any], parameter: str, value: cst.BaseExpression) -> A
 
 
 def _fresh(name: str, taken: set[str]) -> str:
-    """A name like this one that is not taken."""
+    """A name like this one that is free."""
     return next(each for each in (name, *(f"{name}_{n}" for n in range(2, 100))) if each not in taken)
 
 

@@ -1,4 +1,4 @@
-"""What holds between functions: arguments and results that say nothing of their own, and what nobody calls."""
+"""Take out parameters and results of functions that carry no information, and functions that nobody calls."""
 
 import functools
 import re
@@ -13,7 +13,7 @@ from mha.learn.write.trees.walking import Reading
 
 
 def linked(program: Program, roots: set[tuple[str, str]]) -> None:
-    """Take out parameters that are always the same or never used, and what cannot be reached. roots: who is called."""
+    """Take out parameters that are constant or unused, and unreachable definitions; roots: the entries from outside."""
     for owner, name, _ in list(program.functions()):
         tree = program.function(owner, name)
         if (owner, name) not in roots and not tree.decorators:
@@ -26,7 +26,7 @@ def linked(program: Program, roots: set[tuple[str, str]]) -> None:
 
 
 def _without_parameters(program: Program, owner: str, name: str, tree: Any) -> None:
-    """Take out the parameters of a function that say the same in every call, or that it does not use."""
+    """Take out the parameters of a function that are the same in every call, or unused."""
     sites = program.sites(owner, name)
     fields = program.fields(owner) if owner and name == program.setup and program.setup != "__init__" else None
     if not sites or isinstance(tree.params.star_arg, cst.Param):
@@ -65,7 +65,7 @@ def _without_parameters(program: Program, owner: str, name: str, tree: Any) -> N
 
 
 def _without_results(program: Program, owner: str, name: str) -> None:
-    """Take out what a function returns that nobody reads, or that its caller can say: a constant, or what it has."""
+    """Take out returned values that nobody reads, or that the caller has already: a constant, or its own argument."""
     tree, sites = program.function(owner, name), program.sites(owner, name)
     if tree is None or len(sites) != 1 or not isinstance(nodes.small(nodes.body_of(tree)[-1]), cst.Return):
         return
@@ -107,7 +107,7 @@ def _without_results(program: Program, owner: str, name: str) -> None:
 
 
 def _constant_after(lines: list[Any], value: cst.BaseExpression) -> cst.BaseExpression | None:
-    """The constant that an expression is after these statements, if it is one."""
+    """The constant value of an expression after these statements, if it has one."""
     if folding.is_constant(value):
         return value
     last = next((line for line in reversed(lines) if code(value) in nodes.targets(line)), None)
@@ -116,7 +116,7 @@ def _constant_after(lines: list[Any], value: cst.BaseExpression) -> cst.BaseExpr
 
 
 def _given_first(tree: Any, parameter: str, value: cst.BaseExpression) -> Any:
-    """A function whose first statement about a parameter gives it another value, with a constant in that statement."""
+    """Put a constant for a parameter into the first statement that reads it, if that assigns it another value."""
     body = nodes.body_of(tree)
     for number, line in enumerate(body):
         if parameter in nodes.names(line):
@@ -246,7 +246,7 @@ def _all_lines(function: Any) -> list[Any]:
 
 
 def pruned(program: Program, roots: set[tuple[str, str]]) -> None:
-    """Take out definitions, methods and imports that nothing reaches from the roots."""
+    """Take out definitions, methods and imports that no root reaches."""
     reached = {owner for owner, _ in roots}
     waiting = list(reached)
     while waiting:
@@ -270,7 +270,7 @@ def pruned(program: Program, roots: set[tuple[str, str]]) -> None:
 
 
 def _mentioned(tree: Any) -> set[str]:
-    """The names of others that a definition mentions."""
+    """The names of other definitions that a definition mentions."""
     if isinstance(tree, cst.FunctionDef):
         return (
             set(nodes.names(tree))

@@ -1,4 +1,4 @@
-"""Small tools for syntax trees that keep comments: libcst's nodes from text and back, and what is in them."""
+"""Small tools for syntax trees that keep comments: make libcst's nodes from text, change them, and look into them."""
 
 import functools
 import operator
@@ -35,7 +35,7 @@ def same(first: cst.CSTNode, second: cst.CSTNode) -> bool:
 
 
 def elements(value: cst.BaseExpression) -> list[cst.BaseExpression] | None:
-    """The elements of a tuple without stars; None if it is no such thing."""
+    """The elements of a tuple without stars; None if it is anything else."""
     if isinstance(value, cst.Tuple) and all(isinstance(each, cst.Element) for each in value.elements):
         return [each.value for each in value.elements]
     return None
@@ -64,12 +64,12 @@ def in_brackets(value: Any) -> Any:
 
 
 def is_name(value: cst.CSTNode) -> bool:
-    """Whether an expression is a name, and no constant."""
+    """Whether an expression is a name, and no constant such as None."""
     return isinstance(value, cst.Name) and value.value not in ("None", "True", "False")
 
 
 def small(line: cst.CSTNode) -> Any:
-    """The only small statement of a line; None if it is no line of one."""
+    """The single small statement of a line; None if the line is a block or has several."""
     if isinstance(line, cst.SimpleStatementLine) and len(line.body) == 1:
         return line.body[0]
     return None
@@ -84,7 +84,7 @@ def assigned(line: cst.CSTNode) -> tuple[cst.BaseExpression, cst.BaseExpression]
 
 
 def pairs(line: cst.CSTNode) -> list[tuple[Any, Any]]:
-    """Targets with their values of an assignment, each part of a tuple for itself; none for anything else."""
+    """The pairs of target and value of an assignment, one for each part of a tuple; none for anything else."""
     made = assigned(line)
     if made is None:
         return []
@@ -95,7 +95,7 @@ def pairs(line: cst.CSTNode) -> list[tuple[Any, Any]]:
 
 
 def assignment(target: Any, value: cst.BaseExpression, like: Any = None) -> cst.SimpleStatementLine:
-    """An assignment, with the comments of a line that it is like."""
+    """An assignment, with the comments of another line."""
     if isinstance(target, cst.Tuple):
         target = target.with_changes(lpar=[], rpar=[])
     if isinstance(value, cst.Tuple) and len(value.elements) > 1:
@@ -105,19 +105,19 @@ def assignment(target: Any, value: cst.BaseExpression, like: Any = None) -> cst.
 
 
 def of_pairs(made: Sequence[tuple[Any, Any]], like: Any = None) -> cst.SimpleStatementLine:
-    """One assignment of several values to their targets, with the comments of a line that it is like."""
+    """One assignment of several values to their targets, with the comments of another line."""
     targets, values = zip(*made, strict=True)
     return assignment(tuple_of(targets, bare=True), tuple_of(values, bare=True), like=like)
 
 
 def with_comments(line: Any, like: Any) -> Any:
-    """A line with the comments of another, unless it has one of its own where the other has none."""
+    """A line with the comments of another one; its own comment stays if the other has none."""
     trailing = line.trailing_whitespace if like.trailing_whitespace.comment is None else like.trailing_whitespace
     return line.with_changes(trailing_whitespace=trailing, leading_lines=[*like.leading_lines, *line.leading_lines])
 
 
 def is_docstring(line: cst.CSTNode) -> bool:
-    """Whether a statement is a text alone."""
+    """Whether a statement is only a text."""
     made = small(line)
     return isinstance(made, cst.Expr) and isinstance(made.value, cst.SimpleString | cst.ConcatenatedString)
 
@@ -129,7 +129,7 @@ def body_of(function: Any) -> list[Any]:
 
 
 def with_body(function: Any, body: Sequence[Any]) -> Any:
-    """A function, class or branch with other statements, and its docstring; the same object if nothing changes."""
+    """A function, class or branch with its docstring and other statements; the same object if nothing changes."""
     if are(body, body_of(function)):
         return function
     before = [line for line in function.body.body[:1] if is_docstring(line)]
@@ -137,7 +137,7 @@ def with_body(function: Any, body: Sequence[Any]) -> Any:
 
 
 def are(lines: Sequence[Any], others: Sequence[Any]) -> bool:
-    """Whether these are the same objects."""
+    """Whether two lists hold the same objects."""
     return len(lines) == len(others) and all(map(operator.is_, lines, others))
 
 
@@ -148,7 +148,7 @@ def parameters(function: cst.FunctionDef) -> list[cst.Param]:
 
 @functools.lru_cache(maxsize=10_000)
 def names(node: cst.CSTNode) -> tuple[str, ...]:
-    """The names that are read or written in a node: without names of attributes and of keywords."""
+    """The names that are read or written in a node, without attributes and keywords."""
     if isinstance(node, cst.IndentedBlock):
         return tuple(name for line in node.body for name in names(line))
     found: list[str] = []
@@ -176,7 +176,7 @@ def names(node: cst.CSTNode) -> tuple[str, ...]:
 
 @functools.lru_cache(maxsize=10_000)
 def targets(node: cst.CSTNode) -> tuple[str, ...]:
-    """The names that a node assigns to, each as often as it does."""
+    """The names that a node assigns to, each as often as it is assigned."""
     if isinstance(node, cst.IndentedBlock):
         return tuple(name for line in node.body for name in targets(line))
     found: list[str] = []
@@ -209,7 +209,7 @@ def targets(node: cst.CSTNode) -> tuple[str, ...]:
 
 
 class Replacing(Changing):
-    """Puts other expressions where a function of a Name or an Attribute says so; None = as it is."""
+    """Replace names and attributes by what a function of their text and node returns; None = no change."""
 
     def __init__(self, found: Callable[[str, Any], cst.BaseExpression | None], stores: bool = False) -> None:
         self.found, self.stores = found, stores
@@ -257,7 +257,7 @@ class Replacing(Changing):
 
 
 def replaced(node: Any, by: dict[str, cst.BaseExpression], stores: bool = False) -> Any:
-    """A node with other expressions where names or dotted names are read; with stores, where they are written too."""
+    """A node with other expressions in the place of names or dotted names that it reads; stores: or writes."""
 
     def found(text: str, old: Any) -> cst.BaseExpression | None:
         new: Any = by.get(text)
@@ -277,7 +277,7 @@ class _Mapping(Changing):
 
 
 def calls_mapped(node: Any, function: Callable[[cst.Call], Any]) -> Any:
-    """A node with a function of each call in it in the place of that call, the inner ones first."""
+    """A node with function(call) in the place of each call in it, the inner ones first."""
     return _Mapping(function).changed(node)
 
 
@@ -310,9 +310,9 @@ def returns(node: cst.CSTNode) -> int:
 
 
 def lines_mapped(node: Any, function: Callable[[list[Any]], list[Any]]) -> Any:
-    """A function, class or statement with a function of the statements of each block in it, the inner ones first.
+    """A function, class or statement with function(statements) in the place of each block's, the inner ones first.
 
-    What does not change stays the same object, of which much is known already.
+    A part that does not change stays the same object, since results about it are cached.
     """
     body, orelse = getattr(node, "body", None), getattr(node, "orelse", None)
     if isinstance(body, cst.IndentedBlock):
@@ -328,7 +328,7 @@ def lines_mapped(node: Any, function: Callable[[list[Any]], list[Any]]) -> Any:
 
 
 def live(lines: list[Any]) -> set[str]:
-    """The names that statements read before they write them."""
+    """The names that statements read before they assign them."""
     found: set[str] = set()
     dead: set[str] = set()
     for line in lines:

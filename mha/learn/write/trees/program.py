@@ -1,4 +1,4 @@
-"""The definitions of a file that is being made, by name, and what holds between them: who calls whom, with what."""
+"""The definitions of a file in the making, by name, and which of them call which, with which arguments."""
 
 import dataclasses
 import functools
@@ -15,11 +15,14 @@ LAYER = "MultiHeadAttention"
 
 @dataclasses.dataclass
 class Program:
-    """Functions, classes and constants by name, in the order in which they are to be read.
+    """Functions, classes and constants by name, in the order in which a reader shall meet them.
 
-    imports: the import statements by the names that they bind; entry: the method of a layer in which it computes;
-    setup: the one that makes its parts; asked: what its framework asks a layer for, though nothing in the layer does;
-    words: the parameters that functions had in the lesson.
+    Attributes:
+        imports: the import statements by the names that they bind.
+        entry: the name of the method in which a layer computes.
+        setup: the name of the method that makes its parts.
+        asked: names that the framework asks a layer for, though nothing in the file does.
+        words: the parameters that functions had in the lesson.
     """
 
     definitions: dict[str, Any]
@@ -73,21 +76,21 @@ class Program:
         self.definitions[owner] = of_class.with_changes(body=body)
 
     def mapped(self, function: Callable[[str, str, Any], Any]) -> None:
-        """Put a function of each function or method in its place."""
+        """Replace each function or method by function(owner, name, tree)."""
         for owner, name, tree in list(self.functions()):
             made = function(owner, name, tree)
             if made is not tree:
                 self.put(owner, name, made)
 
     def each(self, function: Callable[[Any], Any]) -> None:
-        """Put a function of each definition in its place."""
+        """Replace each definition by function(tree)."""
         for name, tree in list(self.definitions.items()):
             self.definitions[name] = function(tree)
 
     def called(self, owner: str, call: cst.Call) -> tuple[str, str] | None:
-        """Class and name of the function that a call inside of a class, or "", calls; None if it is not one of these.
+        """The class and name of the function that a call in a class, or in "", calls; None if it is defined elsewhere.
 
-        A class that is called is its method that makes its parts.
+        A call of a class is a call of the method that makes its parts.
         """
         function = code(call.func)
         if function in self.definitions:
@@ -104,12 +107,12 @@ class Program:
         return None
 
     def parts(self, owner: str) -> dict[str, str]:
-        """The classes of this program that parts of a layer are of, by the names of the parts."""
+        """The parts of a class by name, each with its own class, if this program defines that."""
         made = [pair for tree in methods(self.definitions[owner]).values() for pair in _made(tree)]
         return {part: name for part, name in made if isinstance(self.definitions.get(name), cst.ClassDef)}
 
     def sites(self, owner: str, name: str) -> list[tuple[str, str, cst.Call]]:
-        """The calls of a function: the class and name of who calls, and the call."""
+        """The calls of a function: the class and the name of the caller, and the call."""
         found = []
         for of_class, caller, tree in self.functions():
             for call in nodes.calls(tree):
@@ -118,7 +121,7 @@ class Program:
         return found
 
     def fields(self, owner: str) -> list[str]:
-        """The annotated names of a class, which are its fields where it is made from them."""
+        """The fields of a class: its annotated names."""
         lines = [nodes.small(line) for line in self.definitions[owner].body.body]
         return [code(line.target) for line in lines if isinstance(line, cst.AnnAssign)]
 
@@ -131,7 +134,7 @@ def methods(tree: Any) -> dict[str, Any]:
 
 @functools.lru_cache(maxsize=1000)
 def _made(tree: cst.FunctionDef) -> list[tuple[str, str]]:
-    """What a method calls to make the attributes that it sets, by their names."""
+    """The attributes that a method sets to the result of a call, each with the function that is called."""
     pairs = filter(None, map(nodes.assigned, nodes.body_of(tree)))
     calls = [(code(target), value) for target, value in pairs if isinstance(value, cst.Call)]
     return [(name.removeprefix("self."), code(value.func)) for name, value in calls if name.startswith("self.")]

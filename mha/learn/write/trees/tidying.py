@@ -1,4 +1,4 @@
-"""Make a body as one would have written it: no names for what has one, nothing that is not used, no empty steps."""
+"""Make a function's body as one would write it: no second names, nothing unused, no empty steps."""
 
 from collections import Counter
 from typing import Any
@@ -16,7 +16,7 @@ _STABLE: set[tuple[str, Any]] = set()  # functions of which nothing more can be 
 
 
 def tidied(function: Any, known: dict[str, Any]) -> Any:
-    """A function without what is constant, double or unused in it, until there is no more of it."""
+    """Take constants, duplicates and unused values out of a function until nothing changes."""
     said = tuple(sorted((name, repr(value)) for name, value in known.items()))
     if (code(function), said) in _STABLE:
         return function
@@ -60,7 +60,7 @@ def _parts(lines: list[Any]) -> list[Any]:
 
 
 def _is_alone(target: Any, value: Any) -> bool:
-    """Whether a part of an assignment of tuples is better on a line of its own: a constant."""
+    """Whether a part of an assignment of tuples shall be a line of its own, as a constant is."""
     named = isinstance(target, cst.Name) or code(target).startswith("self.")
     return named and folding.value_of(value, {}) not in (folding.UNKNOWN, folding.PRESENT)
 
@@ -82,7 +82,7 @@ def _pairs(target: Any, value: Any) -> list[tuple[Any, Any]] | None:
 
 
 def _constants(function: Any) -> dict[str, Any]:
-    """The names that a function gives a constant, once and for all, and what that is."""
+    """The names that a function assigns once, to a constant, with the constant."""
     count = Counter(nodes.targets(function.body))
     given = {each.name.value for each in nodes.parameters(function)}
     found = {}
@@ -97,7 +97,7 @@ def _constants(function: Any) -> dict[str, Any]:
 
 
 def _without_copies(function: Any) -> Any:
-    """The function without names for what has a name: `x = y`, and two names for the same thing in one line."""
+    """The function without second names: `x = y`, and two names for one value in one line."""
     count = Counter(nodes.targets(function.body))
     given = {each.name.value for each in nodes.parameters(function)}
     by: dict[str, Any] = {}
@@ -133,7 +133,7 @@ def _without_copies(function: Any) -> Any:
 
 
 def _without_renamed(lines: list[Any]) -> list[Any]:
-    """Statements without `x = y`, where neither changes afterwards."""
+    """Statements without `x = y`, if neither changes afterwards."""
     for number, line in enumerate(lines):
         made = nodes.assigned(line)
         if made is None or not nodes.is_name(made[0]) or not nodes.is_name(made[1]):
@@ -188,7 +188,7 @@ def _without_dead(lines: list[Any], later: set[str]) -> list[Any]:
 
 
 def _with_dashes(line: Any, made: tuple[Any, Any], live: set[str]) -> Any:
-    """An assignment of what a call gives, with `_` for the parts that nothing reads."""
+    """An assignment of a call's results, with `_` for the parts that nothing reads."""
     targets = nodes.elements(made[0])
     if targets is None or not isinstance(made[1], cst.Call):
         return line
@@ -199,7 +199,7 @@ def _with_dashes(line: Any, made: tuple[Any, Any], live: set[str]) -> Any:
 
 
 def _same_conditions(lines: list[Any]) -> list[Any]:
-    """Branches of the same condition that follow each other, or could, as one."""
+    """Merge branches of the same condition that follow each other, or could."""
     found: list[Any] = []
     for line in _brought_together(lines):
         last: Any = found[-1] if found else None
@@ -213,7 +213,7 @@ def _same_conditions(lines: list[Any]) -> list[Any]:
 
 
 def _brought_together(lines: list[Any]) -> list[Any]:
-    """Statements with a branch that only makes what a later branch of the same condition reads before that branch."""
+    """Move a branch whose results only a later branch of the same condition reads to just before that branch."""
     for number, line in enumerate(lines):
         if not isinstance(line, cst.If) or line.orelse or not all(map(nodes.assigned, line.body.body)):
             continue
@@ -244,7 +244,7 @@ def _changes(test: Any, body: Any) -> bool:
 
 
 def _without_said(line: Any, made: Any, before: list[Any]) -> Any:
-    """An assignment without the parts that say again what an earlier one says; None if that is all."""
+    """An assignment without the parts that repeat an earlier one; None if nothing is left."""
     said = [
         (code(target), code(value))
         for each in before
@@ -265,7 +265,7 @@ def _without_said(line: Any, made: Any, before: list[Any]) -> Any:
 
 
 def _unpacked(function: Any) -> Any:
-    """The function with the elements of a tuple or dict where it is only given on after stars."""
+    """The function with the elements of a tuple or dict in the place of its only use, after stars in a call."""
     lines = nodes.body_of(function)
     for line in lines:
         made = nodes.assigned(line)
@@ -287,7 +287,7 @@ def _unpacked(function: Any) -> Any:
 
 
 def _without_twins(lines: list[Any]) -> list[Any]:
-    """Statements that say nothing twice, and without a name for what is returned at once."""
+    """Statements without repetitions, and without a name for a value that is returned at once."""
     found: list[Any] = []
     for line in lines:
         made = nodes.assigned(line)
@@ -309,7 +309,7 @@ def _without_twins(lines: list[Any]) -> list[Any]:
 
 
 def unguarded(function: Any) -> Any:
-    """A function that always makes what one of several conditions asks for: nobody has to see that one of them held."""
+    """Run a branch without its condition if later statements read its names: nobody has to prove that they exist."""
     lines = nodes.body_of(function)
     made = {each.name.value for each in nodes.parameters(function)}
     for number, line in enumerate(lines):
@@ -324,7 +324,7 @@ def unguarded(function: Any) -> Any:
 
 
 def joined(function: Any) -> Any:
-    """A function without short names that only the next statement reads, once: what they stand for is put there."""
+    """Put the value of a short name that only the next statement reads, once, into that statement."""
     once = {name for name, number in Counter(nodes.targets(function.body)).items() if number == 1}
     return nodes.with_body(function, _joined(nodes.body_of(function), once))
 

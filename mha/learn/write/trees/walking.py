@@ -1,4 +1,4 @@
-"""Ways through syntax trees past spaces, brackets and commas: libcst's own stop at each, and take ten times as long.
+"""Walk through syntax trees past spaces, brackets and commas, ten times as fast as libcst, which stops at each.
 
 As in libcst, `visit_X` is called before the children of a node of type X, which are left out where it returns False,
 and `leave_X` after them.
@@ -23,17 +23,17 @@ FORM = (
 
 @functools.cache
 def _fields(kind: Any) -> tuple[str, ...]:
-    """The fields of a type of nodes that may hold nodes with a meaning."""
+    """The fields of a type of nodes that may hold nodes other than spaces, brackets and commas."""
     return tuple(field.name for field in dataclasses.fields(kind) if not field.name.startswith(FORM))
 
 
 def _named(cls: type, start: str) -> Methods:
-    """The methods of a class whose names start so, by the types of nodes that they are for."""
+    """The methods of a class whose names start with `start`, by the types of nodes that they are for."""
     return {name.removeprefix(start): getattr(cls, name) for name in dir(cls) if name.startswith(start)}
 
 
 class Reading:
-    """A way through a tree that looks at it, in the order of its fields."""
+    """A walk that looks at a tree, in the order of its fields."""
 
     _before: Methods
 
@@ -56,9 +56,9 @@ class Reading:
 
 
 class Changing:
-    """A way through a tree that puts other nodes in it: what `leave_X` returns, given the old node and the new one.
+    """A walk that changes a tree: `leave_X`, given the old node and the new one, returns the node for its place.
 
-    What does not change stays the same object, of which much is known already.
+    A part that does not change stays the same object, since results about it are cached.
     """
 
     _before: Methods
@@ -68,7 +68,7 @@ class Changing:
         cls._before, cls._after = _named(cls, "visit_"), _named(cls, "leave_")
 
     def changed(self, node: Any) -> Any:
-        """The node that takes a node's place; a sentinel of libcst where that is none, or several."""
+        """The node that takes a node's place; a sentinel of libcst if there is none, or several."""
         kind: Any = type(node)
         before, after = self._before.get(kind.__name__), self._after.get(kind.__name__)
         made = node
@@ -89,7 +89,7 @@ class Changing:
         return made if after is None else after(self, node, made)
 
     def changed_all(self, values: Any) -> Any:
-        """Nodes that stand one behind the other, each changed."""
+        """Change each of several nodes in a row."""
         found: list[Any] = []
         for value in values:
             new = self.changed(value)

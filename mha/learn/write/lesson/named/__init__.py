@@ -1,4 +1,4 @@
-"""Weights under the names of a checkpoint: parts of a layer that are called so, or a method that loads them."""
+"""Give a layer weights under the names of a checkpoint: rename its parts, or add a method that loads them."""
 
 from mha.learn.write.lesson.named import loading, renaming
 from mha.learn.write.lesson.named.renaming import biased, own_names, packs, refuse
@@ -9,12 +9,12 @@ __all__ = ["biased", "loads", "name", "own_names", "packs", "refuse"]
 
 
 def loads(recipe: Recipe) -> bool:
-    """Whether a layer takes the arrays of a scheme's files by a method `load`, as no names of its parts do."""
+    """Whether a layer needs a method `load` for a scheme's files, because no renaming of its parts fits."""
     return recipe.names is not None and not own_names(recipe.config, recipe.backend, recipe.names)
 
 
 def name(program: Program, recipe: Recipe) -> None:
-    """Let a layer take the arrays of a scheme's files: by the names of its parts, or if those cannot, by `load`."""
+    """Let a layer take the arrays of a scheme's files: rename its parts, or add `load` if that is not enough."""
     if recipe.names is None:
         return
     if own := own_names(recipe.config, recipe.backend, recipe.names):

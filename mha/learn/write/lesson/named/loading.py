@@ -1,4 +1,4 @@
-"""A method `load`, which takes a layer's weights from a checkpoint, where no renaming of its parts does."""
+"""Write a method `load`, which takes a layer's weights from a checkpoint, where no renaming of its parts does."""
 
 import dataclasses
 import re
@@ -17,12 +17,17 @@ from mha.weights.schemes.table import Place
 
 @dataclasses.dataclass(frozen=True)
 class Idiom:
-    """How a framework reads the arrays of a file, and how a layer takes them.
+    """How a framework reads the arrays of a file, and how a layer takes them, as code.
 
-    opens: its name for safetensors; library: whose functions take these arrays; ends: the statements by which a layer
-    takes the arrays `found`; axes: of a dense layer's kernel, inputs and outputs; turned: what turns a kernel, and not
-    a bias; split: what takes an array apart; imports: what all these need, by the names that they bind; says: what the
-    method does.
+    Attributes:
+        opens: its name for safetensors.
+        library: the module whose functions take these arrays.
+        ends: the statements by which a layer takes the arrays `found`.
+        axes: of a dense layer's kernel, inputs and outputs.
+        turned: the suffix that transposes a kernel, but no bias.
+        split: the function that splits an array.
+        imports: the import statements that all these need, by the names that they bind.
+        says: the docstring of the method.
     """
 
     opens: str
@@ -40,7 +45,7 @@ class Idiom:
         return "kernel" if self.axes == "io" else "weight"
 
     def turns(self, axes: str) -> str:
-        """What turns kernels with these axes into those of dense layers; with axes of heads, once these are merged."""
+        """The suffix that turns a kernel with these axes, heads merged, into that of a dense layer; "" = none."""
         return "" if self.axes == ("io" if "H" in axes else axes) else self.turned
 
 
@@ -136,7 +141,7 @@ if config.bias:
 def put(program: Program, config: Config, of: str, scheme: str) -> None:
     """Give the layer a method that takes its weights from a file with the names and the layout of a scheme.
 
-    of: its framework, or the kind of its modules.
+    of: a key of `IDIOMS`, its framework or the kind of its modules.
     """
     same = {name: nodes.expression(one) for name, one in facts.names(config).items()}
     tree = nodes.replaced(nodes.statement(method(config, of, scheme)), same)
@@ -163,7 +168,7 @@ def method(config: Config, of: str, scheme: str) -> str:
 
 
 def _packed(places: Mapping[str, Place], idiom: Idiom, grouped: bool) -> tuple[str, str, dict[str, str]]:
-    """How an array of queries, keys and values is read: the statements before, the form, and what that says."""
+    """The code that reads one array of queries, keys and values: the statements before, a template, and its values."""
     kernel = places["W_q.kernel"]
     (stem, weight), (_, bias) = _parted(kernel.name), _parted(places["W_q.bias"].name)
     output = _parted(places["W_o.kernel"].name)[0]
@@ -182,7 +187,7 @@ def _packed(places: Mapping[str, Place], idiom: Idiom, grouped: bool) -> tuple[s
 
 
 def _separate(places: Mapping[str, Place], idiom: Idiom, partly: bool) -> tuple[str, str, dict[str, str]]:
-    """How arrays of each projection are read: the statements before, the form, and what that says."""
+    """The code that reads an array for each projection: the statements before, a template, and its values."""
     kernel, bias = places["W_q.kernel"], places.get("W_q.bias")
     names = {name.partition(".")[0]: place.name for name, place in places.items() if name.endswith(".kernel")}
     if bias is None or bias.part:
@@ -208,6 +213,6 @@ def _separate(places: Mapping[str, Place], idiom: Idiom, partly: bool) -> tuple[
 
 
 def _parted(name: str) -> tuple[str, str]:
-    """An array's name up to its last dot or underscore, and after that: "c_attn." and "weight"."""
+    """Split an array's name after its last dot or underscore: "c_attn." and "weight"."""
     end = re.split(r"[._](?!\d)", name)[-1]  # "vars.0" in one
     return name.removesuffix(end), end

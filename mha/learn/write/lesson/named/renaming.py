@@ -1,4 +1,4 @@
-"""The names of a checkpoint's arrays as those of a layer's parts, so that its framework loads them by itself."""
+"""Rename a layer's parts as in a checkpoint, so that its framework loads the arrays by itself."""
 
 import dataclasses
 
@@ -59,8 +59,7 @@ def refuse(config: Config, scheme: str | None) -> None:
 def own_names(config: Config, backend: BackendName, scheme: str | None) -> dict[str, str]:
     """The names of a layer's arrays in the files of a scheme, by their canonical names.
 
-    Empty if there is no scheme, or no renaming of its parts can give them: where arrays are packed, lie otherwise or
-    deeper.
+    Empty if there is no scheme, or if no renaming of parts fits: arrays are packed, have other axes, or lie deeper.
     """
     if scheme is None:
         return {}

@@ -1,1 +1,1 @@
-"""What a file has in the place of the lesson's: a kernel that pools, modules of another kind."""
+"""Variants of the lesson: a framework's kernel that pools, or modules of another kind."""

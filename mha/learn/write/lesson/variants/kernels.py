@@ -1,4 +1,4 @@
-"""Pooling by a framework's own kernel, where it computes the same as the lesson."""
+"""Pool by a framework's own kernel, where it computes the same as the lesson."""
 
 from collections.abc import Sequence
 
@@ -84,7 +84,7 @@ def refuse(recipe: Recipe) -> None:
 
 
 def fuse(program: Program, backend: BackendName, blanks: bool) -> None:
-    """Let the kernel weigh: scores and weights are its own; blanks: as of `pooled.with_one_method`."""
+    """Let the kernel compute scores, weights and pooled values; blanks: as of `pooled.with_one_method`."""
     owner = POOLING["dot"]
     _put(program, owner, program.entry, (*(BLANK[backend] if blanks else ()), *KERNELS[backend]))
     if backend in BY_HEADS:

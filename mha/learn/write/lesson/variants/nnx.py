@@ -1,4 +1,4 @@
-"""JAX's layer as a module of Flax's NNX, which makes its parts and holds them; a module of linen describes them."""
+"""Write JAX's layer as a module of Flax's NNX, which holds its parts, while one of linen only describes them."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ ARRAYS = {"nn.initializers.zeros": "jnp.zeros", "nn.initializers.ones": "jnp.one
 
 
 def applied(program: Program) -> None:
-    """Put NNX in the place of linen in all classes of a lesson, and `rngs`, by name, where linen draws by itself."""
+    """Put NNX in the place of linen in all classes, and pass `rngs`, by name, where linen draws by itself."""
     tree = program.function("", "dense")
     program.put("", "dense", nodes.with_body(tree, [nodes.statement(f"return {DENSE}\n")]))
     for name in ("dense", "pooling"):
@@ -35,7 +35,7 @@ def _drawing(tree: Any) -> Any:
 
 
 def _made(tree: Any, draws: bool) -> Any:
-    """A class whose fields are arguments of a constructor, which does what `setup` does; draws: with `rngs`."""
+    """A class with a constructor in the place of its fields and of `setup`; draws: whether it takes `rngs`."""
     fields = [nodes.small(line) for line in tree.body.body if isinstance(nodes.small(line), cst.AnnAssign)]
     setup, others = None, []
     for line in tree.body.body:
@@ -68,14 +68,14 @@ def _made(tree: Any, draws: bool) -> Any:
 
 
 def _all_pairs(line: Any) -> list[tuple[Any, Any]]:
-    """The assignments of a statement, those of its block included."""
+    """The assignments of a statement, with those of its block."""
     if isinstance(line, cst.If):
         return [pair for each in line.body.body for pair in _all_pairs(each)]
     return nodes.pairs(line)
 
 
 def _with_any_dtype(lines: list[Any]) -> list[Any]:
-    """Statements without the dtype that JAX has in the place of one that is switched off: a parameter asks for it."""
+    """Statements with the dtype that a parameter asks for, not JAX's substitute for one that is switched off."""
     found: list[Any] = []
     by: dict[str, Any] = {}
     for line in lines:
