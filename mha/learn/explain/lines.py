@@ -1,5 +1,4 @@
-"""Find the line in which a backend's lesson computes a step, by reading the source; no framework is imported.
-"""
+"""Find the line in which a backend's lesson computes a step, by reading the source; no framework is imported."""
 
 import ast
 import dataclasses

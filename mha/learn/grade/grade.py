@@ -11,7 +11,6 @@ import numpy as np
 from mha.core import dispatch
 from mha.learn.grade import files, heads, judging
 from mha.learn.grade.cases import Case, cases
-from mha.learn.grade.decoding import judge_portions
 from mha.learn.grade.judging import Judged
 from mha.learn.grade.levels import Level
 from mha.learn.grade.process import Answer, Child, EndedError
@@ -156,7 +155,7 @@ class Submission:
                 return LevelResult(level, answer.failure, text, case.words)
             if level.number == 2:
                 self.like["pair"] = bool(answer.facts.get("pair"))
-            judge = judge_portions if case.task == "decode" else judging.judge
+            judge = judging.judge_portions if case.task == "decode" else judging.judge
             judged = judge(case, answer, self.grader.empty_rows)
             wrong += [judged] if not judged.right else []
         note = f"not asked, as it takes none: {', '.join(skipped)}" if skipped else ""

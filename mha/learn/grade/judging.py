@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from mha.core.call import call_of
 from mha.learn.grade import mistakes
 from mha.learn.grade.cases import Case
 from mha.learn.grade.process import Answer
@@ -20,11 +21,13 @@ from mha.parity.diagnosis.search.sample import Focus
 from mha.parity.diagnosis.search.time_budget import Effort
 from mha.parity.diagnosis.search.verdicts import Judge
 from mha.parity.diagnosis.wrong_setup.around import more_than_attention
+from mha.parity.rule.decoding import decoding
 from mha.parity.rule.layouts import GRADIENT
-from mha.parity.rule.problem import Problem
+from mha.parity.rule.problem import Problem, problem
 
 SEARCHED = 3  # of the cases that differ, so many are searched at most
 EMPTY = ("rows without keys are uniform", "rows without keys are NaN")
+INPUTS = ("queries", "keys", "values")
 FORMS = 64  # of mistakes together, so many are tried at most
 Named = dict[str, np.ndarray]
 
@@ -65,6 +68,23 @@ def judge(case: Case, answer: Answer, empty_rows: bool) -> Judged:
         steps[full] = np.zeros(asked.expected(full).X.shape, np.float32)
     wrong = [row for row in rows if not row.passed]
     return Judged(case, not wrong, said(wrong[0]) if wrong else "", asked, steps, tuple(rows))
+
+
+def judge_portions(case: Case, answer: Answer, empty_rows: bool) -> Judged:
+    """Judge level 9, a text in portions, each with the right cache before it; the first that differs counts."""
+    attention = case.attention(biases(case, answer))
+    cache, start = attention.cache(*case.inputs["queries"].shape[:2]), 0
+    for at, length in enumerate(case.options["portions"]):
+        part = slice(start, start + length)
+        queries, keys, values = (np.ascontiguousarray(case.inputs[name][:, part]) for name in INPUTS)
+        given = call_of("grade", None, {"causal": True}, cache=cache)._asdict()
+        asked = decoding(problem(attention, queries, keys, values, given))
+        row, X = compared(asked, "output", answer.arrays[f"output.{at}"], None)
+        if not row.passed:
+            steps = {} if X is None else {"output": X}
+            return Judged(case, False, f"portion {at + 1}: {said(row)}", asked, steps, (row,))
+        cache, start = attention(queries, keys, values, cache=cache, causal=True)[-1], start + length
+    return Judged(case, True)
 
 
 def _fits(asked: Problem, name: str, X: np.ndarray) -> bool:

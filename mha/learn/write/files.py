@@ -11,7 +11,7 @@ from typing import Any
 
 from mha.core import dispatch
 from mha.core.options.config import Config
-from mha.learn.write.recipe import Recipe
+from mha.learn.write.recipe import Recipe, read
 
 MADE_OF, GOES_ON = "# Made of: ", "#   "  # the first line of a file, and further ones
 WIDTH = 120  # of a line
@@ -73,6 +73,26 @@ def write(
         one.write_text(text)
     beside[1].write_bytes(cases)
     return [path, *beside]
+
+
+def check(path: str | Path) -> str:
+    """Say whether a file is as `mha.write` wrote it.
+
+    Returns "" if it is; else, in one sentence, whether it was edited or is outdated: written by another version.
+    Raises FileNotFoundError if there is no such file, ValueError if it is none that `mha.write` wrote.
+    """
+    text = Path(path).read_text()
+    told, body = made_of(text)
+    try:
+        of = json.loads(told)
+        recorded, known = read(of), of["digest"]
+    except (ValueError, KeyError, TypeError):
+        raise ValueError(f"{path} is no file that mha wrote: its first line does not begin with {MADE_OF!r}") from None
+    if digest(body) != known:
+        return f"{path} was edited: it is not the text that was written"
+    if made(recorded) != text:
+        return f"{path} is outdated: this version writes it otherwise; write it again with --force"
+    return ""
 
 
 def made(recipe: Recipe) -> str:

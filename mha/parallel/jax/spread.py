@@ -13,10 +13,11 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from mha.backends.jax import arrays
 from mha.backends.jax.engine.operations import OPERATIONS
+from mha.backends.jax.hiding import places
 from mha.backends.jax.layer import MultiHeadAttention
 from mha.core.cache import Cache
 from mha.core.call import OF_PAIRS, PACKED, PLACES, axes_of, check, given_call
-from mha.core.engine.visible_range import by_mask, turned
+from mha.core.engine.visible_range import by_mask, by_segments, turned
 from mha.core.options import checks
 from mha.core.options.config import shapes
 from mha.parallel import rows
@@ -25,7 +26,6 @@ from mha.parallel.parts import over_all, part_of, split_axes
 from . import norms
 from .filling import filled
 from .heads import kept_by_devices, of_device, with_copies
-from .ring import as_numbers
 from .sequence import HOWS, over
 from .slots import over as slots_over
 
@@ -143,7 +143,7 @@ def _spread(module, part, axes, way, plain, mesh, variables, arrays):
     inputs, Q = [arrays[name] for name in ("queries", "keys", "values")], arrays["queries"].shape[1]
     in_ring = how == "ring" and sequence
     call = _whole(plain, arrays)
-    call = as_numbers(*inputs[:2], call) if in_ring else by_mask(OPERATIONS, *inputs[:2], call)
+    call = _as_numbers(*inputs[:2], call) if in_ring else by_mask(OPERATIONS, *inputs[:2], call)
     plain = call.mapped(lambda X: None)
     (queries, keys, values), call = filled(*inputs, call, mesh.shape.get(sequence, 1) * (2 if in_zigzag else 1))
     arrays = {name: X for name, X in arrays.items() if name not in PACKED}  # which may be in the mask now
@@ -172,6 +172,24 @@ def _spread(module, part, axes, way, plain, mesh, variables, arrays):
 
     spread = jax.shard_map(local, mesh=mesh, in_specs=(of_weights, specs), out_specs=PartitionSpec(data, sequence))
     return spread(variables, arrays)[:, :Q]  # (B, Q, D)
+
+
+def _as_numbers(queries, keys, call):
+    """The call with its segments and positions, if it has any, as arrays of queries (B or 1, Q) and keys (B or 1, K).
+
+    A mask would take memory for all pairs. Chunks become segments, or beside other segments positions.
+    """
+    if not call.by_tokens():
+        return call
+    if call.plan.chunk and not call.is_packed() and not call.by_positions():
+        call = by_segments(OPERATIONS, queries, keys, call)
+    own, others = call.packed().values()
+    if own is not None:
+        call = call.with_segments(places(queries, own), places(keys, others))
+    if call.by_positions() or call.plan.chunk:
+        placed = places(queries, call.positions, call.offset), places(keys, call.key_positions)
+        call = call._replace(positions=placed[0], key_positions=placed[1])
+    return call
 
 
 def _whole(plain, arrays):

@@ -2,4 +2,3 @@
 
 from .blocks import used_by_blocks
 from .passes import pool
-from .tokens import as_numbers
