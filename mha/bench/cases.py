@@ -58,7 +58,7 @@ class Shape:
             return np.random.default_rng(0).integers(1, self.T, self.B, "int32", endpoint=True)
         return np.full(self.B, self.T * 3 // 4, "int32")
 
-    def packed(self) -> np.ndarray | None:
+    def segment_numbers(self) -> np.ndarray | None:
         """The segment of each position, (B, T); None if there are no segments."""
         if self.segments is None:
             return None
@@ -66,7 +66,7 @@ class Shape:
 
     def call(self) -> dict[str, Any]:
         """The arguments of a call that hide keys, beside the lengths; segments are known before anything compiles."""
-        segments = self.packed()
+        segments = self.segment_numbers()
         return {"causal": self.causal} | ({} if segments is None else {"segments": segments})
 
     def inputs(self) -> np.ndarray:
@@ -88,7 +88,7 @@ class Shape:
 
         (B, 1, T) by lengths, (1, T, T) by positions, (B, T, T) by segments, which come alone.
         """
-        lengths, positions, segments = self.lengths(), np.arange(self.T), self.packed()
+        lengths, positions, segments = self.lengths(), np.arange(self.T), self.segment_numbers()
         if segments is not None:
             return segments[:, :, None] == segments[:, None]  # (B, T, T)
         if lengths is not None:
@@ -101,7 +101,7 @@ class Shape:
 
     def multiply_adds(self) -> int:
         """The multiply-adds that a forward pass needs: four projections, and two products with the keys it sees."""
-        lengths, segments = self.lengths(), self.packed()
+        lengths, segments = self.lengths(), self.segment_numbers()
         ends = np.full(self.B, self.T) if lengths is None else lengths
         if segments is None:
             (left, right), queries = self.bounds(), np.arange(self.T)

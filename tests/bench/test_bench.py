@@ -47,7 +47,7 @@ def test_shapes():
     }  # fmt: skip
     assert {name: shape.window for name, shape in cases.SHAPES.items() if shape.window} == {"W": (511, 0)}
     assert {name: shape.segments for name, shape in cases.SHAPES.items() if shape.segments} == {"P": 16}
-    assert np.array_equal(cases.SHAPES["P"].packed(), np.repeat(np.arange(16), 256)[None])
+    assert np.array_equal(cases.SHAPES["P"].segment_numbers(), np.repeat(np.arange(16), 256)[None])
     assert cases.SHAPES["P"].lengths() is cases.SHAPES["C"].lengths() is cases.SHAPES["W"].lengths() is None
     assert cases.SHAPES["G"].lengths().tolist() == cases.SHAPES["XL"].lengths().tolist()
     assert cases.SHAPES["M"].lengths().tolist() == 8 * [96]
@@ -114,7 +114,7 @@ def test_pairs_that_are_seen_are_those_of_the_layer():
         assert shape.multiply_adds() == 2 * (shape.B * shape.T + keys) * 22**2 + 2 * seen * 22
         mask = np.ones((1, 1, shape.T), bool) if shape.mask() is None else shape.mask()
         assert np.array_equal(np.broadcast_to(mask, weights[:, 0].shape), weights[:, 0] > 0)
-    X, segments = PACKED.inputs(), PACKED.packed()
+    X, segments = PACKED.inputs(), PACKED.segment_numbers()
     weights = PACKED.layer("numpy")(X, X, X, segments=segments, return_weights=True)[1][:, 0]
     assert np.array_equal(PACKED.mask(), weights > 0)
     assert PACKED.multiply_adds() == 4 * 2 * 31 * 22**2 + 2 * np.count_nonzero(weights) * 22

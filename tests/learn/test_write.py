@@ -396,7 +396,7 @@ class TestTexts:
     @pytest.mark.parametrize("name", writing.OPTIONS)
     def test_the_command_in_a_file_is_its_configuration(self, name):
         config = writing.config(**writing.OPTIONS[name])
-        words = Recipe(config, "torch", ("offset",)).said.split()
+        words = Recipe(config, "torch", ("offset",)).command.split()
         given = dict(zip(words[3::2], words[4::2], strict=False)) if "--bias" not in words else {}
         for option in commands.PARTS:
             value = getattr(config, option)

@@ -31,7 +31,7 @@ class Grader:
         empty_rows: whether rows of queries that see no key count.
         allow: whether the framework's own attention may be used.
         limit: seconds for the import and for each case.
-        hints: how much students are told, see `LevelResult.said`.
+        hints: how much students are told, see `LevelResult.feedback`.
     """
 
     levels: tuple[Level, ...]

@@ -86,7 +86,7 @@ class Child:
                 self.kept += piece[: max(0, OUTPUT - len(self.kept))]
 
     @property
-    def printed(self) -> str:
+    def output(self) -> str:
         """The beginning of the process's output."""
         return bytes(self.kept).decode(errors="replace")
 
@@ -117,7 +117,7 @@ class Child:
             return "left", f"it left the process, with exit code {status}"
         if -status in (signal.SIGXCPU, signal.SIGKILL):
             return "slow", "it used too much processor time"
-        if "alloc" in self.printed[-2000:]:
+        if "alloc" in self.output[-2000:]:
             return "memory", ""
         return "left", f"its process was ended by signal {-status} ({signal.Signals(-status).name})"
 

@@ -92,7 +92,7 @@ class LevelResult:
         parts = known.parts if known else ()
         return STEPS[next(part for part in order if part in parts)] if parts else ""
 
-    def said(self, hints: int) -> Iterator[str]:
+    def feedback(self, hints: int) -> Iterator[str]:
         """The lines for a student; hints: 0 names the level, 1 the step and axis as well, 2 the mistake, too."""
         head = f"level {self.level.number}, {self.level.title}: {STATUS[self.status]}"
         yield head + (f" ({self.note})" if self.note and self.passed else "")
@@ -120,7 +120,7 @@ class LevelResult:
 class Result:
     """The result of a submission: its name, its framework and its levels.
 
-    problem: the error while it was loaded, "" = none; hints: how much is printed, see `LevelResult.said`.
+    problem: the error while it was loaded, "" = none; hints: how much is printed, see `LevelResult.feedback`.
     """
 
     name: str
@@ -152,7 +152,7 @@ class Result:
                     "level": one.level.number, "title": one.level.title, "status": one.status, "points": one.points,
                     "most": one.level.points, "differs": one.differs, "case": one.case, "note": one.note,
                     "mistakes": [list(names) for names in one.mistakes], "reason": one.reason,
-                    "text": "\n".join(one.said(self.hints)),
+                    "text": "\n".join(one.feedback(self.hints)),
                 }
                 for one in self.levels
             ],
@@ -166,6 +166,6 @@ class Result:
         if self.problem:
             yield from lines(f"while it was loaded: {self.problem}", options)
         for one in self.levels:
-            for line in one.said(self.hints):
+            for line in one.feedback(self.hints):
                 for each in wrapped(line.strip(), options.max_width, "  " * line.startswith("  ")):
                     yield Text(each, no_wrap=True, overflow="ignore")

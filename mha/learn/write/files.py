@@ -111,7 +111,7 @@ def made(recipe: Recipe) -> str:
     program = specialise.specialised(recipe)
     named.name(program, recipe)
     text = finishing.finished(program, recipe, header(recipe))
-    made_of = f"{MADE_OF}{json.dumps(recipe.recorded() | {'digest': digest(text)})}"
+    made_of = f"{MADE_OF}{json.dumps(recipe.as_json() | {'digest': digest(text)})}"
     return "\n".join([*folded(made_of, GOES_ON), text])
 
 
@@ -135,7 +135,7 @@ def folded(line: str, begin: str, end: str = "") -> list[str]:
 def header(recipe: Recipe) -> str:
     """The docstring of a file: its title, its letters, and the command that writes it."""
     version = sys.modules["mha"].__version__  # of the package, which hands this function on
-    said = "\n".join(folded(f"mha {version}: {recipe.said}", "    ", " \\"))
+    said = "\n".join(folded(f"mha {version}: {recipe.command}", "    ", " \\"))
     return (
         f'"""Multi-head attention in {dispatch.facts("TITLE")[recipe.backend]}: B batch, Q queries, K key-value '
         "pairs, T either, H heads. It checks no arguments.\n\n"

@@ -64,7 +64,7 @@ class Recipe:
         return tuple(name for name in ARGUMENTS if name in more)
 
     @property
-    def said(self) -> str:
+    def command(self) -> str:
         """The command that writes the file."""
         words = ["mha write", self.backend]
         words += [] if self.kind is None else ["--kind", self.kind]
@@ -74,7 +74,7 @@ class Recipe:
         words += ["--call", ",".join(self.call)] if self.call else []
         return " ".join(words)
 
-    def recorded(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, Any]:
         """The recipe as JSON, without defaults; `read` reads it."""
         found = {"call": self.call, "names": self.names, "fused": self.fused, "kind": self.kind}
         given = {name: X for name, X in found.items() if X}
@@ -82,7 +82,7 @@ class Recipe:
 
 
 def read(recorded: dict[str, Any]) -> Recipe:
-    """Make the recipe from the result of `Recipe.recorded`; KeyError, TypeError or ValueError if it is none."""
+    """Make the recipe from the result of `Recipe.as_json`; KeyError, TypeError or ValueError if it is none."""
     config, backend = of_recorded(recorded["config"]), dispatch.named("backend", recorded["backend"])
     given = {name: recorded[name] for name in ("call", "names", "fused", "kind") if name in recorded}
     return Recipe(config, backend, **given)

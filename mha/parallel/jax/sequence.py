@@ -108,9 +108,9 @@ class Ulysses(OfRows):
         if G % N:  # heads of keys do not go round
             k, v = repeat_groups(k, H // G), repeat_groups(v, H // G)  # (B*H, K, d)
         B = len(q) // H
-        q, k, v = (self.exchanged(X, B, 1, 2) for X in (q, k, v))  # (B*H/N, all rows, d)
+        q, k, v = (self.exchange_heads(X, B, 1, 2) for X in (q, k, v))  # (B*H/N, all rows, d)
         pooled = _pooled(self.attention, q, k, v, H // N, self.beside_sinks(call))  # (B*H/N, all queries, dv)
-        return self.exchanged(pooled, B, 2, 1), None
+        return self.exchange_heads(pooled, B, 2, 1), None
 
     def beside_sinks(self, call):
         """The call with the sinks of the heads here."""
@@ -120,7 +120,7 @@ class Ulysses(OfRows):
         first = jax.lax.axis_index(self.axis) * size
         return call.planned(sinks=jax.lax.dynamic_slice_in_dim(call.plan.sinks, first, size, 1))  # (1, H/N, 1, 1)
 
-    def exchanged(self, X, B, split, joined):
+    def exchange_heads(self, X, B, split, joined):
         """Exchange all heads of some rows for some heads of all rows, or back: (B*heads, rows, d)."""
         X = X.reshape(B, -1, *X.shape[1:])  # (B, heads, rows, d)
         X = jax.lax.all_to_all(X, self.axis, split, joined, tiled=True)  # (B, heads, rows, d)

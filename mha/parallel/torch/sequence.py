@@ -115,9 +115,9 @@ class Ulysses(OfRows):
         times = 1 if N <= G else H // G  # or heads of keys are too few to go round
         of_keys = [len(one) for one in torch.arange(G * times).tensor_split(N)]  # heads on each rank
         self.of_queries = [H // (G * times) * one for one in of_keys]
-        q = self.exchanged(q, self.of_queries, 1, self.rows.queries)  # (B*H, all queries, d)
-        k = self.exchanged(k, of_keys, times, self.rows.keys)  # (B*G, all keys, d)
-        v = self.exchanged(v, of_keys, times, self.rows.keys)  # (B*G, all keys, dv)
+        q = self.exchange_heads(q, self.of_queries, 1, self.rows.queries)  # (B*H, all queries, d)
+        k = self.exchange_heads(k, of_keys, times, self.rows.keys)  # (B*G, all keys, d)
+        v = self.exchange_heads(v, of_keys, times, self.rows.keys)  # (B*G, all keys, dv)
         here = {"num_heads": self.of_queries[rank], "num_key_value_heads": of_keys[rank]}
         self.config = dataclasses.replace(whole, **here)
         pooled, _ = super().pool(q, k, v, self.of_all_queries(turned(call)))  # (B*H, all queries, dv)
@@ -125,7 +125,7 @@ class Ulysses(OfRows):
         pooled = pooled.unflatten(0, (-1, here["num_heads"]))  # (B, H, all queries, dv)
         return to_rows(pooled, self.of_queries, self.rows.queries, self.mesh).flatten(0, 1), None
 
-    def exchanged(self, X, heads, times, rows):
+    def exchange_heads(self, X, heads, times, rows):
         """Exchange all heads of the rows here for all rows of the heads here: (B*all H, T, d) -> (B*H, all T, d)."""
         split = repeat_groups(X, times)  # (B*all heads, T, d)
         return to_heads(split.unflatten(0, (-1, sum(heads))), heads, rows, self.mesh).flatten(0, 1)

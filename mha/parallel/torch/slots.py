@@ -100,9 +100,9 @@ class OfSlots:
             own = call.planned(sinks=None).part(queries=rows)
             found.append(recomputed(_of_keys, attention, q[:, rows], k, v, H, own))
         each = (torch.cat(parts, 1) for parts in zip(*found, strict=True))  # (B*H, Q, any)
-        return self.merged(*each, sinks).to(v[1].dtype), None  # (B*H, Q, dv)
+        return self.merge_ranks(*each, sinks).to(v[1].dtype), None  # (B*H, Q, dv)
 
-    def merged(self, most, total, pooled, sinks):
+    def merge_ranks(self, most, total, pooled, sinks):
         """Merge the maxima, sums and pooled values of all ranks: (B*H, Q, dv)."""
         largest = most.detach().clone()  # (B*H, Q, 1)
         ready(self.mesh)

@@ -45,9 +45,9 @@ def implementations(attention: mha.MultiHeadAttention, shape: Shape) -> dict[str
 def _ended(step: Step) -> Step:
     """A step that evaluates its result, which MLX computes on demand."""
 
-    def ended() -> Results:
+    def run() -> Results:
         results = step()
         mx.eval(results.output)
         return results
 
-    return ended
+    return run

@@ -50,9 +50,9 @@ def implementations(attention: mha.MultiHeadAttention, shape: Shape) -> dict[str
 def _ended(step: Step) -> Step:
     """A step that waits for its result, which MXNet computes later."""
 
-    def ended() -> Results:
+    def run() -> Results:
         results = step()
         results.output.wait_to_read()
         return results
 
-    return ended
+    return run

@@ -33,14 +33,14 @@ def implementations(attention: mha.MultiHeadAttention, shape: Shape) -> dict[str
             projected = (W(x).view(shape.B, 1, -1, shape.D // shape.H) for W in (layer.W_q, layer.W_k, layer.W_v))
             return [X.transpose(1, 2) for X in projected]  # (B, H or G, 1, d)
 
-        def merged(pooled: Any) -> Any:
+        def merge(pooled: Any) -> Any:
             return layer.W_o(pooled.transpose(1, 2).reshape(shape.B, 1, shape.D))  # (B, 1, D)
 
         def eager(t: int) -> Any:
             q, k, v = split()
             keys[:, :, t : t + 1], values[:, :, t : t + 1] = k, v
             seen = keys[:, :, : t + 1], values[:, :, : t + 1]
-            return merged(functional.scaled_dot_product_attention(q, *seen, enable_gqa=shape.G is not None))
+            return merge(functional.scaled_dot_product_attention(q, *seen, enable_gqa=shape.G is not None))
 
         @torch.compile(fullgraph=True, dynamic=False)
         def once(t: Any) -> Any:
@@ -49,7 +49,7 @@ def implementations(attention: mha.MultiHeadAttention, shape: Shape) -> dict[str
             values.index_copy_(2, t, v)
             seen = (slots <= t)[None, None, None]  # (1, 1, 1, S)
             grouped = shape.G is not None
-            return merged(functional.scaled_dot_product_attention(q, keys, values, seen, enable_gqa=grouped))
+            return merge(functional.scaled_dot_product_attention(q, keys, values, seen, enable_gqa=grouped))
 
         def step() -> Results:
             t = shape.T + next(place)

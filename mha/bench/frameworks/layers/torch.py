@@ -55,7 +55,7 @@ def implementations(attention: mha.MultiHeadAttention, shape: Shape, kind: str) 
         """The kernel that torch.compile makes with a C++ compiler; on the CPU it has no gradients."""
         from torch.nn.attention import flex_attention  # which PyTorch 2.4 lacks
 
-        (texts,) = _arrays(shape.packed())
+        (texts,) = _arrays(shape.segment_numbers())
         kernel: Any = torch.compile(flex_attention.flex_attention, fullgraph=True)
         blocks = flex_attention.create_block_mask(
             lambda b, h, q, k: texts[b, q] == texts[b, k], shape.B, None, shape.T, shape.T, device="cpu"

@@ -60,9 +60,9 @@ class Group:
         call, _ = part_of_call(call, queries=rows)
         X, cotangent = (tensor(np.ascontiguousarray(whole[:, rows])) for whole in (shape.inputs(), shape.cotangent()))
         step = _step(kind, layer, lambda: layer(X, X, X, lengths, **call), X, cotangent)
-        return Way(step, self.joined if options else lambda results: results)
+        return Way(step, self.join_rows if options else lambda results: results)
 
-    def joined(self, results):
+    def join_rows(self, results):
         """The results of the whole sequence, from the rows of each rank."""
         outputs, by_inputs, _ = zip(*self.together(results), strict=True)
         return Results(torch.cat(outputs, 1), tuple(torch.cat(found, 1) for found in zip(*by_inputs, strict=True)))

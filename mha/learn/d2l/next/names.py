@@ -21,11 +21,11 @@ def __getattr__(name: str) -> Any:
 def add_to_class(owner: type) -> Callable[[Callable], Callable]:
     """Make the function that is decorated a method of a class, under its own name."""
 
-    def added(function: Callable) -> Callable:
+    def add(function: Callable) -> Callable:
         setattr(owner, function.__name__, function)
         return function
 
-    return added
+    return add
 
 
 def plot(

@@ -54,7 +54,7 @@ class Framework:
         """Put arrays side by side, along the last axis."""
         return self.xp.concatenate(list(parts), -1)
 
-    def prepared(self, layer: Any, call: Callable[[], Any]) -> None:
+    def prepare(self, layer: Any, call: Callable[[], Any]) -> None:
         """Make a layer's weights, if its first call does, and switch training off."""
 
     def gradients(
@@ -96,7 +96,7 @@ class Torch(Framework):
         """Put tensors side by side, along the last axis."""
         return self.xp.cat(list(parts), -1)
 
-    def prepared(self, layer: Any, call: Callable[[], Any]) -> None:
+    def prepare(self, layer: Any, call: Callable[[], Any]) -> None:
         """Call a layer once if it is lazy, and switch training off."""
         if isinstance(layer, self.xp.nn.Module):
             layer.eval()
@@ -199,7 +199,7 @@ class TensorFlow(Framework):
 
         return tensorflow.concat(list(parts), -1)
 
-    def prepared(self, layer: Any, call: Callable[[], Any]) -> None:
+    def prepare(self, layer: Any, call: Callable[[], Any]) -> None:
         """Call a layer once, which makes its weights."""
         call()
 
@@ -239,7 +239,7 @@ class MLX(Framework):
         """Return the softmax over the last axis."""
         return self.xp.softmax(X, -1)
 
-    def prepared(self, layer: Any, call: Callable[[], Any]) -> None:
+    def prepare(self, layer: Any, call: Callable[[], Any]) -> None:
         """Switch training off."""
         if hasattr(layer, "eval"):
             layer.eval()
@@ -275,7 +275,7 @@ class MXNet(Framework):
 
         return mxnet.npx.softmax(X, axis=-1)
 
-    def prepared(self, layer: Any, call: Callable[[], Any]) -> None:
+    def prepare(self, layer: Any, call: Callable[[], Any]) -> None:
         """Make the weights of a block."""
         if hasattr(layer, "initialize"):
             layer.initialize()

@@ -133,7 +133,7 @@ def forbid_own_attention(framework: str) -> None:
 def refuse(name: str) -> Callable[..., NoReturn]:
     """Make a function that raises: this is the framework's own attention."""
 
-    def refused(*given: Any, **named: Any) -> NoReturn:
+    def refuse_call(*given: Any, **named: Any) -> NoReturn:
         raise RefusedError(f"{name} is the framework's own attention: write it yourself")
 
-    return refused
+    return refuse_call

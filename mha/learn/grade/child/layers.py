@@ -73,7 +73,7 @@ class Slot:
     def __init__(self, X: Any, transposed: bool, put: Callable[[Any], None] | None = None) -> None:
         self.X, self.transposed, self.put = X, transposed, put
 
-    def turned(self, W: np.ndarray) -> np.ndarray:
+    def to_stored(self, W: np.ndarray) -> np.ndarray:
         """Return weights in the shape of this place."""
         W = W.T if self.transposed and W.ndim == 2 else W
         shape = tuple(self.X.shape)
@@ -146,7 +146,7 @@ class Layer:
             self.params = _mutable({"params": {}} | dict(call_with(init, inputs, extra, self.signature)))
             self.fill(self.params["params"])
         elif self.kind != "function":
-            self.framework.prepared(self.made, lambda: self(inputs, extra))
+            self.framework.prepare(self.made, lambda: self(inputs, extra))
             self.fill(self.made)
         else:
             self.biased = [
@@ -159,7 +159,7 @@ class Layer:
         biased = []
         for name in PROJECTIONS:
             kernel, bias = self.weights[f"{name}.kernel"], self.weights.get(f"{name}.bias", None)
-            if self.unused(owner, self.names.get(name, name)):
+            if self.is_unused(owner, self.names.get(name, name)):
                 continue
             place = walked(owner, self.names.get(name, name))
             several = _several(place[2])
@@ -176,7 +176,7 @@ class Layer:
                 biased.append(f"{name}.bias")
         self.biased = biased
 
-    def unused(self, owner: Any, path: str) -> bool:
+    def is_unused(self, owner: Any, path: str) -> bool:
         """Whether a projection exists without weights, because no call has used it."""
         if self.kind == "linen":
             first = path.partition(".")[0]
@@ -205,7 +205,7 @@ class Layer:
 
     def put(self, slot: Slot, W: np.ndarray) -> None:
         """Set one array of weights in the framework's own way."""
-        X, W = slot.X, slot.turned(W)
+        X, W = slot.X, slot.to_stored(W)
         if self.framework.name == "torch" and hasattr(X, "detach"):
             X.detach().copy_(self.framework.array(W).reshape(X.shape))
         elif hasattr(X, "assign"):
@@ -241,7 +241,7 @@ class Layer:
         names = list(inputs)
 
         def of(arrays: dict[str, Array]) -> Any:
-            with self.replaced({name: X for name, X in arrays.items() if name not in inputs}):
+            with self.swap_in({name: X for name, X in arrays.items() if name not in inputs}):
                 return loss(self([arrays[name] for name in names], extra))
 
         if self.kind == "function":
@@ -301,11 +301,11 @@ class Layer:
             base, at = name.split("/")
             W = self.weights.get(base)
             W = np.zeros(self.options["num_hiddens"], np.float32) if W is None else W
-            weights[name] = slot.turned(np.split(W, len(self.slots[base]), -1)[int(at)])
+            weights[name] = slot.to_stored(np.split(W, len(self.slots[base]), -1)[int(at)])
         return weights
 
     @contextlib.contextmanager
-    def replaced(self, arrays: dict[str, Array]) -> Iterator[None]:
+    def swap_in(self, arrays: dict[str, Array]) -> Iterator[None]:
         """Put other arrays in the place of weights for a while, such as those that JAX differentiates by."""
         if self.framework.name not in ("jax", "mlx") or not arrays:
             yield

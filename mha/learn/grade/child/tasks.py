@@ -25,7 +25,7 @@ class Tasks:
         self.names, self.aliases = names, aliases
         self.framework: Framework = FRAMEWORKS[framework]
 
-    def named(self, *names: str) -> Any:
+    def first_of(self, *names: str) -> Any:
         """Return the first of these names that the submission defines."""
         for name in names:
             found = self.names.get(self.aliases.get(name, name))
@@ -44,18 +44,18 @@ class Tasks:
 
     def run_softmax(self, given: Given, options: dict[str, Any]) -> tuple[Found, dict[str, Any]]:
         """Level 1."""
-        function = self.named("masked_softmax")
+        function = self.first_of("masked_softmax")
         return {"weights": self.framework.numpy(function(*self.arrays(given, "X", "valid_lens")))}, {}
 
     def run_pooling(self, given: Given, options: dict[str, Any]) -> tuple[Found, dict[str, Any]]:
         """Level 2."""
-        attend = self.named("DotProductAttention", "dot_product_attention")
+        attend = self.first_of("DotProductAttention", "dot_product_attention")
         inputs = self.arrays(given, "queries", "keys", "values", "valid_lens")
         # NumPy has no mode of training, and a function none that can be known.
         dropout = 0.0 if self.framework.name == "numpy" else options["dropout"]
         if isinstance(attend, type):
             layer = construct(attend, {"dropout": dropout}, {})
-            self.framework.prepared(layer, lambda: None) if self.framework.name != "tensorflow" else None
+            self.framework.prepare(layer, lambda: None) if self.framework.name != "tensorflow" else None
             bound = next((one for name in ("forward", "call") if (one := getattr(layer, name, None))), layer)
             attend, signature = layer, bound if bound is not layer else type(layer).__call__.__get__(layer)
             if type(layer).__module__ == "submission" and hasattr(layer, "apply") and hasattr(layer, "init"):
@@ -83,7 +83,7 @@ class Tasks:
         name = options["name"]
         function = self.names.get(self.aliases.get(name, name))
         if function is None:
-            cls = self.named("MultiHeadAttention")
+            cls = self.first_of("MultiHeadAttention")
             if not callable(getattr(cls, name, None)):
                 raise FailureError("missing", f"{name} is missing")
             layer = self.layer(options, {})
@@ -93,7 +93,7 @@ class Tasks:
 
     def layer(self, options: dict[str, Any], weights: Given) -> Layer:
         """Make the submission's MultiHeadAttention."""
-        cls = self.named("MultiHeadAttention", "multi_head_attention")
+        cls = self.first_of("MultiHeadAttention", "multi_head_attention")
         known = {name: X for name, X in options.items() if name in ("num_hiddens", "num_heads", "dropout", "bias")}
         if self.framework.name == "numpy":
             known["dropout"] = 0.0

@@ -74,9 +74,9 @@ def tupled(program: Program, backend: BackendName) -> None:
     program.definitions["left_of"] = source.with_changes(params=source.params.with_changes(params=bare), returns=None)
     program.definitions = {"Cache": nodes.statement(CLASS.replace("ARRAY", ARRAY[backend])), **program.definitions}
     program.imports["NamedTuple"] = "from typing import NamedTuple"
-    program.each(lambda tree: nodes.replaced(tree, {"cache.frozen": nodes.FALSE}))
-    program.each(lambda tree: nodes.lines_mapped(tree, _each_pair))
-    program.each(lambda tree: nodes.calls_mapped(tree, _change))
+    program.map_definitions(lambda tree: nodes.replaced(tree, {"cache.frozen": nodes.FALSE}))
+    program.map_definitions(lambda tree: nodes.lines_mapped(tree, _each_pair))
+    program.map_definitions(lambda tree: nodes.calls_mapped(tree, _change))
 
 
 def _each_pair(lines: list[Any]) -> list[Any]:
@@ -122,7 +122,7 @@ def without_what_is_not_asked(program: Program, asked: Collection[str]) -> None:
         left = [each for each in call.args if each.keyword is None or each.keyword.value not in gone]
         return call.with_changes(args=[each.with_changes(comma=cst.MaybeSentinel.DEFAULT) for each in left])
 
-    program.each(lambda tree: nodes.calls_mapped(tree, less))
+    program.map_definitions(lambda tree: nodes.calls_mapped(tree, less))
 
 
 def with_empty(program: Program, backend: BackendName, config: Config) -> None:
@@ -130,13 +130,13 @@ def with_empty(program: Program, backend: BackendName, config: Config) -> None:
     zeros, slots, samples = (text.replace("SLOTS", "(batch_size, size)") for text in FILLED[backend])
     made: Any = nodes.statement(METHOD.replace("SLOTS", slots).replace("SAMPLES", samples))
 
-    def filled(call: cst.Call) -> Any:
+    def fill(call: cst.Call) -> Any:
         return (
             nodes.expression(zeros.replace("SHAPE", code(call.args[0].value))) if code(call.func) == "ZEROS" else call
         )
 
     same = {name: nodes.expression(text) for name, text in facts.names(config).items()}
-    made = nodes.replaced(tidying.tidied(nodes.calls_mapped(made, filled), {}), same)
+    made = nodes.replaced(tidying.tidied(nodes.calls_mapped(made, fill), {}), same)
     if program.setup != "__init__" and facts.by_width(config):  # outside of a call, a module has its fields alone
         made = nodes.replaced(made, {"config.key_dim": nodes.expression("config.num_hiddens // config.num_heads")})
     program.add(LAYER, made)

@@ -23,7 +23,7 @@ DTYPES = {"torch": "torch.", "mlx": "mx."}  # where a dtype is an object of the 
 def finished(program: Program, recipe: Recipe, header: str) -> str:
     """The text of the file."""
     given = constructed(program, recipe.config, recipe.backend)
-    program.each(nodes.plain_brackets)
+    program.map_definitions(nodes.plain_brackets)
     own = program.function(LAYER, program.setup).params.kwonly_params
     texts.documented(program, recipe.takes, given | {each.name.value: "" for each in own})
     parts = [code(tree).strip("\n") for tree in _in_order(program)]

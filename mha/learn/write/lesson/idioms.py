@@ -38,7 +38,7 @@ def applied(program: Program, backend: BackendName) -> None:
         lines = [nodes.statement(DRAWN) if "self.kernel" in code(line) else line for line in nodes.body_of(tree)]
         program.put("Dense", "__init__", nodes.with_body(tree, lines))
         program.imports.setdefault("math", "import math")
-    program.each(lambda tree: nodes.calls_mapped(tree, _change))
+    program.map_definitions(lambda tree: nodes.calls_mapped(tree, _change))
 
 
 def _change(call: cst.Call) -> Any:

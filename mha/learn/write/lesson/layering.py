@@ -51,7 +51,7 @@ def _without_plan(program: Program) -> None:
             return of.with_changes(args=[*of.args, *call.args])
         return call.with_changes(func=call.func.with_changes(attr=cst.Name("_replace")))
 
-    program.each(lambda tree: nodes.replaced(nodes.calls_mapped(tree, change), fields))
+    program.map_definitions(lambda tree: nodes.replaced(nodes.calls_mapped(tree, change), fields))
 
 
 def _without_library(program: Program) -> None:
@@ -78,8 +78,8 @@ def _without_library(program: Program) -> None:
             said = SAID.get(code(new))
             return new if said is None else nodes.expression(said)
 
-    program.each(lambda tree: nodes.lines_mapped(tree, without))
-    program.each(lambda tree: Conditions().changed(nodes.calls_mapped(tree, change)))
+    program.map_definitions(lambda tree: nodes.lines_mapped(tree, without))
+    program.map_definitions(lambda tree: Conditions().change(nodes.calls_mapped(tree, change)))
 
 
 def _with_plain_names(program: Program) -> None:
@@ -124,7 +124,7 @@ def _with_plain_names(program: Program) -> None:
         left = [each for each in call.args if code(each.value) != "config"]
         return call if len(left) == len(call.args) else call.with_changes(args=left)
 
-    program.each(lambda tree: nodes.calls_mapped(tree, less))
+    program.map_definitions(lambda tree: nodes.calls_mapped(tree, less))
 
 
 def _with_bases(program: Program) -> None:

@@ -27,12 +27,12 @@ def specialised(recipe: Recipe) -> Program:
     if recipe.fused:
         kernels.fuse(program, backend, blanks="cache" in asked)
     same: Any = {name: nodes.expression(text) for name, text in facts.names(config).items()}
-    program.each(lambda tree: nodes.replaced(tree, same))
+    program.map_definitions(lambda tree: nodes.replaced(tree, same))
     _in_one(program, known)
     pooled.without_part(program)
     spreading.spread_call(program)
     spreading.spread_parts(program)
-    program.each(lambda tree: nodes.replaced(tree, same))
+    program.map_definitions(lambda tree: nodes.replaced(tree, same))
     program.words = texts.words_of(program)
     of_call = {name.removeprefix("call."): value for name, value in known.items() if name.startswith("call.")}
     _enter(program, of_call, asked)
@@ -40,9 +40,9 @@ def specialised(recipe: Recipe) -> Program:
     if config.window is not None:
         known["window[0]"] = known["window"][0]
     _until_nothing_changes(program, known, asked)
-    program.mapped(lambda owner, name, tree: tidying.unguarded(tree))
-    program.mapped(lambda owner, name, tree: nodes.calls_mapped(tree, _in_order(program, owner)))
-    program.mapped(lambda owner, name, tree: tidying.joined(tree))
+    program.map_functions(lambda owner, name, tree: tidying.unguarded(tree))
+    program.map_functions(lambda owner, name, tree: nodes.calls_mapped(tree, _in_order(program, owner)))
+    program.map_functions(lambda owner, name, tree: tidying.joined(tree))
     if "cache" in asked:
         caching.with_empty(program, backend, config)
     linking.pruned(program, _roots(program))
@@ -58,7 +58,7 @@ def _roots(program: Program) -> set[tuple[str, str]]:
 def _in_one(program: Program, known: dict[str, Any]) -> None:
     """Inline the steps of the layer, which still pass a call on, into its entry."""
     linking.pruned(program, _roots(program))
-    program.mapped(lambda owner, name, tree: tidying.tidied(tree, known))
+    program.map_functions(lambda owner, name, tree: tidying.tidied(tree, known))
     linking.pruned(program, _roots(program))
     blanked = program.function(LAYER, "blanked")
     if inlining.returns_early(blanked):  # beside a cache, tokens are placed instead
@@ -67,7 +67,7 @@ def _in_one(program: Program, known: dict[str, Any]) -> None:
         pass
     while inlining.inlined(program, {program.entry} | WORDS, only=LAYER):
         linking.pruned(program, _roots(program))
-        program.mapped(lambda owner, name, tree: tidying.tidied(tree, known))
+        program.map_functions(lambda owner, name, tree: tidying.tidied(tree, known))
 
 
 def _until_nothing_changes(program: Program, known: dict[str, Any], asked: Collection[str]) -> None:
@@ -75,7 +75,7 @@ def _until_nothing_changes(program: Program, known: dict[str, Any], asked: Colle
     before = ""
     while program.text() != before:
         before = program.text()
-        program.mapped(lambda owner, name, tree: tidying.tidied(tree, _within(name, known)))
+        program.map_functions(lambda owner, name, tree: tidying.tidied(tree, _within(name, known)))
         linking.linked(program, _roots(program))
         while inlining.inlined(program, {program.entry} | WORDS):
             pass
@@ -87,7 +87,7 @@ def _in_order(program: Program, owner: str) -> Callable[[cst.Call], cst.Call]:
     """A function that passes arguments by position in a call where they are in the order of the parameters."""
 
     def change(call: cst.Call) -> cst.Call:
-        of, name = program.called(owner, call) or ("", "")
+        of, name = program.callee(owner, call) or ("", "")
         tree = program.function(of, name)
         if tree is None or name == "setup" or isinstance(tree.params.star_arg, cst.Param):
             return call

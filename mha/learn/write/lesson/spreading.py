@@ -38,7 +38,7 @@ def spread_call(program: Program) -> None:
         tree = nodes.calls_mapped(tree, lambda call: _giving(call, fields, own))
         return nodes.replaced(tree, {f"call.{field}": cst.Name(field) for field in fields})
 
-    program.mapped(spread)
+    program.map_functions(spread)
 
 
 def _takes(tree: Any, parameter: str) -> bool:
@@ -157,7 +157,7 @@ def spread_parts(program: Program) -> None:
 
             return nodes.replaced(nodes.calls_mapped(tree, change), names)
 
-        program.mapped(spread)
+        program.map_functions(spread)
         for name, tree in list(program.definitions.items()):
             program.definitions[name] = _own_fields(nodes.replaced(tree, own), part, fields)
 

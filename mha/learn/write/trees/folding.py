@@ -21,10 +21,10 @@ COMPARED: dict[type, Callable[[Any, Any], bool]] = {cst.Equal: operator.eq, cst.
 def folded(node: Any, known: Mapping[str, Any]) -> Any:
     """A node with constants in the place of known names and attributes, and without branches that never run."""
     if not isinstance(node, cst.FunctionDef):
-        return _Folding(known).changed(node)
+        return _Folding(known).change(node)
     lines: list[Any] = []
     for line in node.body.body:
-        made = _Folding(known).changed(line)
+        made = _Folding(known).change(line)
         if isinstance(made, cst.FlattenSentinel):
             lines += made
         elif not isinstance(made, cst.RemovalSentinel):

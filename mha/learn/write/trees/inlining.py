@@ -155,7 +155,7 @@ def _call_in(program: Program, of_class: str, line: Any, owner: str, name: str) 
         head = line.test
     elif not isinstance(line, cst.SimpleStatementLine):
         return None
-    return next((call for call in nodes.calls(head) if program.called(of_class, call) == (owner, name)), None)
+    return next((call for call in nodes.calls(head) if program.callee(of_class, call) == (owner, name)), None)
 
 
 def _replaced(line: Any, call: cst.Call, tree: Any, used_after: set[str]) -> list[Any]:
@@ -196,7 +196,7 @@ def _replaced(line: Any, call: cst.Call, tree: Any, used_after: set[str]) -> lis
         result = result.with_changes(lpar=[cst.LeftParen()], rpar=[cst.RightParen()])
     elif not isinstance(result, SIMPLE):
         result = nodes.in_brackets(result)
-    new = _One(call, result).changed(line)
+    new = _One(call, result).change(line)
     if isinstance(new, cst.SimpleStatementLine) and new.trailing_whitespace.comment is None:
         new = new.with_changes(trailing_whitespace=last.trailing_whitespace)
     lines = [*before, *moved, new]

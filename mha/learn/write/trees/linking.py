@@ -147,7 +147,7 @@ def _giving_less(program: Program, owner: str, name: str, given: list[str], gone
     """Take the arguments of some parameters out of every call of a function."""
 
     def less(of_class: str, call: cst.Call) -> cst.Call:
-        if program.called(of_class, call) != (owner, name):
+        if program.callee(of_class, call) != (owner, name):
             return call
         left = [
             each

@@ -246,26 +246,26 @@ class Replacing(Changing):
     def leave_CompFor(self, node: cst.CompFor, new: cst.CompFor) -> Any:
         if self.stores:
             return new
-        inner = None if node.inner_for_in is None else self.changed(node.inner_for_in)
-        return node.with_changes(iter=self.changed(node.iter), ifs=self.changed_all(node.ifs), inner_for_in=inner)
+        inner = None if node.inner_for_in is None else self.change(node.inner_for_in)
+        return node.with_changes(iter=self.change(node.iter), ifs=self.change_all(node.ifs), inner_for_in=inner)
 
     def _with(self, node: Any, field: str, form: Callable[[Any], Any] = lambda value: value) -> Any:
         """A node with another value in a field, if it changes."""
         value = getattr(node, field)
-        new = self.changed(value)
+        new = self.change(value)
         return node if new is value else node.with_changes(**{field: form(new)})
 
 
 def replaced(node: Any, by: dict[str, cst.BaseExpression], stores: bool = False) -> Any:
     """A node with other expressions in the place of names or dotted names that it reads; stores: or writes."""
 
-    def found(text: str, old: Any) -> cst.BaseExpression | None:
+    def new_for(text: str, old: Any) -> cst.BaseExpression | None:
         new: Any = by.get(text)
         if new is None:
             return None
         return in_brackets(new.deep_clone()) if not isinstance(new, cst.Name) else new.deep_clone()
 
-    return Replacing(found, stores).changed(node)
+    return Replacing(new_for, stores).change(node)
 
 
 class _Mapping(Changing):
@@ -278,7 +278,7 @@ class _Mapping(Changing):
 
 def calls_mapped(node: Any, function: Callable[[cst.Call], Any]) -> Any:
     """A node with function(call) in the place of each call in it, the inner ones first."""
-    return _Mapping(function).changed(node)
+    return _Mapping(function).change(node)
 
 
 @functools.lru_cache(maxsize=10_000)
@@ -370,7 +370,7 @@ def plain_brackets(tree: Any) -> Any:
         def leave_If(self, node: cst.If, new: cst.If) -> Any:
             return new.with_changes(test=_bare(new.test))
 
-    return Brackets().changed(tree)
+    return Brackets().change(tree)
 
 
 def _bare(value: Any) -> Any:

@@ -75,19 +75,19 @@ class Program:
         body = of_class.body.with_changes(body=[*of_class.body.body, *methods])
         self.definitions[owner] = of_class.with_changes(body=body)
 
-    def mapped(self, function: Callable[[str, str, Any], Any]) -> None:
+    def map_functions(self, function: Callable[[str, str, Any], Any]) -> None:
         """Replace each function or method by function(owner, name, tree)."""
         for owner, name, tree in list(self.functions()):
             made = function(owner, name, tree)
             if made is not tree:
                 self.put(owner, name, made)
 
-    def each(self, function: Callable[[Any], Any]) -> None:
+    def map_definitions(self, function: Callable[[Any], Any]) -> None:
         """Replace each definition by function(tree)."""
         for name, tree in list(self.definitions.items()):
             self.definitions[name] = function(tree)
 
-    def called(self, owner: str, call: cst.Call) -> tuple[str, str] | None:
+    def callee(self, owner: str, call: cst.Call) -> tuple[str, str] | None:
         """The class and name of the function that a call in a class, or in "", calls; None if it is defined elsewhere.
 
         A call of a class is a call of the method that makes its parts.
@@ -116,7 +116,7 @@ class Program:
         found = []
         for of_class, caller, tree in self.functions():
             for call in nodes.calls(tree):
-                if self.called(of_class, call) == (owner, name):
+                if self.callee(of_class, call) == (owner, name):
                     found.append((of_class, caller, call))
         return found
 

@@ -67,7 +67,7 @@ class Changing:
     def __init_subclass__(cls) -> None:
         cls._before, cls._after = _named(cls, "visit_"), _named(cls, "leave_")
 
-    def changed(self, node: Any) -> Any:
+    def change(self, node: Any) -> Any:
         """The node that takes a node's place; a sentinel of libcst if there is none, or several."""
         kind: Any = type(node)
         before, after = self._before.get(kind.__name__), self._after.get(kind.__name__)
@@ -77,22 +77,22 @@ class Changing:
             for name in _fields(kind):
                 value = getattr(node, name)
                 if isinstance(value, cst.CSTNode):
-                    new = self.changed(value)
+                    new = self.change(value)
                     if new is not value:
                         changes[name] = None if isinstance(new, cst.RemovalSentinel) else new
                 elif isinstance(value, (list, tuple)) and value:
-                    new = self.changed_all(value)
+                    new = self.change_all(value)
                     if new is not value:
                         changes[name] = new
             if changes:
                 made = node.with_changes(**changes)
         return made if after is None else after(self, node, made)
 
-    def changed_all(self, values: Any) -> Any:
+    def change_all(self, values: Any) -> Any:
         """Change each of several nodes in a row."""
         found: list[Any] = []
         for value in values:
-            new = self.changed(value)
+            new = self.change(value)
             if isinstance(new, cst.FlattenSentinel):
                 found += new
             elif not isinstance(new, cst.RemovalSentinel):

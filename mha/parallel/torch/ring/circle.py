@@ -53,10 +53,10 @@ class Circle:
                 wait()
             arrays = coming  # while as much is sent
             if beside is not None:
-                beside[:] = self.passed(beside, owner)
+                beside[:] = self.pass_on(beside, owner)
         settled(self.mesh, error)
 
-    def passed(self, arrays, owner):
+    def pass_on(self, arrays, owner):
         """Send arrays of the owner's size to the next rank, and return those of the rank before."""
         coming, wait = self.send([X.contiguous() for X in arrays], (owner - 1) % self.size)
         wait()

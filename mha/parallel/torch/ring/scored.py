@@ -53,7 +53,7 @@ class Scored(Circle):
                 base = torch.where(most == -math.inf, 0, most)  # of a query that has seen no key
                 weights, again = scores.sub_(base).exp_(), torch.exp(largest - base)
                 total = total * again + weights.sum(-1, keepdim=True)
-                (weights,) = self.dropped(draw, weights)
+                (weights,) = self.drop(draw, weights)
                 pooled = torch.baddbmm(pooled * again, weights, widen(v[:, seen]))  # (B*G, H/G*block, dv)
                 for X, new in zip(state, (most, total, pooled), strict=True):
                     X[:, block] = new.reshape(len(q), -1, X.shape[2])  # (B*H, block, any)
@@ -91,7 +91,7 @@ class Scored(Circle):
                     if visible is not None:
                         chances = torch.where(visible, chances, 0)
                     by_scores = torch.bmm(own_gradient, widen(v[:, seen]).swapaxes(1, 2))  # as chances
-                    kept, by_scores = self.dropped(draw, chances, by_scores)
+                    kept, by_scores = self.drop(draw, chances, by_scores)
                     by_pairs[1][:, seen] += torch.bmm(kept.swapaxes(1, 2), own_gradient)
                     by_scores = by_scores.sub_(own_shares).mul_(chances)
                 given = [X for X in (rows, keys, bias, *leaves) if X is not None]
@@ -130,7 +130,7 @@ class Scored(Circle):
         """The random generator of dropout, the same in both passes; None without dropout."""
         return torch.Generator(place).manual_seed(self.seed) if self.rate else None
 
-    def dropped(self, draw, *alike):
+    def drop(self, draw, *alike):
         """Arrays of the same shape after dropout, with zeros at the same places; the other numbers grow to make up."""
         if draw is None:
             return alike

@@ -23,7 +23,7 @@ def applied(program: Program) -> None:
     for name, each in list(program.definitions.items()):
         if isinstance(each, cst.ClassDef):
             program.definitions[name] = _made(each, draws=name == LAYER or "Attention" in name)
-    program.each(lambda tree: nodes.calls_mapped(nodes.replaced(tree, SAME), _change))
+    program.map_definitions(lambda tree: nodes.calls_mapped(nodes.replaced(tree, SAME), _change))
     program.setup = "__init__"
     program.imports["nnx"] = "from flax import nnx"
 
