@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from mha.core.call import OF_PAIRS, Call
-from mha.core.engine import packing
+from mha.core.engine import segments
 from mha.core.engine.operations import Operations
 from mha.core.engine.visible_range import NUMPY, reach, span
 
@@ -58,7 +58,7 @@ def pieces(call: Call, num_queries: int, num_keys: int, scores: int, share: int 
 
     scores: how many numbers the scores of one query and one key take, over all heads; share: as for `block`.
     """
-    if packing.is_known(call):
+    if segments.is_known(call):
         yield from _packed(call, num_queries, num_keys, scores)
         return
     size = block(call, num_queries, num_keys, scores, share)
@@ -76,7 +76,7 @@ def _packed(call: Call, num_queries: int, num_keys: int, scores: int) -> Iterato
         return
     order = Call(causal=call.causal, offset=call.offset, **call.placed())
     order = order.planned(window=call.plan.window, known=call.plan.known)
-    for rows, keys in packing.blocks(call, LEAST):
+    for rows, keys in segments.blocks(call, LEAST):
         size = queries(rows.stop - rows.start, scores * (keys.stop - keys.start))
         for first in range(rows.start, rows.stop, size):
             own = slice(first, min(first + size, rows.stop))
@@ -87,12 +87,12 @@ def _packed(call: Call, num_queries: int, num_keys: int, scores: int) -> Iterato
 
 def of_block(call: Call, rows: slice, keys: slice) -> Call:
     """The call of one of these blocks and its keys."""
-    return packing.plain(call.part(queries=rows, keys=keys))
+    return segments.plain(call.part(queries=rows, keys=keys))
 
 
 def in_blocks(call: Call, num_queries: int, num_keys: int, scores: int) -> bool:
     """Whether a call is one of several blocks."""
-    if packing.is_known(call):
+    if segments.is_known(call):
         return not fits(scores * num_queries * num_keys)
     return bool(block(call, num_queries, num_keys, scores) < num_queries)
 

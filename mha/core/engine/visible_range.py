@@ -10,7 +10,7 @@ import numpy as np
 
 from mha.core.call import PACKED, PLACES, Call
 from mha.core.call.declaration import extremes_of
-from mha.core.engine import packing
+from mha.core.engine import segments
 from mha.core.engine.operations import Operations
 from mha.core.options import checks
 
@@ -117,7 +117,7 @@ def used(of: Operations, queries: Any, keys: Any, call: Call) -> tuple[Any, Any]
     lengths, (left, right) = call.valid_lens, reach(call)
     per_query = lengths is not None and len(lengths.shape) == 2 and lengths.shape[1] != 1
     if call.pairs() or call.by_tokens() or (per_query and left is not None):
-        if of.same is not None and of.either is not None and packing.may_see_themselves(call):
+        if of.same is not None and of.either is not None and segments.may_see_themselves(call):
             own, other = call.packed().values()
             alike, counts = of.same(own, other), own >= 0  # (B or 1, T)
             if call.by_positions():
@@ -155,8 +155,8 @@ def known_used(call: Call, num_queries: int, num_keys: int) -> tuple[np.ndarray,
     """The flags of `used` as NumPy arrays, where lengths and offsets are known and no pairs hide; else None."""
     rows, columns = (np.empty((1, size, 0)) for size in (num_queries, num_keys))
     if call.by_tokens():
-        alone = packing.is_known(call) and packing.may_see_themselves(call)
-        return used(KNOWN, rows, columns, packing.known(call)) if alone else None
+        alone = segments.is_known(call) and segments.may_see_themselves(call)
+        return used(KNOWN, rows, columns, segments.known(call)) if alone else None
     lengths, offset = call.value_of("valid_lens"), call.value_of("offset")
     if call.pairs() or offset is None or (call.valid_lens is not None and lengths is None):
         return None
@@ -195,7 +195,7 @@ def by_mask(of: Operations, queries: Any, keys: Any, call: Call) -> Call:
 
     Positions stay for the rotation alone. Where it is known which texts are packed, blocks go by them, and all stay.
     """
-    if not call.by_tokens() or packing.is_known(call):
+    if not call.by_tokens() or segments.is_known(call):
         return call
     hiding = Call(mask=call.mask, **call.packed())
     call = call._replace(**dict.fromkeys(PACKED))

@@ -18,7 +18,7 @@ from mha.backends.torch.engine.pooling import AttentionPooling
 from mha.backends.torch.heads import repeat_groups
 from mha.backends.torch.hiding import blank, places, visible_keys
 from mha.core.call import ROWS, axes_of
-from mha.core.engine import blocks, packing
+from mha.core.engine import blocks, segments
 from mha.core.engine.visible_range import by_mask, by_segments, reach, turned, used, whole_used
 from mha.parallel.rows import balances, consecutive, zigzag
 
@@ -65,7 +65,7 @@ class OfRows:
 
     def masked(self, queries, call):
         """The call with a mask of the queries here for what hides by positions, and by segments that are not known."""
-        if packing.is_known(call):
+        if segments.is_known(call):
             return call
         whole_keys = queries.new_empty(1).expand(len(queries), sum(self.rows.keys), 1)  # (B, all keys, 1)
         own = moved(call, self.rows.first_query)
