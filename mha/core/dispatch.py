@@ -17,14 +17,14 @@ from mha.core.options.names import BackendName, FloatName
 
 @dataclasses.dataclass(frozen=True)
 class Framework:
-    """The facts of a backend that the core asks for; `facts.py` of its folder says them and others as data.
+    """The facts of a backend that the core needs; `facts.py` in the backend's folder has these and others as data.
 
     needs: the modules that the backend imports, the framework first, the module of its layers last.
     aliases: other names that people write.
     arrays: the packages in which the types of its arrays and layers are defined; () = none: it takes NumPy's arrays.
     dtypes: those of its layers.
     packages: the packages for `pip install`, as in pyproject.toml; last: the command to run after it, or "".
-    lacks: what it cannot do, of `LACKING`, and why.
+    lacks: the abilities of `LACKING` that it does not have, each with the reason.
     """
 
     needs: tuple[str, ...]
@@ -53,7 +53,7 @@ WRITE = ("libcst>=1.5", "ruff>=0.12")  # read the lesson and form a file of its 
 
 
 def _read(name: BackendName) -> dict[str, Any]:
-    """The facts of a backend; by the file's path, since to import the folder is to import its framework."""
+    """Read the facts of a backend from its file; to import the folder would import the framework."""
     spec: Any = importlib.util.spec_from_file_location(f"mha.backends.{name}.facts", FOLDER / name / "facts.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -76,7 +76,9 @@ ALIASES = {alias: name for name, known in FRAMEWORKS.items() for alias in known.
 class Backend:
     """One backend, as `mha.backends()` reports it.
 
-    name: as in MHA_BACKEND; installed: True if its framework is; version: of the framework, None if not installed;
+    name: as in MHA_BACKEND.
+    installed: whether its framework is installed.
+    version: of the framework; None if it is not installed.
     problem: None, or the packages that are missing and the command that installs them.
     """
 
@@ -113,10 +115,7 @@ def named(argument: str, value: object, known: Collection[BackendName] = tuple(F
 
 
 def facts(fact: str, default: Any = None) -> dict[BackendName, Any]:
-    """What the `facts.py` of each backend says under a name, else the default; the module that asks says what it means.
-
-    No framework is imported.
-    """
+    """Return one fact of every backend, from its `facts.py`, or the default; no framework is imported."""
     return {name: known.get(fact, default) for name, known in FACTS.items()}
 
 
@@ -136,7 +135,7 @@ def load(name: BackendName) -> Any:
 
 @functools.cache
 def lesson(name: BackendName) -> types.SimpleNamespace:
-    """The names of all chapters of a backend's lesson, which knows no engine."""
+    """Return all functions and classes of a backend's lesson in one namespace; none is from the engine."""
     load(name)
     chapters = [importlib.import_module(f"mha.backends.{name}.{chapter}") for chapter in CHAPTERS]
     return types.SimpleNamespace(**{key: X for chapter in chapters for key, X in vars(chapter).items()})
@@ -164,7 +163,7 @@ def pip(packages: Sequence[str]) -> str:
 
 
 def having(files: str) -> tuple[BackendName, ...]:
-    """The backends that have a file of a room of `mha`, such as "models/frameworks/*.py", where * is their name."""
+    """List the backends that have a file of `mha` such as "models/frameworks/*.py", where * is the backend's name."""
     room = Path(__file__).parents[1]
     return tuple(name for name in FRAMEWORKS if (room / files.replace("*", name)).is_file())
 
@@ -225,7 +224,7 @@ def version(module: str) -> str | None:
 
 @functools.cache
 def _packages() -> Mapping[str, list[str]]:
-    """The installed packages by the modules that they provide; it takes a while to look them all up."""
+    """Map each module to the installed packages that provide it; the search takes a while, and is done once."""
     from importlib import metadata
 
     return metadata.packages_distributions()

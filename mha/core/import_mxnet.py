@@ -49,7 +49,7 @@ class _NumPyForMXNet(types.ModuleType):
 
 
 def _successors(numpy: Any) -> dict[str, Any]:
-    """What stands for names that NumPy has removed."""
+    """Map names that NumPy has removed to what replaces them."""
     return {
         "PZERO": 0.0, "NZERO": -0.0, "PINF": numpy.inf, "NINF": -numpy.inf, "Inf": numpy.inf,
         "NAN": numpy.nan, "NaN": numpy.nan,

@@ -1,4 +1,4 @@
-"""Names of a package that are imported when they are first used, as PEP 562 has it, so that an import stays quick."""
+"""Import the names of a package when they are first used (PEP 562), so that importing the package is quick."""
 
 import ast
 import importlib
@@ -13,10 +13,10 @@ from typing import Any
 
 
 def attach(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """The functions `__getattr__` and `__dir__` of a package, which import what it hands on.
+    """Return `__getattr__` and `__dir__` for a package, which import its names on first use.
 
-    These are the names that the package imports for type checkers alone, under `if TYPE_CHECKING:`, so that each is
-    listed once; and its own modules. A module among them can be imported by the package's name, too, and what is in it.
+    The names are those that the package imports for type checkers, under `if TYPE_CHECKING:`, so that each is listed
+    once; and its own modules. A module from elsewhere, and its own modules, can be imported by the package's name, too.
     """
     module = sys.modules[package]
     tree = ast.parse(Path(str(module.__file__)).read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""Plain tables, lines and numbers, as commands and reports print them."""
+"""Print plain tables, lines and numbers, for commands and reports."""
 
 import io
 import re
@@ -49,7 +49,7 @@ class PlainTable(Table):
 
 
 def plain_table(*columns: str, folded: str | None = None) -> PlainTable:
-    """An empty table; where the terminal is narrow, one column is folded, None = the last one."""
+    """Make an empty table; where the terminal is narrow, one column is folded, None = the last one."""
     table = PlainTable(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
     for column in columns:
         if column == (folded or columns[-1]):
@@ -60,7 +60,7 @@ def plain_table(*columns: str, folded: str | None = None) -> PlainTable:
 
 
 def wrapped(text: str, width: int, indent: str = "") -> list[str]:
-    """A text as lines of at most this width, indented, broken between words alone; a longer word has its own line."""
+    """Break a text into indented lines of at most this width, between words alone; a longer word has its own line."""
     return textwrap.wrap(
         text, width, initial_indent=indent, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
     )
@@ -77,7 +77,7 @@ def wrapped_anywhere(text: str, width: int, indent: str = "") -> list[str]:
 
 
 def counted(count: int, thing: str) -> str:
-    """Count things: 1 array, 2 arrays."""
+    """Write a count with its noun: 1 array, 2 arrays."""
     return f"{count} {thing}" if count == 1 else f"{count} {thing}s"
 
 

@@ -157,7 +157,7 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
 
 
 def left_of(output, cache):
-    """The output of a call and the cache that is left, evaluated; what is in slots is a constant for later calls."""
+    """Evaluate the output of a call and the cache after it; for later calls, the slots hold constants."""
     keys, values, *integers = cache.arrays()
     output, *arrays = evaluated([output, *map(mx.stop_gradient, (keys, values)), *integers])
     return output, cache.after(*arrays).booked(cache.book())

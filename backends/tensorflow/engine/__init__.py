@@ -1,1 +1,1 @@
-"""The same numbers as the chapters', in less time and memory, where nobody asks for attention weights."""
+"""Compute the same numbers as the chapters, in less time and memory, where nobody asks for attention weights."""

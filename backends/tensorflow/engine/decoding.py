@@ -23,12 +23,14 @@ from .pieces import whole
 
 
 class Slots(NamedTuple):
-    """What a call does to the slots of its cache, where that is known before the call.
+    """The effect of a call on the slots of its cache, where it is known before the call.
 
-    positions: (B or 1, S), of the slots after the call; there: (B or 1, Q), the slot of each token, S = none; real:
-    whether every token has one; hidden: whether there may be a token that no query sees; in_order: whether the slots
-    that are used follow each other, so that order and window of the call hide, from the first on; used: (2,), the first
-    slot that queries may see and the end of these, None = all.
+    positions: (B or 1, S), of the slots after the call.
+    there: (B or 1, Q), the slot of each token, S = none.
+    real: whether every token has a slot.
+    hidden: whether there may be a token that no query sees.
+    in_order: whether the used slots follow each other, so that order and window of the call hide, from the first on.
+    used: (2,), the first slot that queries may see and the end of these, None = all.
     """
 
     positions: Any
@@ -157,7 +159,7 @@ def _known(k, v, call):
 
 
 def _learnt(k, v, call):
-    """What `_known` gives, where only a compiler knows the step: of slots, or of slots as they were and new tokens."""
+    """Return the same as `_known`, where only a compiler knows the step: of slots, or of old slots and new tokens."""
     cache = call.cache
     B, G, S, _ = shape_of(cache.keys)
     kept = [tf.stop_gradient(X) for X in (cache.keys, cache.values)]  # (B, G, S, any)

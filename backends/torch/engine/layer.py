@@ -48,9 +48,12 @@ TYPES = torch.Tensor, nn.Parameter
 class Decisions(NamedTuple):
     """The decisions of a call that are made once.
 
-    views: whether the kernel takes views of the heads; ordered: by its own causal order; whole: whether every query
-    sees a key, and every key is seen; alone: whether lengths of samples alone hide; parts: slices of the samples to
-    compute together, None = as each call says. plain: whether the framework's kernel pools a token.
+    views: whether the kernel takes views of the heads.
+    ordered: whether the kernel hides by its own causal order.
+    whole: whether every query sees a key, and every key is seen.
+    alone: whether lengths of samples alone hide.
+    parts: slices of the samples to compute together; None = as each call says.
+    plain: whether the framework's kernel pools a token.
     """
 
     views: bool = False

@@ -202,7 +202,7 @@ def only_ordered(call):
 
 
 def attn_mask(queries, keys, call):
-    """What the framework's kernel takes of a call: booleans of the visible keys, or a bias that hides the others."""
+    """Return the mask for the framework's kernel: booleans of the visible keys, or a bias that hides the others."""
     visible = visible_keys(queries, keys, call)  # (B or 1, H or 1, Q or 1, K)
     if call.score_bias is None:
         return visible
@@ -217,7 +217,7 @@ def needs_pairs(call):
 
 
 def _runs(pieces):
-    """Runs of blocks that have as many queries and keys each, each so many keys further as it has queries."""
+    """Group blocks into runs of as many queries and keys each, each so many keys further as it has queries."""
     runs = [[next(pieces)]]
     for queries, keys in pieces:
         (first, _), (_, before) = runs[-1][0], runs[-1][-1]

@@ -1,4 +1,4 @@
-"""What a decoder keeps of the tokens before: the cache of a layer, for every backend; no framework is imported."""
+"""The cache of a layer, with keys and values of earlier tokens, for every backend; no framework is imported."""
 
 from mha.core.cache.cache import Cache
 from mha.core.cache.fitting import check_owner, fit, fit_values

@@ -18,27 +18,25 @@ from mha.core.options.names import BackendName, CacheKind
 
 
 class Cache:
-    """What a layer keeps of the tokens of earlier calls: their heads of keys and values, in slots, and their positions.
+    """The cache of a layer: heads of keys and values of the tokens of earlier calls, in slots, with their positions.
 
     `attention.cache` makes an empty one, `attention.cache_of` a frozen one. A call takes it as `cache=` and returns the
     next one; the old one is used up by that, a frozen one is not. The n-th real token of a sample is in slot n % S;
     padding, which is at a position below 0, is never kept.
 
     Its arrays are of the layer's framework: keys, values, positions, lengths and lost. config is the layer's; frozen
-    says whether nothing is added.
-
-    Raises ValueError where it is used after a call has used it up.
+    says whether nothing is added. To use it after a call has used it up raises ValueError.
     """
 
     def __init__(self, config: Config, arrays: Any, frozen: bool = False) -> None:
-        """config: of the layer; arrays: those named above, in this order; frozen: whether calls leave it as it is."""
+        """Make a cache for a layer of this configuration; arrays: those above, in this order."""
         self.config, self.frozen = config, frozen
         self._arrays = tuple(arrays)
         self._book: Book | None = None
         self._owner: Any = None
 
     def arrays(self) -> tuple[Any, ...]:
-        """Its arrays: keys, values, positions, lengths, lost."""
+        """Return its arrays: keys, values, positions, lengths, lost."""
         if not self._arrays:
             raise ValueError(
                 "cache is used up, expected the one that the last call returned: write output, cache = "
@@ -63,7 +61,7 @@ class Cache:
 
     @property
     def lengths(self) -> Any:
-        """How many real tokens were put in, integers (B,)."""
+        """The number of real tokens that were put in, integers (B,)."""
         return self.arrays()[3]
 
     @property
@@ -78,7 +76,7 @@ class Cache:
 
     @property
     def sizes(self) -> tuple[int, int]:
-        """How many samples it has, and slots: B and S, also where a rank has keys and values of some of them alone."""
+        """The numbers of samples B and slots S, of all slots, also where this rank has only some of them."""
         keys, _, *others = self.arrays()  # inside a compiled step there may be no others
         B, S = others[0].shape if others else (keys.shape[0], keys.shape[2])
         return B, S
@@ -89,7 +87,7 @@ class Cache:
         return self.config.key_size, self.config.value_size
 
     def book(self) -> Book | None:
-        """What is known of its slots without asking a device for it; None if only a compiler knows it."""
+        """Return the state of its slots as NumPy's integers; None if only a compiler knows it."""
         if not self._module.is_known(self.lost):
             return None
         if self._book is None:
@@ -100,26 +98,26 @@ class Cache:
         return self._book
 
     def booked(self, book: Book) -> "Cache":
-        """This cache, of whose slots all this is known."""
+        """Note the state of its slots, and return this cache."""
         self._book = book
         return self
 
     def after(self, *arrays: Any) -> "Cache":
-        """The cache with other arrays, which belongs to the same layer."""
+        """Make a cache of other arrays that belongs to the same layer."""
         cache = Cache(self.config, arrays, self.frozen)
         cache._owner = self._owner
         return cache
 
     def __deepcopy__(self, memo: Any) -> "Cache":
-        """A cache of its own memory, of the same layer."""
+        """Copy the arrays; the copy belongs to the same layer."""
         return self.after(*map(self._module.copied, self.arrays()))
 
     def __copy__(self) -> "Cache":
-        """The same: two that share memory would write into each other's slots."""
+        """Copy the arrays, too: two caches that share memory would write into each other's slots."""
         return self.__deepcopy__({})
 
     def owned(self, layer: Any) -> "Cache":
-        """This cache, which now belongs to a layer."""
+        """Note that it belongs to a layer, and return this cache."""
         self._owner = weakref.ref(layer)
         return self
 
@@ -128,7 +126,7 @@ class Cache:
         return None if self._owner is None else self._owner()
 
     def use_up(self, written: bool = False) -> None:
-        """Let go of the arrays, which a call has used up; unless they stay, or a compiler may use them again.
+        """Drop the arrays after a call, unless the cache is frozen, or a compiler may use them again.
 
         written: whether they have been written to, so that nobody may.
         """
@@ -136,7 +134,7 @@ class Cache:
             self._arrays = ()
 
     def reorder(self, rows: Any) -> "Cache":
-        """A cache of these samples, integers (any number,), each as often as it is named; this one stays.
+        """Make a cache of these samples, integers (any number,), each as often as it is named; this one stays.
 
         Raises TypeError or ValueError if they are no integers, or one is no sample of the cache.
         """
@@ -148,9 +146,9 @@ class Cache:
         return self.after(*(module.samples(X, rows) for X in self.arrays()))
 
     def crop(self, positions: Any) -> "Cache":
-        """A cache without the tokens at these positions, integers (B,) or an int, and behind them; this one stays.
+        """Make a cache without the tokens from these positions on, integers (B,) or an int; this one stays.
 
-        So a draft is taken back: the next token may be at that position. Raises ValueError if a position is below 0 or
+        It takes back a draft: the next token may be at that position. Raises ValueError if a position is below 0 or
         more than one beyond the newest, or where a query there would see a token that was overwritten.
         """
         (B, S), window = self.sizes, left_of(self.config)
@@ -228,13 +226,12 @@ class Cache:
         positions: Any = None,
         size: int | None = None,
     ) -> "Cache":
-        """The cache of a layer, out of another library's: what a port has kept, so that both decode on from there.
+        """Convert a cache of another library into one of a layer, so that both can decode on from the same tokens.
 
-        Keys in it are rotated and normed already, as ours are. It stays as it is, and what it holds in empty slots is
-        not taken.
+        Its keys are rotated and normed already, as ours are. It stays as it is; what its empty slots hold is left out.
 
         Args:
-            native: what is known by its names or shape, of any framework: Flax's cached_key and cached_value
+            native: a cache, recognised by its names or shape, of any framework: Flax's cached_key and cached_value
                 (B, S, G, d) with cache_index, in a mapping, in the state of a layer of nnx, or in the layer itself; a
                 cache of transformers (DynamicCache, StaticCache), or one of its layers; a cache of mlx-lm (KVCache,
                 RotatingKVCache, ChunkedKVCache, BatchKVCache), or the list of those of a model; keras-hub's array
@@ -277,12 +274,12 @@ class Cache:
         return foreign.made(kind, self)
 
     def facts(self) -> tuple[Config, bool]:
-        """What is the same for all caches that one compiled function takes: config, frozen."""
+        """Return the facts that one compiled function fixes for all its caches: config, frozen."""
         return self.config, self.frozen
 
     @classmethod
     def of_layer(cls, attention: Any, arrays: dict[str, np.ndarray], frozen: bool = False) -> "Cache":
-        """The cache of these arrays that belongs to a layer, at its device; frozen: whether calls leave it as it is."""
+        """Make a cache of these arrays for a layer, on its device; frozen: whether calls add nothing."""
         module = dispatch.load(attention.backend)
         with module.context(attention.config.dtype):
             place = module.place(attention.layer)
@@ -291,7 +288,7 @@ class Cache:
 
     @classmethod
     def of_arrays(cls, facts: tuple[Config, bool], arrays: Any) -> "Cache":
-        """The cache of these arrays, as a compiler hands them back; facts: config, frozen."""
+        """Make a cache of arrays that a compiler hands back; facts: config, frozen."""
         config, frozen = facts
         return cls(config, arrays, frozen)
 
@@ -302,7 +299,7 @@ class Cache:
             raise ValueError(f"{method} came to a cache with keys of {here} of its {S} slots, expected all of them")
 
     def __tf_flatten__(self) -> Any:
-        """What TensorFlow asks for, so that a `tf.function` is traced once for caches of one kind."""
+        """Flatten the cache for TensorFlow, so that a `tf.function` is traced once for caches of one kind."""
         return self.facts(), self.arrays()
 
     __tf_unflatten__ = of_arrays
@@ -312,7 +309,7 @@ class Cache:
         return dispatch.load(self.backend)
 
     def _own(self, integers: np.ndarray) -> Any:
-        """Integers as an array of the backend, where the cache lies."""
+        """Turn integers into an array of the backend, where the cache lies."""
         return self._module.tensor(integers.astype(np.int32), self._module.place(None, self.keys))
 
     def __repr__(self) -> str:

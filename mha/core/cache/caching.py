@@ -1,4 +1,4 @@
-"""What a layer does with caches: makes one of its own, and calls with one."""
+"""Call a layer with a cache, and make frozen caches."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from mha.core.call import Call, inputs, prepare
 
 
 def decode(attention: Any, calls: Any, queries: Any, keys: Any, values: Any, call: Call) -> tuple[Any, ...]:
-    """A call of an `mha.MultiHeadAttention` with a cache, which is of its backend whatever the inputs are."""
+    """Call an `mha.MultiHeadAttention` with a cache, which is of its backend; the inputs may be NumPy's."""
     backend, module = attention.backend, dispatch.load(attention.backend)
     arrays, kind = prepare.beside_cache(attention, queries, keys, values, call.cache)
     with module.context(attention.config.dtype, tracked=kind == backend):
@@ -21,7 +21,7 @@ def decode(attention: Any, calls: Any, queries: Any, keys: Any, values: Any, cal
 
 
 def frozen(attention: Any, keys: Any, values: Any, valid_lens: Any, key_positions: Any) -> Cache:
-    """See `mha.MultiHeadAttention.cache_of`: the heads are those of the steps of a call."""
+    """Make the cache of `mha.MultiHeadAttention.cache_of` from the heads in the steps of a call."""
     both = {"keys": keys, "values": keys if values is None else values}
     both = {name: _known(name, X) for name, X in both.items()}
     (k, _), (v, _) = (inputs.array("numpy", attention.config.dtype, *one) for one in both.items())
@@ -31,7 +31,7 @@ def frozen(attention: Any, keys: Any, values: Any, valid_lens: Any, key_position
 
 
 def _known(name: str, X: Any) -> Any:
-    """An array of any framework as NumPy's; anything else as it is. Raises TypeError if its values are not known."""
+    """Turn an array of any framework into NumPy's; leave anything else. Raise TypeError if its values are not known."""
     backend = dispatch.backend_of(X)
     known = dispatch.load(backend).known(X) if backend else X
     if known is None:

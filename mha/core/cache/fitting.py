@@ -1,4 +1,4 @@
-"""Whether a cache fits a layer and a call: what does not is refused before anything is computed or written."""
+"""Check that a cache fits a layer and a call, before anything is computed or written."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ from mha.core.options import checks
 
 
 def fit(arrays: Any, layer: Any, inputs: tuple[Any, Any, Any], call: Any) -> None:
-    """Check the cache of a call for a layer, and the arguments that a call with a cache takes otherwise than others.
+    """Check that the cache of a call fits a layer, and the arguments that mean something else beside a cache.
 
     arrays: the module of that name of the layer's backend; inputs: queries, keys and values, of which the queries are
     checked. Raises TypeError or ValueError.
@@ -69,7 +69,7 @@ def check_owner(cache: Cache, layer: Any) -> None:
 
 
 def fit_values(cache: Cache, queries: Any, call: Any) -> Step | None:
-    """The step of a call with a cache, None if only a compiler knows its positions.
+    """Plan the step of a call with a cache; None if only a compiler knows its positions.
 
     queries: of which only the size counts; call: with its positions and lengths as NumPy arrays, where they are known.
     Raises ValueError if positions or slots do not fit.
@@ -84,7 +84,7 @@ def fit_values(cache: Cache, queries: Any, call: Any) -> Step | None:
 
 
 def _why(cache: Cache, book: Book, step: Step, sample: int) -> str:
-    """What is wrong with a sample of a call, in words; book: of the cache before it."""
+    """Say in words what is wrong with a sample of a call; book: of the cache before the call."""
     (_, S), newest = book.sizes, int(book.arrays[0][sample].max())
     new = np.arange(0) if step.positions is None else step.positions[sample][step.positions[sample] >= 0]
     if new.size and new.min() <= newest:

@@ -1,4 +1,4 @@
-"""The book of a cache: positions of its slots, lengths and what is lost, known without asking a device for them.
+"""The state of a cache's slots in NumPy: their positions, lengths and what is lost, without asking a device.
 
 Letters: B batch, S slots.
 """
@@ -9,10 +9,12 @@ import numpy as np
 
 
 class Book:
-    """What is known of the slots of a cache where no compiler looks on, in NumPy's integers.
+    """The state of the slots of a cache outside of compilers, in NumPy's integers.
 
-    sizes: B and S; tokens: how many tokens each sample has had, if these were at positions 0, 1 and so on and none was
-    padding: one number then says all of it. Else None, and arrays are positions (B, S), lengths and lost (B,).
+    sizes: B and S.
+    tokens: how many tokens each sample has had, if these were at positions 0, 1 and so on and none was padding: this
+        number says everything then; else None.
+    arrays: positions (B, S), lengths and lost (B,).
     """
 
     def __init__(self, sizes: tuple[int, int], tokens: int | None = None, arrays: Any = None) -> None:
@@ -20,7 +22,7 @@ class Book:
 
     @classmethod
     def of(cls, positions: np.ndarray, lengths: np.ndarray, lost: np.ndarray) -> "Book":
-        """The book of these arrays."""
+        """Make the state from its arrays, as one number where that says everything."""
         arrays, (B, S) = (positions, lengths, lost), positions.shape
         if B and S:
             even = cls((B, S), int(lengths[0]))

@@ -17,13 +17,13 @@ ARRAYS = "keys", "values", "positions", "lengths", "lost"
 
 
 def kept_by(layer: Any) -> Config:
-    """The configuration of the heads that a layer keeps: of those on this rank, where they are split over several."""
+    """Return the configuration of the heads of a layer that are on this rank, where they are split over several."""
     config: Config = getattr(layer, "kept", None) or layer.config
     return config
 
 
 def parts_of(layer: Any) -> int:
-    """How many ranks have the slots of a layer's cache between them; each has keys and values of its own ones alone."""
+    """Return the number of ranks that share the slots of a layer's cache; each has keys and values of its own slots."""
     return getattr(layer, "slot_parts", 1)
 
 
@@ -40,10 +40,9 @@ def dtypes(config: Config) -> dict[str, str]:
 
 
 def left_of(limits: Any, anywhere: int | None = None) -> int | None:
-    """How far before itself a query sees at most.
+    """Return how many positions before its own a query sees at most.
 
-    limits: a configuration or the plan of a call, whose window and chunk count; anywhere: what is returned where
-    neither says it.
+    limits: a configuration or the plan of a call, with its window and chunk; anywhere: the result without both.
     """
     left = anywhere if limits.window is None or limits.window[0] is None else limits.window[0]
     if limits.chunk is None:
@@ -78,13 +77,13 @@ def empty(config: Config, batch_size: int, size: int | None, parts: int = 1) -> 
 
 
 def attended(steps: Mapping[str, Any], role: Literal["k", "v"]) -> Any:
-    """The heads of keys or of values that queries attend to: of the steps of a call, in order, the last of these."""
+    """Return the heads of keys or values that queries attend to, from the steps of a call: the last ones."""
     names = f"split_{role}", f"norm_{role}", f"rotate_{role}"
     return [X for name, X in steps.items() if name in names][-1]
 
 
 def frozen(config: Config, steps: dict[str, np.ndarray], valid_lens: Any, key_positions: Any) -> dict[str, np.ndarray]:
-    """The arrays of a frozen cache, by name, of the steps of a call with these lengths and positions of keys."""
+    """Make the arrays of a frozen cache, by name, from the steps of a call with these lengths and positions of keys."""
     both = attended(steps, "k"), attended(steps, "v")  # (B*G, K, d), (B*G, K, dv)
     keys, values = (X.reshape(-1, config.num_key_value_heads, *X.shape[1:]) for X in both)  # (B, G, K, d)
     (B, _, K, _), each = keys.shape, np.arange(keys.shape[2])
@@ -101,7 +100,7 @@ def frozen(config: Config, steps: dict[str, np.ndarray], valid_lens: Any, key_po
 
 
 def integers(name: str, value: Any) -> np.ndarray | None:
-    """Integers of any framework, or nested lists, as a NumPy array; None if only a compiler knows their values."""
+    """Turn integers of any framework, or nested lists, into a NumPy array; None if only a compiler knows the values."""
     backend = dispatch.backend_of(value)
     known = dispatch.load(backend).known(value) if backend else np.asarray(value)
     if known is not None and (known.dtype.kind not in "iu" and known.size):

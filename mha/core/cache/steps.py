@@ -1,4 +1,4 @@
-"""The step of a call with a cache: where its tokens go and which slots its queries see, before anything is computed.
+"""Plan a call with a cache before anything is computed: where its tokens go and which slots its queries see.
 
 Letters: B batch, S slots, Q new tokens, N those of them that are no padding.
 """
@@ -14,16 +14,18 @@ from mha.core.cache.slots import LOST, left_of
 
 
 class Step(NamedTuple):
-    """What a call does to the slots of a cache, where that is known.
+    """The effect of a call on the slots of a cache, where it is known before the call.
 
-    book: of the cache that is left; wrong: the samples that would lose what they need, so that the call is refused.
+    book: of the cache after the call.
+    wrong: the samples that would lose what they need, so that the call is refused.
     early: whether a query sees a token whose slot the call gives to another one.
-    first: the position of the first token, if all samples have the same tokens in the same slots; else None, and
-    positions (B, Q) says where each is, -1 = padding.
+    first: the position of the first token, if all samples have the same tokens in the same slots; else None.
+    positions: (B, Q), where each token is, -1 = padding; None beside first.
     rows, columns, slots: (N,) each: the sample of a token that is kept, its number within the call, and its slot.
-    used: the slots that queries may see; seen: (B or 1, 1, Q, used) booleans, which a query sees, None = all; of them
-    in_order says that they follow each other, and that order and window of the call hide, from the first on.
-    hidden: whether a token in one of them is seen by no query.
+    used: the slots that queries may see.
+    seen: (B or 1, 1, Q, used) booleans, which of the used slots a query sees; None = all.
+    in_order: whether the used slots follow each other, and order and window of the call hide, from the first on.
+    hidden: whether a token in one of the used slots is seen by no query.
     """
 
     book: Book
@@ -40,7 +42,7 @@ class Step(NamedTuple):
     hidden: bool = False
 
     def runs(self) -> Iterator[tuple[slice, slice]]:
-        """Of tokens that go to the same slots in all samples: the slots of each round of the ring, and their tokens."""
+        """Yield the slots of each round of the ring, and their tokens, which are in the same slots in all samples."""
         first, end, S = self.first or 0, self.book.tokens or 0, self.book.sizes[1]
         for begin in range(first - first % S, end, S):
             start, stop = max(begin, first), min(begin + S, end)
@@ -48,7 +50,7 @@ class Step(NamedTuple):
 
 
 def step_of(cache: Any, book: Book, queries: Any, call: Any) -> Step:
-    """The step of a call with a cache, which this book is of.
+    """Plan the step of a call with a cache, whose slots are in the state of the book.
 
     queries: of which only the sizes count; call: with its positions and lengths as NumPy arrays.
     """
@@ -60,7 +62,7 @@ def step_of(cache: Any, book: Book, queries: Any, call: Any) -> Step:
 
 
 def _even(cache: Any, book: Book, first: int, queries: Any, call: Any) -> Step:
-    """The step of a call whose samples have had so many tokens, one after another, and get as many new ones."""
+    """Plan a call of which each sample has had the same number of tokens, and gets as many new ones as the others."""
     (_, S), Q = book.sizes, queries.shape[1]
     left, chunk, end = reach(cache), cache.config.chunk, first + Q
     after, pushed = Book(book.sizes, end), end - S - 1  # the furthest position without a slot by then, or below 0
@@ -80,7 +82,7 @@ def _even(cache: Any, book: Book, first: int, queries: Any, call: Any) -> Step:
 
 
 def _any(cache: Any, book: Book, queries: Any, call: Any) -> Step:
-    """The step of any call, by the chapter of NumPy."""
+    """Plan any call, by the chapter of NumPy."""
     chapter, (B, Q), S = dispatch.lesson("numpy"), queries.shape[:2], book.sizes[1]
     nothing, rows = np.empty((B, 0, S, 0)), np.empty((B, Q, 0))
     *_, call = chapter.place(rows, rows, rows, call._replace(cache=cache.after(nothing, nothing, *book.arrays)))
@@ -103,7 +105,7 @@ def _any(cache: Any, book: Book, queries: Any, call: Any) -> Step:
 
 
 def _seen(queries: Any, book: Book, used: slice, call: Any) -> tuple[np.ndarray | None, bool]:
-    """Which of these slots each query of a call sees by its position, None = all; and whether a token is hidden."""
+    """Find the slots that each query of a call sees by position, None = all; and whether a token is hidden."""
     places, chapter = book.arrays[0][:, used], dispatch.lesson("numpy")
     order = call._replace(valid_lens=None, mask=None, score_bias=None, offset=0, key_positions=places)
     seen = chapter.visible_keys(queries, np.empty((len(places), places.shape[1], 0)), order)
@@ -113,11 +115,11 @@ def _seen(queries: Any, book: Book, used: slice, call: Any) -> tuple[np.ndarray 
 
 
 def reach(cache: Any) -> int:
-    """How far before itself a query sees: beyond every position where neither window nor chunk says it."""
+    """Return how many positions before its own a query sees; without window and chunk, more than there are."""
     left = left_of(cache.config)
     return LOST if left is None else left
 
 
 def by_slots(call: Any) -> bool:
-    """Whether a call takes or gives numbers for each slot, as they are after the call."""
+    """Whether a call takes or returns numbers for each slot, as the slots are after the call."""
     return bool(call.pairs() or call.return_weights)

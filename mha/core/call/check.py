@@ -1,4 +1,4 @@
-"""The check of a call: what does not fit is refused before anything is computed, the rest becomes the backend's own.
+"""Check a call before anything is computed, and turn its arrays into the backend's own.
 
 The dispatch layer, the frameworks' own layers and the book's names all come through here, so that a bad argument meets
 the same check and the same words on each of them.
@@ -18,7 +18,7 @@ from mha.core.options.config import numpy_dtype
 
 
 def check(arrays: Any, layer: Any, queries: Any, keys: Any, values: Any, call: Call) -> Call:
-    """Refuse arguments that do not fit a layer, and make those of the call the backend's own.
+    """Check the arguments of a call of a layer, and turn its arrays into the backend's own.
 
     Args:
         arrays: the backend's module of that name; queries, keys and values must be its arrays.
@@ -68,7 +68,7 @@ def check(arrays: Any, layer: Any, queries: Any, keys: Any, values: Any, call: C
 
 
 def _planned(arrays: Any, layer: Any, queries: Any, keys: Any, values: Any, call: Call, seen: Call) -> Call:
-    """Check the values of a call of a kind that was seen before, and make its arrays the backend's own."""
+    """Check the values of a call by the plan of an earlier one of its kind, and turn its arrays into the backend's."""
     lengths, plan = call.valid_lens, seen.plan
     if lengths is not None:
         known = lengths if isinstance(lengths, np.ndarray) else arrays.known(lengths)
@@ -96,9 +96,9 @@ def _planned(arrays: Any, layer: Any, queries: Any, keys: Any, values: Any, call
 
 
 def ready(arrays: Any, place: Any, num_keys: Any, given: Call, call: Call) -> Call:
-    """A call whose arguments fit, with its values checked and its arrays the backend's own, at the place.
+    """Check the values of a call whose arguments fit, and turn its arrays into the backend's own, at the place.
 
-    given: the same call before its known integers became NumPy's, which are not turned back where they can stay.
+    given: the same call before its known integers became NumPy's: those that can stay as they were are not turned.
     """
     known = {}
     lengths, bounds = limited(call.valid_lens, num_keys)
@@ -120,7 +120,7 @@ def ready(arrays: Any, place: Any, num_keys: Any, given: Call, call: Call) -> Ca
 
 
 def _taken(arrays: Any, config: Any, name: str, X: Any) -> Any:
-    """An argument of this name as a NumPy array where its values are needed and known; lists as NumPy arrays."""
+    """Turn an argument of this name into a NumPy array if it is a list, or if its values are needed and known."""
     row = ROWS[name]
     if row.holds == "switch" or (row.holds != "integers" and arrays.is_own(X)):
         return X  # floats as they are, so that their gradients are kept
@@ -130,9 +130,9 @@ def _taken(arrays: Any, config: Any, name: str, X: Any) -> Any:
 
 
 def known(name: str, value: Any, empty: str = "int64") -> Any:
-    """Nested lists, and arrays of any framework whose values are known by now, as NumPy arrays; the rest as it is.
+    """Turn nested lists, and arrays whose values are known by now, into NumPy arrays; leave the rest.
 
-    Lists with nothing in them get the dtype `empty`.
+    Empty lists get the dtype `empty`.
     """
     if value is None or type(value) is int:
         return value
@@ -147,12 +147,12 @@ def known(name: str, value: Any, empty: str = "int64") -> Any:
 
 
 def native(arrays: Any, place: Any, value: Any) -> Any:
-    """A NumPy array as the backend's own; anything else as it is."""
+    """Turn a NumPy array into the backend's own; leave anything else."""
     return arrays.tensor(checks.plain(value), place) if isinstance(value, np.ndarray) else value
 
 
 def limited(valid_lens: Any, num_keys: int | None) -> tuple[Any, tuple[int, int] | None]:
-    """Check that no length is below 0; return lengths above K, which hide nothing, as K, and the extremes of these.
+    """Check that no length is below 0, and limit them to K, as longer ones hide nothing; return their extremes, too.
 
     None, and lengths whose values only a compiled program will know, are returned as they are, with None.
     """
@@ -171,7 +171,7 @@ def limited(valid_lens: Any, num_keys: int | None) -> tuple[Any, tuple[int, int]
 
 
 def column(offset: Any) -> Any:
-    """The position of the first query, an int, or integers as one column (B or 1, 1)."""
+    """Check an offset; return an int, or integers as one column (B or 1, 1)."""
     is_known = isinstance(offset, np.ndarray)
     if not is_known and not checks.is_whole(offset):  # a compiler will know it
         return offset[:, None] if len(offset.shape) == 1 else offset[None, None]  # (B or 1, 1)
@@ -195,7 +195,7 @@ def near(name: str, positions: Any) -> Any:
 
 
 def of_output(arrays: Any, config: Any, place: Any, cotangent: Any, shape: tuple[int, ...]) -> None:
-    """Check that a cotangent has the output's dtype and shape, which is given; raise TypeError or ValueError if not."""
+    """Check that a cotangent has the output's dtype and this shape; raise TypeError or ValueError if not."""
     dense(arrays, place, "cotangent", cotangent, f"of shape {shape} as the output")
     if not shape_fits(cotangent.shape, shape):
         raise ValueError(f"cotangent has shape {checks.shape(cotangent)}, expected {shape} as the output")
@@ -203,7 +203,7 @@ def of_output(arrays: Any, config: Any, place: Any, cotangent: Any, shape: tuple
 
 
 def whole_heads(config: Any, W_q: Any, W_k: Any, W_v: Any) -> None:
-    """Check that no projection gave a part of its features, as after PyTorch's `parallelize_module`."""
+    """Check that each projection gave all of its features: PyTorch's `parallelize_module` may split them."""
     H, G, d, dv = config.num_heads, config.num_key_value_heads, config.key_dim, config.value_dim
     for name, X, heads, width in (("W_q", W_q, H, d), ("W_k", W_k, G, d), ("W_v", W_v, G, dv)):
         if X.shape[-1] != heads * width:

@@ -1,4 +1,4 @@
-"""Whether arrays fit a layer and each other, in the same words for all backends: only types, shapes and dtypes count.
+"""Check that arrays fit a layer and each other, by type, shape and dtype, with the same errors on all backends.
 
 A size that a compiler does not know yet (None) fits everything. `arrays` is a backend's module of that name; `place` is
 where its arrays must lie, None = anywhere.
@@ -52,7 +52,7 @@ def fit_call(arrays: Any, config: Any, place: Any, sizes: tuple[Any, Any, Any], 
 
 
 def fit_segments(call: Call, sizes: tuple[Any, Any]) -> Call:
-    """The call, with segments of queries where those of keys are given alone; sizes: of queries and keys.
+    """Return the call with segments of queries where only those of keys are given; sizes: of queries and keys.
 
     Raises ValueError if segments, or positions beside them, are given on one side alone where that does not do.
     """
@@ -98,7 +98,7 @@ def _fit(arrays: Any, config: Any, place: Any, name: str, row: Row, value: Any, 
 
 
 def _shapes_text(row: Row, shapes: dict[str, tuple[Any, ...]]) -> str:
-    """The shapes that an argument may have, in numbers and in words."""
+    """Describe the shapes that an argument may have, in numbers and in words."""
     numbers = _either([str(shapes[axes]) for axes in row.axes if axes])
     words = _either(
         [f"({', '.join(WORDS[letter] for letter in axes)}{',' * (len(axes) == 1)})" for axes in row.axes if axes]
@@ -109,24 +109,24 @@ def _shapes_text(row: Row, shapes: dict[str, tuple[Any, ...]]) -> str:
 
 
 def _either(texts: list[str]) -> str:
-    """Texts joined by commas, and by "or" before the last."""
+    """Join texts by commas, and by "or" before the last."""
     return " or ".join(filter(None, [", ".join(texts[:-1]), texts[-1]]))
 
 
 def _turned(row: Row, value: Any, full: dict[str, Any]) -> str:
-    """A hint, if the axes of lengths are the other way round."""
+    """Give a hint if the axes of lengths are the other way round."""
     turned = row.hides and "BQ" in row.axes and shape_fits(value.shape, (full["Q"], full["B"]))
     return "; it looks transposed" if turned else ""
 
 
 def _of_keys(name: str, row: Row, value: Any, full: dict[str, Any]) -> str:
-    """A hint, if there is one number for each key of a sample, where one for each pair is expected."""
+    """Give a hint if there is one number for each key of a sample, where one for each pair is expected."""
     of_keys = "BQK" in row.axes and shape_fits(value.shape, (full["B"], full["K"]))
     return f"; one for each key (batch, key-value pairs) is {name}[:, None]" if of_keys else ""
 
 
 def _of_heads(name: str, row: Row, value: Any, full: dict[str, Any]) -> str:
-    """A hint, if samples and heads are one axis of an array of pairs, or the samples' axis is not there."""
+    """Give a hint if samples and heads are one axis of an array of pairs, or the samples' axis is missing."""
     if "BHQK" not in row.axes or len(value.shape) != 3 or None in (*value.shape, *full.values()):
         return ""
     first, *pairs = value.shape

@@ -1,4 +1,4 @@
-"""The inputs of a call: arrays of one framework, or nested lists, and as a backend takes them."""
+"""Turn the inputs of a call, arrays of one framework or nested lists, into arrays that a backend takes."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from mha.core.options.names import BackendName
 
 
 def of_one_framework(backend: BackendName, dtype: str, queries: Any, keys: Any, values: Any) -> tuple[Any, ...]:
-    """Queries, keys and values as arrays of one framework, and the backend that it is; arguments as of `array`."""
+    """Return queries, keys and values as arrays of one framework, and its backend; arguments as of `array`."""
     queries, given = array(backend, dtype, "queries", queries)
     keys, of_keys = array(backend, dtype, "keys", keys)
     values, of_values = array(backend, dtype, "values", values)
@@ -24,7 +24,7 @@ def of_one_framework(backend: BackendName, dtype: str, queries: Any, keys: Any, 
 
 
 def array(backend: BackendName, dtype: str, name: str, value: Any) -> tuple[Any, BackendName]:
-    """An array and its backend, NumPy's or the layer's: lists as NumPy's in the layer's dtype, arrays as they are.
+    """Return an array and its backend, NumPy's or the layer's; lists become NumPy's in the layer's dtype.
 
     backend, dtype: of the layer; name: the argument's. Raises TypeError or ValueError if it is neither.
     """
@@ -43,7 +43,7 @@ def array(backend: BackendName, dtype: str, name: str, value: Any) -> tuple[Any,
 
 
 def taken(module: Any, place: Any, X: Any) -> Any:
-    """A NumPy array as one that the layers of a backend take: some take NumPy's, which a compiled call turns faster."""
+    """Turn a NumPy array into one that a layer takes: some take NumPy's, which their compiled calls turn faster."""
     if not isinstance(X, np.ndarray):
         return X
     X = checks.plain(X)

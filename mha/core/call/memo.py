@@ -1,4 +1,4 @@
-"""Plans of calls: what follows from types, shapes, dtypes, devices and modes is decided once, and remembered."""
+"""Remember plans of calls: the decisions that follow from types, shapes, dtypes, devices and modes alone."""
 
 import operator
 from typing import Any
@@ -14,7 +14,7 @@ _arrays = operator.itemgetter(*(Call._fields.index(name) for name in ARRAYS if n
 
 
 class Plans(dict[Any, Call]):
-    """The calls of one layer that were checked, by their kind; copies of the layer share them, and no file has them."""
+    """The plans of one layer: its checked calls by their kind. Copies of the layer share them; no file has them."""
 
     def keep(self, kind: Any, call: Call) -> None:
         """Remember a call of this kind; its arrays are left out, so that they can be freed."""
@@ -32,7 +32,7 @@ class Plans(dict[Any, Call]):
 def kind_of(
     types: tuple[type, ...], state: tuple[Any, ...], queries: Any, keys: Any, values: Any, call: Call
 ) -> tuple[Any, ...] | None:
-    """The facts, beside values, that decide how a call is computed; None if it has to be looked at anew.
+    """Return the facts that decide how a call is computed, whatever its values; None if it has no plan.
 
     types: those of arrays that have a shape and a dtype, and a device if their framework does not move them by itself;
     state: of the layer, the identity of its configuration first.

@@ -1,4 +1,4 @@
-"""Checks for the parts of a layer that are called alone: attention poolings, a masked softmax, the transposes.
+"""Check the arguments of parts of a layer that are called alone: poolings, a masked softmax, the transposes.
 
 Only shapes and dtypes count, and the values of lengths where they are known; `arrays` as in `fitting`.
 """
@@ -23,7 +23,7 @@ class _Sizes:
 
 
 def pooling_lengths(arrays: Any, pooling: Any, queries: Any, keys: Any, values: Any, valid_lens: Any) -> Any:
-    """The lengths of a call of an attention pooling as the backend's own, once all fits; None stays None.
+    """Check a call of an attention pooling, and return its lengths as the backend's own; None stays None.
 
     The pooling says query_size and key_size (None = any), weights_dtype (None = it has no weights) and same_width,
     whether queries and keys must have one width. Raises TypeError or ValueError if an argument does not fit.
@@ -47,7 +47,7 @@ def pooling_lengths(arrays: Any, pooling: Any, queries: Any, keys: Any, values: 
 
 
 def softmax_lengths(arrays: Any, X: Any, valid_lens: Any) -> Any:
-    """The lengths for scores X (B, Q, K) as the backend's own, once all fits; raises and takes None as above."""
+    """Check scores X (B, Q, K), and return their lengths as the backend's own; None stays None."""
     place, valid_lens = arrays.place(None, X), known("valid_lens", valid_lens)
     dense(arrays, None, "X", X, "of shape (batch, queries, keys)")
     if len(X.shape) != 3:
@@ -57,7 +57,7 @@ def softmax_lengths(arrays: Any, X: Any, valid_lens: Any) -> Any:
 
 
 def divides(arrays: Any, name: str, X: Any, axis: int, by: str, parts: int) -> None:
-    """Check that an array has three axes, and that the given one is a multiple of `parts`."""
+    """Check that an array has three axes, and that the size of this axis is a multiple of `parts`."""
     dense(arrays, None, name, X, "of 3 axes")
     if len(X.shape) != 3:
         raise ValueError(f"{name} has shape {shape(X)}, expected 3 axes")

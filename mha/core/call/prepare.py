@@ -1,4 +1,4 @@
-"""What a method of a layer is given: inputs of NumPy or of its framework, checked, and what turns results back."""
+"""Check what the methods of a layer are given, and convert it from NumPy where it is not of the layer's framework."""
 
 from collections.abc import Callable
 from typing import Any
@@ -16,11 +16,14 @@ from mha.core.options.names import BackendName
 def checked(
     attention: Any, function: str, queries: Any, keys: Any, values: Any, valid_lens: Any, call: Any, **switches: Any
 ) -> tuple[Any, Call, Callable[[Any], Any]]:
-    """The inputs and the checked call, as the backend's arrays; and the function that turns results back.
+    """Return the inputs and the checked call, as the backend's arrays, and a function that turns results back.
 
-    attention: an `mha.MultiHeadAttention`; function: the name of the method that was called; call: its keyword
-    arguments; switches: others, a cache among them if the function takes one. Raises TypeError or ValueError if one of
-    them does not fit.
+    attention: an `mha.MultiHeadAttention`.
+    function: the name of the method that was called.
+    call: its keyword arguments.
+    switches: other arguments, a cache among them if the function takes one.
+
+    Raises TypeError or ValueError if an argument does not fit.
     """
     if call.get("cache") is not None:
         raise ValueError("cache is given, expected None: gradients are of one call with all tokens, without a cache")
@@ -38,7 +41,7 @@ def checked(
 
 
 def own_inputs(attention: Any, queries: Any, keys: Any, values: Any) -> tuple[list[Any], BackendName]:
-    """Queries, keys and values as arrays that the layer takes, and whose they were, its backend's or NumPy's.
+    """Return queries, keys and values as arrays that the layer takes, and the backend that they were of.
 
     Those of NumPy are checked before they are turned, which may change their dtype. Raises TypeError or ValueError if
     one does not fit.
@@ -60,7 +63,7 @@ def own_inputs(attention: Any, queries: Any, keys: Any, values: Any) -> tuple[li
 
 
 def beside_cache(attention: Any, queries: Any, keys: Any, values: Any, cache: Any) -> tuple[list[Any], BackendName]:
-    """The inputs of a call with a cache as the backend's arrays, None where they are None; and whose arrays they were.
+    """Return the inputs of a call with a cache as the layer takes them, and the backend that they were of.
 
     The cache is of the layer's backend whatever the inputs are. Raises TypeError or ValueError if it is not, or is of
     another layer, or if an input is no array.
@@ -80,7 +83,7 @@ def beside_cache(attention: Any, queries: Any, keys: Any, values: Any, cache: An
 
 
 def cotangent(attention: Any, X: Any, shape: Any, place: Any) -> Any:
-    """A cotangent of an output of this shape, checked, as the backend's own array; raises TypeError or ValueError."""
+    """Check a cotangent of an output of this shape; return it as the backend's own array."""
     backend, config = attention.backend, attention.config
     X, kind = inputs.array(backend, config.dtype, "cotangent", X)
     of_output(dispatch.load(kind), config, place, X, tuple(shape))

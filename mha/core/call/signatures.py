@@ -1,4 +1,4 @@
-"""Functions that take the arguments of a call, which are declared elsewhere: by name, and the layers by position too.
+"""Let functions take the arguments of a call, by name, and layers by position, too.
 
 Letters as in the declaration.
 """
@@ -21,7 +21,7 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def call_of(function: str, valid_lens: Any, call: Mapping[str, Any], **more: Any) -> Call:
-    """The call of these arguments; TypeError, in Python's own words, if the function takes none of such a name."""
+    """Make a call of these arguments; TypeError, in Python's own words, if the function takes none of such a name."""
     if call and not call.keys() <= _BY_KEYWORD:
         unknown = next(name for name in call if name not in _BY_KEYWORD)
         raise TypeError(f"{function}() got an unexpected keyword argument {unknown!r}")
@@ -45,14 +45,14 @@ def spelled(function: _Function) -> _Function:
 
 
 def given_call(given: Sequence[Any], named: Mapping[str, Any]) -> Call:
-    """The call of arguments by position and by name, as the layers take them; TypeError where they are not a call's."""
+    """Make a call of arguments by position and by name, as layers take them; TypeError for others, as Python's own."""
     if len(given) > len(ARGUMENTS) or not ARGUMENTS.keys() >= named.keys():
         _SIGNATURE.bind(*given, **named)
     return Call(*given, **named)
 
 
 def takes_call(function: _Function) -> _Function:
-    """Let a method (self, queries, keys, values, call) take what a call has, too, by position or by name.
+    """Let a method (self, queries, keys, values, call) take the arguments of a call, by position or by name.
 
     Its signature and its docstring name every argument; TypeError, in Python's own words, where one does not fit.
     """
@@ -60,11 +60,11 @@ def takes_call(function: _Function) -> _Function:
     inputs = [one for name, one in signature.parameters.items() if name != "call"]
 
     @functools.wraps(function)
-    def called(self: Any, queries: Any, keys: Any, values: Any, *given: Any, **named: Any) -> Any:
+    def method(self: Any, queries: Any, keys: Any, values: Any, *given: Any, **named: Any) -> Any:
         as_one = len(given) == 1 and type(given[0]) is Call and not named
         return function(self, queries, keys, values, given[0] if as_one else given_call(given, named))
 
     rows = "\n".join(f"        {name}: {row.meaning}." for name, row in ROWS.items())
-    called.__doc__ = f"{function.__doc__}\n{rows}"
-    called.__signature__ = signature.replace(parameters=[*inputs, *_SIGNATURE.parameters.values()])  # type: ignore[attr-defined]
-    return called  # type: ignore[return-value]
+    method.__doc__ = f"{function.__doc__}\n{rows}"
+    method.__signature__ = signature.replace(parameters=[*inputs, *_SIGNATURE.parameters.values()])  # type: ignore[attr-defined]
+    return method  # type: ignore[return-value]

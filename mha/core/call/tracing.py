@@ -1,4 +1,4 @@
-"""Steps of a call, kept for whoever asks: the lessons name each step, and nobody else pays for it."""
+"""Record the steps of a call: the lessons name each step, which costs nothing where nobody records."""
 
 import contextlib
 import threading
@@ -14,7 +14,7 @@ _kept = _Kept()
 
 
 def keep(name: str, X: Any) -> Any:
-    """X as it is; inside `keeping`, it is kept under this name too."""
+    """Return X; inside `keeping`, record it under this name, too."""
     if _kept.steps is not None:
         _kept.steps[name] = X
     return X
@@ -22,7 +22,7 @@ def keep(name: str, X: Any) -> Any:
 
 @contextlib.contextmanager
 def keeping() -> Iterator[dict[str, Any]]:
-    """A dict of the steps that the code inside keeps, by name and in order; of this thread alone.
+    """Yield a dict that gets the steps of the code inside, by name and in order; of this thread alone.
 
     A compiled function opens it inside itself, and returns the dict.
     """

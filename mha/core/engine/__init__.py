@@ -1,1 +1,1 @@
-"""How a call that keeps no attention weights is computed in less time and memory: what is the same for all backends."""
+"""Compute calls without attention weights in less time and memory: the part that is the same for all backends."""

@@ -1,4 +1,4 @@
-"""How a call that keeps no attention weights is cut, by samples, queries and keys, into pieces that fit a cache.
+"""Cut a call that keeps no attention weights, by samples, queries and keys, into pieces that fit a cache.
 
 A call is a checked `Call`, whose arrays may be those of any framework.
 """
@@ -23,7 +23,7 @@ def fits(scores: int) -> bool:
 
 
 def queries(num_queries: Any, scores: Any, of: Operations = NUMPY) -> Any:
-    """How many queries make a block, where each query has this many scores: blocks as equal in size as possible.
+    """Return how many queries make a block, where each has this many scores: blocks are as equal as possible.
 
     of: the operations of a backend whose sizes may be known only in the call, here and below.
     """
@@ -33,7 +33,7 @@ def queries(num_queries: Any, scores: Any, of: Operations = NUMPY) -> Any:
 
 
 def heads(total: Any, num_heads: int, scores: Any, of: Operations = NUMPY) -> Any:
-    """How many heads make a piece, of all samples' heads together, where each head has this many scores.
+    """Return how many heads make a piece, of all samples' heads together, where each has this many scores.
 
     A piece is some heads of one sample, or all heads of one or more samples.
     """
@@ -54,7 +54,7 @@ def samples(call: Call, sizes: tuple[int, int, int, int]) -> list[slice]:
 
 
 def pieces(call: Call, num_queries: int, num_keys: int, scores: int, share: int = 2) -> Iterator[tuple[slice, slice]]:
-    """Blocks of queries to attend one after another, and the keys that each needs by order and window.
+    """Yield blocks of queries to attend one after another, and the keys that each needs by order and window.
 
     scores: how many numbers the scores of one query and one key take, over all heads; share: as for `block`.
     """
@@ -70,7 +70,7 @@ def pieces(call: Call, num_queries: int, num_keys: int, scores: int, share: int 
 
 
 def _packed(call: Call, num_queries: int, num_keys: int, scores: int) -> Iterator[tuple[slice, slice]]:
-    """The blocks of `pieces` of a call whose packed texts are known: each needs the keys of its own."""
+    """Yield the `pieces` of a call whose segments are known: each needs the keys of its own segments."""
     if fits(scores * num_queries * num_keys):
         yield slice(0, num_queries), slice(0, num_keys)
         return
@@ -86,19 +86,19 @@ def _packed(call: Call, num_queries: int, num_keys: int, scores: int) -> Iterato
 
 
 def of_block(call: Call, rows: slice, keys: slice) -> Call:
-    """The call of one of these blocks and its keys."""
+    """Return the call of one block of queries and its keys."""
     return segments.plain(call.part(queries=rows, keys=keys))
 
 
 def in_blocks(call: Call, num_queries: int, num_keys: int, scores: int) -> bool:
-    """Whether a call is one of several blocks."""
+    """Whether a call is computed in several blocks."""
     if segments.is_known(call):
         return not fits(scores * num_queries * num_keys)
     return bool(block(call, num_queries, num_keys, scores) < num_queries)
 
 
 def block(call: Call, num_queries: Any, num_keys: Any, scores: Any, share: int = 2, of: Operations = NUMPY) -> Any:
-    """How many queries make a block of `pieces`; a window makes it small, as a block needs the keys of all its queries.
+    """Return how many queries make a block; a window makes it small, as a block needs the keys of all its queries.
 
     A block of n queries needs n - 1 keys more than the window has: n is at most 1 / share of it, or LEAST.
     """
@@ -112,16 +112,16 @@ def block(call: Call, num_queries: Any, num_keys: Any, scores: Any, share: int =
 
 
 def cuts(num_keys: int) -> list[int]:
-    """A quarter, a half, three quarters and all of the keys: for a compiler that must know sizes beforehand."""
+    """Return a quarter, a half, three quarters and all of the keys, for a compiler that must know sizes beforehand."""
     return sorted({math.ceil(num_keys * part / 4) for part in (1, 2, 3, 4)})
 
 
 def doubled(least: int, num_keys: int) -> list[int]:
-    """So many keys, twice as many and so on, up to all: likewise, for blocks that need few of many."""
+    """Return so many keys, twice as many and so on, up to all: as `cuts`, for blocks that need few of many."""
     return [*itertools.takewhile(lambda size: size < num_keys, (least << n for n in itertools.count())), num_keys]
 
 
 def _equal(of: Operations, total: Any, most: Any) -> Any:
-    """The size of equal parts of a total, of at most so much each, and at least 1."""
+    """Return the size of equal parts of a total: at most so much each, and at least 1."""
     count = of.larger(1, -(-total // of.larger(1, most)))
     return of.larger(1, -(-total // count))

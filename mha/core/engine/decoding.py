@@ -1,4 +1,4 @@
-"""Calls with a cache whose slots are written in place: what is then left is a call of the heads in the slots.
+"""Compute calls with a cache by writing slots in place, and then attending to the heads in the slots.
 
 Letters as in the chapters; S slots, Q new tokens. `of` is a backend's table of `Operations`; its arrays can be written
 to, and the values of the cache are known: `call.plan.step` says what the call does to its slots.
@@ -23,9 +23,9 @@ def in_place(queries: Any, call: Call) -> bool:
 
 
 def attend_token(of: Operations, layer: Any, queries: Any, keys: Any, values: Any, call: Call) -> tuple[Any, Cache]:
-    """The output (B, 1, D) of a call that `is_token`, and the cache that is left.
+    """Return the output (B, 1, D) of a call that `is_token`, and the cache after it.
 
-    Of one query, the heads that share keys are as queries of one head, and none has to change its place.
+    With one query, the heads that share keys are queries of one head, and no array has to be transposed.
     """
     config, cache, step = layer.config, call.cache, call.plan.step
     (B, G, _, d), H = cache.keys.shape, config.num_heads
@@ -50,13 +50,13 @@ def attend_token(of: Operations, layer: Any, queries: Any, keys: Any, values: An
 
 
 def is_token(queries: Any, call: Call) -> bool:
-    """Whether a call is of one token that is at one place in all samples, which sees all slots that are used."""
+    """Whether a call has one token, at the same place in all samples, which sees all slots that are used."""
     step, plain = call.plan.step, call.mask is call.score_bias is call.head_gates is None
     return plain and queries.shape[1] == 1 and step is not None and step.first is not None and step.seen is None
 
 
 def placed(of: Operations, queries: Any, keys: Any, values: Any, call: Call) -> tuple[Any, Any, Any, Call]:
-    """The inputs with zeros for padding, and no keys beside a frozen cache; and the call, with positions to turn by."""
+    """Put zeros for padding, and no keys beside a frozen cache; the call gets positions for the rotation."""
     step, frozen, config = call.plan.step, call.cache.frozen, call.cache.config
     if frozen:
         keys, values = (of.zeros((len(queries), 0, width), queries) for width in call.cache.widths)  # (B, 0, any)
@@ -79,7 +79,7 @@ def placed(of: Operations, queries: Any, keys: Any, values: Any, call: Call) -> 
 def remembered(of: Operations, k: Any, v: Any, call: Call) -> tuple[Any, Any, Call, Cache]:
     """Write the heads of new tokens, k (B*G, Q, d) and v (B*G, Q, dv), into the slots.
 
-    Returns keys and values of the slots, (B*G, used, any), the call of these, and the cache that is left.
+    Returns keys and values of the slots, (B*G, used, any), the call of these, and the cache after it.
     """
     step, S = call.plan.step, call.cache.sizes[1]
     cache = call.cache if call.cache.frozen else written(of, k, v, call)
@@ -104,7 +104,7 @@ def remembered(of: Operations, k: Any, v: Any, call: Call) -> tuple[Any, Any, Ca
 
 
 def written(of: Operations, k: Any, v: Any, call: Call) -> Cache:
-    """The cache that is left, with new tokens in its slots; arguments as of `remembered`."""
+    """Write new tokens into the slots, and return the cache after it; arguments as of `remembered`."""
     step, (B, G, S, _), Q = call.plan.step, call.cache.keys.shape, k.shape[1]
     (*heads, positions, lengths, lost), book = call.cache.arrays(), step.book
     new = [of.reshape(X, (B, G, Q, X.shape[2])) for X in (k, v)]  # (B, G, Q, any)

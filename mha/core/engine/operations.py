@@ -8,16 +8,19 @@ from typing import Any
 
 @dataclasses.dataclass(frozen=True)
 class Operations:
-    """A table of operations, one for each backend.
+    """A table of operations on arrays, one for each backend.
 
-    Those before `signed` are as of NumPy, with axes by position; arange: a size, and an array that it is to lie
-    beside; tensor: NumPy's array, and one that it is to lie beside; zeros: a shape, and one that has their dtype.
-    signed ... four_axes: functions of the lesson. index: NumPy's integers as what an array takes for indices. merged:
-    the first two axes of an array as one, not copied. shape: of an array, with a tensor for each size that only the
-    call itself knows; smaller, larger: of two sizes, ints or such tensors; root: of the sum of two sizes, rounded
-    down; lowest_of, highest_of: of an array's numbers, None = those that only a compiler will know stay unknown;
-    same: whether two arrays are the same; either: the results of one of two functions, by that; both None where
-    packed texts are known before.
+    any ... reshape: as in NumPy, with axes by position.
+    arange, tensor: take a size, or NumPy's array, and an array of the device where the result shall be.
+    zeros: takes a shape, and an array of the dtype.
+    signed ... four_axes: functions of the lesson.
+    index: turns NumPy's integers into indices of an array.
+    merged: makes the first two axes of an array one, without a copy.
+    shape: of an array, with a tensor for each size that only the call itself knows.
+    smaller, larger, root: of two sizes, ints or such tensors; root: of their sum, rounded down.
+    lowest_of, highest_of: of an array's numbers; None = only a compiler may know them.
+    same, either: whether two arrays are the same; the results of one of two functions, by that. Both None where the
+        values of segments are always known.
     """
 
     any: Callable[[Any, int], Any]

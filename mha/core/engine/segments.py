@@ -1,4 +1,4 @@
-"""Segments whose values are known: the blocks of queries that they make, and the keys of each.
+"""Cut a call by segments whose values are known: blocks of queries, and the keys of each.
 
 A call is a checked `Call`; its segments and positions are looked at as NumPy arrays, and no pairs are.
 """
@@ -19,13 +19,13 @@ def is_known(call: Call) -> bool:
 
 
 def known(call: Call) -> Call:
-    """The call with the known values of its segments and positions, NumPy arrays (B or 1, T)."""
+    """Return the call with the known values of its segments and positions, NumPy arrays (B or 1, T)."""
     values = {name: call.value_of(name) for name in (*PACKED, *PLACES)}
     return call._replace(**{name: None if X is None else np.atleast_2d(X) for name, X in values.items()})
 
 
 def extents(own: np.ndarray, others: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The first key of each query's segment and the place behind the last, (B or 1, Q); K and 0 where it has none.
+    """Return the first key of each query's segment and the place behind the last, (B or 1, Q); K and 0 without one.
 
     own (B or 1, Q), others (B or 1, K): the segments of queries and of keys.
     """
@@ -44,7 +44,7 @@ def _extent(own: np.ndarray, others: np.ndarray) -> tuple[np.ndarray, np.ndarray
 
 
 def blocks(call: Call, least: int) -> Iterator[tuple[slice, slice]]:
-    """Blocks of queries, of one segment each or of several with fewer queries than the least, and the keys of each."""
+    """Yield blocks of queries, of one segment or of several with fewer queries than the least, and the keys of each."""
     own, others = known(call).packed().values()
     Q, (first, last) = own.shape[1], extents(own, others)
     ends = np.flatnonzero((own[:, 1:] != own[:, :-1]).any(0)) + 1
@@ -58,13 +58,13 @@ def blocks(call: Call, least: int) -> Iterator[tuple[slice, slice]]:
 
 
 def _needed(queries: slice, first: np.ndarray, last: np.ndarray) -> tuple[slice, slice]:
-    """A block of queries, and its keys: at least one, also where it needs none."""
+    """Return a block of queries, and its keys: at least one, also where it needs none."""
     start, stop = int(first[:, queries].min()), int(last[:, queries].max())
     return queries, slice(start, stop) if start < stop else slice(0, 1)
 
 
 def plain(call: Call) -> Call:
-    """A call without its segments if they are all one, and in order without positions if these are an offset."""
+    """Leave out segments if they are all one, and positions if they are the same as an offset."""
     if not is_known(call):
         return call
     own, others = known(call).packed().values()
@@ -79,7 +79,7 @@ def plain(call: Call) -> Call:
 
 
 def _in_order(places: np.ndarray) -> bool:
-    """Whether tokens are one behind the other, and none is padding."""
+    """Whether each token is one place behind the one before, and none is padding."""
     return bool(places[0, 0] >= 0 and (np.diff(places) == 1).all())
 
 

@@ -1,4 +1,4 @@
-"""Which queries and keys of a call count: those in reach of order and window, and those that something sees at all.
+"""Find the queries and keys of a call that count: those in reach of order and window, and those that are seen.
 
 A call is a checked `Call`; `of` is a backend's table of `Operations`.
 """
@@ -16,7 +16,7 @@ from mha.core.options import checks
 
 
 def reach(call: Call) -> tuple[int | None, int | None]:
-    """How many keys before and after its own position a query sees, by order and window; None = all.
+    """Return how many keys before and after its own position a query sees, by order and window; None = all.
 
     Where positions are given, keys that are next to each other may be anywhere.
     """
@@ -27,7 +27,7 @@ def reach(call: Call) -> tuple[int | None, int | None]:
 
 
 def span(call: Call, num_queries: Any, num_keys: Any, of: Operations | None = None) -> slice:
-    """The keys that order and window let any query see, at least one; all, if nobody knows the offset yet.
+    """Return the keys that order and window let any query see, at least one; all, if the offset is not known yet.
 
     of: the operations of a backend whose sizes and offsets may be known only in the call; None = they are ints.
     """
@@ -57,7 +57,7 @@ def meets(call: Call, num_queries: int, num_keys: int) -> bool:
 
 
 def _offsets(call: Call) -> tuple[int, int] | None:
-    """The lowest and the highest offset of a call, None if nobody knows them yet."""
+    """Return the lowest and the highest offset of a call; None if they are not known yet."""
     offset = call.value_of("offset")
     if offset is None:
         return None
@@ -65,7 +65,7 @@ def _offsets(call: Call) -> tuple[int, int] | None:
 
 
 def longest(call: Call, num_keys: int) -> int:
-    """How many of the keys any query sees by lengths, at least one, as far as they are known."""
+    """Return how many of the keys lengths let any query see, at least one; all, if lengths are not known."""
     bounds = None if call.valid_lens is None else call.plan.extremes or extremes_of(call.value_of("valid_lens"))
     return num_keys if bounds is None else max(1, min(num_keys, bounds[1]))
 
@@ -79,7 +79,7 @@ def lengths_hide(call: Call, num_keys: int) -> bool:
 
 
 def narrowed(call: Call, num_queries: int, num_keys: int, moves: bool = True) -> tuple[slice, Call]:
-    """The keys that order, window and lengths let any query see, at least one, as a slice; and the call of these.
+    """Return the keys that order, window and lengths let any query see, at least one, as a slice; and their call.
 
     moves: whether the first of them may count as 0: not if something goes by positions themselves, not by distances.
     """
@@ -109,7 +109,7 @@ def all_used(call: Call, num_queries: Any, num_keys: Any) -> bool:
 
 
 def used(of: Operations, queries: Any, keys: Any, call: Call) -> tuple[Any, Any]:
-    """Which queries see a key, (B or 1, Q or 1), and which keys a query sees, (B or 1, K), in any head.
+    """Flag the queries that see a key, (B or 1, Q or 1), and the keys that a query sees, (B or 1, K), in any head.
 
     It takes no array of all pairs where each query sees the keys from a first to a last one, and no key between those
     of all queries is left out.
@@ -141,7 +141,7 @@ def used(of: Operations, queries: Any, keys: Any, call: Call) -> tuple[Any, Any]
 
 
 def _used_in_pairs(of: Operations, queries: Any, keys: Any, call: Call) -> tuple[Any, Any]:
-    """The flags of `used`, by an array of all pairs."""
+    """Return the flags of `used`, by an array of all pairs."""
     visible = of.any(of.visible_keys(queries, keys, call), 1)  # (B or 1, Q or 1, K)
     return of.any(visible, 2), of.any(visible, 1)
 
@@ -152,7 +152,7 @@ def whole_used(call: Call, num_queries: int, num_keys: int) -> bool:
 
 
 def known_used(call: Call, num_queries: int, num_keys: int) -> tuple[np.ndarray, np.ndarray] | None:
-    """The flags of `used` as NumPy arrays, where lengths and offsets are known and no pairs hide; else None."""
+    """Return the flags of `used` as NumPy arrays, where lengths and offsets are known and no pairs hide; else None."""
     rows, columns = (np.empty((1, size, 0)) for size in (num_queries, num_keys))
     if call.by_tokens():
         alone = segments.is_known(call) and segments.may_see_themselves(call)
@@ -168,7 +168,7 @@ def known_used(call: Call, num_queries: int, num_keys: int) -> tuple[np.ndarray,
 def within_reach(
     of: Operations, blank: Any, queries: Any, keys: Any, values: Any, call: Call, moves: bool
 ) -> tuple[Any, Any, Any, Call]:
-    """The queries, and the keys and values in reach, with zeros where they are not used; and the call of these.
+    """Return the queries, and the keys and values in reach, with zeros where they are not used; and their call.
 
     blank: the lesson's function of that name; moves: as of `narrowed`.
     """
@@ -186,12 +186,12 @@ def within_reach(
 
 
 def zeroed(of: Operations, X: Any, flags: np.ndarray) -> Any:
-    """X (B, T, any) with zeros where it is not used, by NumPy's booleans (B or 1, T or 1)."""
+    """Put zeros into X (B, T, any) where it is not used, by NumPy's booleans (B or 1, T or 1)."""
     return X if flags.all() else of.where(of.tensor(flags[:, :, None], X), X, of.zeros(X.shape, X))
 
 
 def by_mask(of: Operations, queries: Any, keys: Any, call: Call) -> Call:
-    """The call with a mask for all that hides by tokens: by positions where these are given, by texts, and by chunks.
+    """Put a mask in place of given positions, segments and chunks.
 
     Positions stay for the rotation alone. Where it is known which texts are packed, blocks go by them, and all stay.
     """
@@ -207,7 +207,7 @@ def by_mask(of: Operations, queries: Any, keys: Any, call: Call) -> Call:
 
 
 def by_segments(of: Operations, queries: Any, keys: Any, call: Call) -> Call:
-    """The call with chunks as packed texts, whose blocks are short, where it has none of its own; else `by_mask`."""
+    """Put segments in place of chunks, as their blocks are short, where the call has no others; else `by_mask`."""
     if not call.plan.chunk or call.by_positions() or call.is_packed():
         return by_mask(of, queries, keys, call)
 
@@ -223,14 +223,14 @@ def by_segments(of: Operations, queries: Any, keys: Any, call: Call) -> Call:
 
 
 def turned(call: Call) -> Call:
-    """The call of `by_mask` behind the rotation, without positions that stayed for it alone."""
+    """Drop the positions of a call of `by_mask` after the rotation, which alone needed them."""
     if not call.by_positions() or call.is_packed():
         return call
     return call._replace(**dict.fromkeys(PLACES))
 
 
 def by_group(of: Operations, queries: Any, keys: Any, num_heads: int, call: Call) -> tuple[Any, Any, Any]:
-    """The visible keys, the bias and the sinks for heads of keys (B*G, K, d), with the queries of a group in a row.
+    """Return visible keys, bias and sinks for heads of keys (B*G, K, d), with the queries of a group in a row.
 
     queries: (B*H, Q, d). All three broadcast against (B*G, H/G*Q, K), or are None.
     """
@@ -245,7 +245,7 @@ def by_group(of: Operations, queries: Any, keys: Any, num_heads: int, call: Call
 
 
 def in_rows(of: Operations, pairs: Any, sizes: tuple[Any, Any, Any, Any]) -> Any:
-    """Pairs of four axes with the queries of a group in a row, (B or 1, G or 1, H/G*Q or 1, K); sizes: B, H, G and Q.
+    """Put the queries of a group in a row: pairs (B or 1, G or 1, H/G*Q or 1, K); sizes: B, H, G and Q.
 
     None stays None.
     """

@@ -243,10 +243,10 @@ def llama3_frequencies(
 
 
 def _plain(dim: int, rope_theta: float, interleaved: bool) -> Rotary:
-    """The rotation before the change."""
+    """Make the rotation before the change."""
     return Rotary(checks.size("dim", dim), checks.positive("rope_theta", rope_theta), interleaved)
 
 
 def _grown(factor: float, scale: float) -> float:
-    """How much larger components become where a text may be `factor` times as long."""
+    """Return how much larger components become where a text may be `factor` times as long."""
     return 1.0 if factor <= 1 else 0.1 * scale * math.log(factor) + 1
