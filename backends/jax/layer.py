@@ -92,7 +92,8 @@ class MultiHeadAttention(nn.Module):
         W_q, W_k, W_v = self.W_q(queries), self.W_k(keys), self.W_v(values)  # (B, T, H*d)
         whole_heads(self.config, keep("W_q", W_q), keep("W_k", W_k), keep("W_v", W_v))
         q, k, v = transpose_qkv(W_q, H), transpose_qkv(W_k, G), transpose_qkv(W_v, G)  # (B*H, T, d)
-        return keep("split_q", q), keep("split_k", k), keep("split_v", v), self.beside_gates(queries, call)
+        call = self.beside_gates(queries, call)
+        return keep("split_q", q), keep("split_k", k), keep("split_v", v), call
 
     def beside_gates(self, queries, call):
         """The call with projections of queries (B, Q, query_size) for the output gate, if the layer has one."""
@@ -111,16 +112,16 @@ class MultiHeadAttention(nn.Module):
 
     def turn(self, q, k, call):
         """Heads of queries (B*H, Q, d) and keys (B*G, K, d) as they are compared: normed, rotated, tempered, if so."""
-        config = self.config
+        config, H, G = self.config, self.config.num_heads, self.config.num_key_value_heads
         if config.qk_norm and not config.qk_norm.after:
             q, k = self.normed(q, k)  # (B*H, T, d)
         if config.rotary:
-            q = keep("rotate_q", rotate(q, places(q, call.positions, call.offset), config.rotary, config.num_heads))
-            k = keep("rotate_k", rotate(k, places(k, call.key_positions), config.rotary, config.num_key_value_heads))
+            q = keep("rotate_q", rotate(q, places(q, call.positions, call.offset), config.rotary, H))
+            k = keep("rotate_k", rotate(k, places(k, call.key_positions), config.rotary, G))
         if config.qk_norm and config.qk_norm.after:
             q, k = self.normed(q, k)  # (B*H, T, d)
         if config.temperature:
-            given = places(q, call.positions, call.offset), config.temperature, config.num_heads
+            given = places(q, call.positions, call.offset), config.temperature, H
             q = keep("tempered_q", temper(q, *given))  # (B*H, Q, d)
         return q, k
 

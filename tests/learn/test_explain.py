@@ -30,10 +30,10 @@ HOLDS = {
     **dict.fromkeys(("split_q", "split_k", "split_v", "merged"), "return "),
 }  # fmt: skip
 FUNCTIONS = {
-    "W_q": "project", "reshape_q": "transpose_qkv", "split_v": "transpose_qkv", "norm_q": "normed", "rotate_k": "turn",
-    "repeat_k": "pool", "scores": "scores", "biased": "weigh", "visible": "blanked", "visible_heads": "repeat_heads",
-    "weights": "weigh", "pooled": "weigh", "head_gated": "gate", "gated": "gate_by",
-    "merged": "transpose_output", "output": "attend",
+    "W_q": "project", "reshape_q": "transpose_qkv", "split_v": "transpose_qkv",
+    "norm_q": "normed", "rotate_k": "turn", "repeat_k": "pool", "scores": "scores", "biased": "weigh",
+    "visible": "blanked", "visible_heads": "repeat_heads", "weights": "weigh", "pooled": "weigh",
+    "head_gated": "gate", "gated": "gate_by", "merged": "transpose_output", "output": "attend",
 }  # fmt: skip
 
 

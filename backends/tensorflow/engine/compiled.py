@@ -29,9 +29,10 @@ ORDER = ("queries", "keys", "values", *ARRAYS, "seed")
 INTEGERS = [name for name in ARRAYS if ROWS[name].holds == "integers"]
 MOST = 256  # functions, that are kept: each takes some MiB
 # What a layer or a part of it may have of its own, beside its class: then it computes what a function does not know.
-METHODS = frozenset(
-    {"call", "attend", "project", "blanked", "turn", "pool", "merge", "pool_block", "scores", "weigh", "drop"}
-)
+METHODS = frozenset({
+    "call", "attend", "project", "blanked", "turn",
+    "pool", "merge", "pool_block", "scores", "weigh", "drop",
+})  # fmt: skip
 
 _functions: collections.OrderedDict = collections.OrderedDict()  # by kind of call, the last compiled at the end
 _lock = threading.RLock()

@@ -174,7 +174,7 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
         return *blank(queries, keys, values, *(found or used(OPERATIONS, queries, keys, call))), call
 
     def cut_short(self, queries, keys, values, call):
-        """Blank as `blanked` does, where known lengths of samples alone hide; a mask (B, 1, 1, K) takes their place."""
+        """Blank as `blanked` where known lengths of samples alone hide; a mask (B, 1, 1, K) replaces them."""
         (shortest, longest), lengths, same = call.plan.extremes, call.plan.known["valid_lens"], keys is values
         K = max(1, min(longest, keys.shape[1]))
         keys = keys[:, :K]
