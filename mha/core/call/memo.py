@@ -20,7 +20,8 @@ class Plans(dict[Any, Call]):
         """Remember a call of this kind; its arrays are left out, so that they can be freed."""
         if len(self) >= MOST:
             self.clear()
-        self[kind] = call.mapped(lambda X: None)._replace(cache=None).planned(known=None, extremes=None, step=None)
+        without_arrays = call.mapped(lambda X: None)._replace(cache=None)
+        self[kind] = without_arrays.planned(known=None, extremes=None, step=None)
 
     def __deepcopy__(self, memo: Any) -> "Plans":
         return self
