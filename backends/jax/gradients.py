@@ -20,10 +20,10 @@ def vjp(layer, queries, keys, values, call):
     rngs = {"dropout": layer.make_rng("dropout")} if call.training and layer.config.dropout else {}
     module, variables = layer.unbind()
 
-    def applied(inputs, variables):
+    def apply(inputs, variables):
         return module.apply(variables, **call.arguments() | inputs, rngs=rngs)
 
-    output, pull = jax.vjp(applied, inputs, variables)
+    output, pull = jax.vjp(apply, inputs, variables)
 
     def pull_back(pull, cotangent):
         by_inputs, by_variables = pull(cotangent)

@@ -48,7 +48,7 @@ def attend(layer, queries, keys, values, call):
 
 
 def decoded(layer, queries, keys, values, call):
-    """A checked call with a cache, whose slots are given away where it is known, to be written in place."""
+    """Compute a checked call with a cache; its slots are donated where their state is known, to be written in place."""
     (given, fixed), cache = parted(call), call.cache
     if call.plan.step is None or cache.frozen:
         run = program(_attend, module_of(layer), fixed)
@@ -85,7 +85,7 @@ def trace(layer, queries, keys, values, call):
 
 
 def kind_of(layer, queries, keys, values, call):
-    """The facts, beside values, that decide a call's program, None if it has to be looked at anew; and its arrays."""
+    """Return the facts that decide a call's program, whatever its values, None if it has no plan; and its arrays."""
     given, switches = numbers(call), (call.causal, call.training, call.return_weights)
     if type(layer) is not MultiHeadAttention or not SWITCHES.issuperset(map(type, switches)):
         return None, given
@@ -107,7 +107,7 @@ def _form(X):
 
 
 def checked(given, num_keys):
-    """The arrays of a call whose kind is known, with its integers checked: only their values may be wrong.
+    """Check the integers of a call whose kind is known, of which only values may be wrong, and return its arrays.
 
     Layers of a model take the same lengths, one after another: these are looked at once, as JAX's arrays do not change.
     """
@@ -134,9 +134,9 @@ def checked(given, num_keys):
 
 @functools.lru_cache(MOST)
 def program(function, module, fixed, giving=()):
-    """One of the functions below for a module, and for what is fixed of a call, compiled: a function of arrays.
+    """Compile one of the functions below for a module and the fixed part of a call: a function of arrays.
 
-    giving: which of these arrays are given away.
+    giving: which of these arrays are donated.
     """
     return jax.jit(functools.partial(function, module, fixed), donate_argnums=giving)
 
@@ -184,7 +184,7 @@ def _run(function, layer, queries, keys, values, call, *more):
 
 
 def parted(call):
-    """The arrays of a checked call by name, and the call without them, which a program is compiled for."""
+    """Split a checked call into its arrays, by name, and the rest, which a program is compiled for."""
     given = numbers(call) | ({} if call.cache is None else {"cache": call.cache})
     return given, call._replace(**dict.fromkeys(given)).planned(known=None, extremes=None, step=None)
 

@@ -22,7 +22,7 @@ from .pieces import prepared
 
 
 class Tracing(threading.local):
-    """Whether the tokens of a call are the first ones of all samples, as this thread may know while it traces it."""
+    """A fact that this thread knows while it traces a call: whether its tokens are the first ones of all samples."""
 
     first = False
 
@@ -31,7 +31,7 @@ tracing = Tracing()
 
 
 def remembered(k, v, call):
-    """The slots and the heads of new tokens, k (B*G, Q, d) and v (B*G, Q, dv), apart, and what writes these.
+    """Return the slots and the heads of new tokens, k (B*G, Q, d) and v (B*G, Q, dv), apart, and a function to write.
 
     Returns keys, a pair (B*G, S, d) and (B*G, Q, d), values, a pair as these, the call of both, and a function of the
     output that gives the cache that is left.
@@ -44,9 +44,9 @@ def remembered(k, v, call):
 
 
 def booked(call, num_tokens):
-    """Where new tokens go, integers (B, Q), of which S is no slot; the bookkeeping that is left; and the call of all T.
+    """Plan where new tokens go, integers (B, Q), S = no slot; the cache's integers after it; and the call of all T.
 
-    Of the cache, only the bookkeeping is used, which is that of all slots.
+    Of the cache, only its integers are used, which are of all slots.
     """
     cache, S = call.cache, call.cache.positions.shape[1]
     columns, slots, state = slots_after(cache.positions, cache.lengths, cache.lost, call)
@@ -58,7 +58,7 @@ def booked(call, num_tokens):
 
 
 def written(cache, k, v, there, state, output):
-    """The cache with the heads of new tokens k and v in these of its slots, (B, Q), as soon as there is an output."""
+    """Write the heads of new tokens k and v into these slots of the cache, (B, Q), as soon as there is an output."""
     if cache.frozen:
         return cache
     (B, G, *_), Q, places, heads = cache.keys.shape, k.shape[1], there + _nothing(output), []
@@ -117,5 +117,5 @@ def _apart(pooling, q, k, v, num_heads, call):
 
 
 def _nothing(output):
-    """0, which is only known when the output is."""
+    """Return a 0 that XLA knows only when it knows the output."""
     return jnp.minimum(0, jnp.nan_to_num(jnp.abs(output.ravel()[0])).astype(jnp.int32))

@@ -35,7 +35,7 @@ def prepared(call, num_keys):
 
 
 def in_reach(queries, keys, values, call):
-    """The keys and values that order and window let be seen, as far as their number is known; and the call of these.
+    """Return the keys and values that order and window let be seen, as far as their number is known; and their call.
 
     call: as `prepared`.
     """
@@ -166,7 +166,7 @@ def varies(X):
 
 
 def cut(X, first, size, axis):
-    """So many places of an axis of X from the first, an int, or integers (B, 1), of each sample, or (1, 1)."""
+    """Cut so many places out of an axis of X, from the first: an int, or integers (B, 1) of each sample, or (1, 1)."""
     if type(first) is int:
         return jax.lax.slice_in_dim(X, first, first + size, axis=axis)
     if len(first) == 1:

@@ -44,7 +44,7 @@ def in_pieces(pool_block, pieces, inputs, call, weights, draws):
 
     # What a custom function does not take counts as a constant, and is not mapped by `mx.vmap`.
     @mx.custom_function
-    def pooled(*arrays):
+    def pool_all(*arrays):
         found = []
         for block, seen, key in pieces:
             own = [X[cut] for X, cut in zip(arrays[:last], cuts(block, seen), strict=True)]
@@ -52,7 +52,7 @@ def in_pieces(pool_block, pieces, inputs, call, weights, draws):
             found.append(pool_piece(block, seen, key, own, arrays[last:]))
         return mx.concatenate(found, 1)  # (B*H, Q, dv)
 
-    @pooled.vjp
+    @pool_all.vjp
     def pull_back(arrays, cotangent, output):
         found = [mx.zeros_like(X) for X in arrays]
         for block, seen, key in pieces:
@@ -67,10 +67,10 @@ def in_pieces(pool_block, pieces, inputs, call, weights, draws):
                 total[cut] += X
         return found
 
-    return pooled(*inputs, *floats.values(), *weights, *others.values())
+    return pool_all(*inputs, *floats.values(), *weights, *others.values())
 
 
 def behind(earlier, X):
-    """X (B*H, block, any), which is there only once some earlier arrays are: `mx.depends` takes no jvp, and no vmap."""
+    """Let X (B*H, block, any) wait for some earlier arrays: `mx.depends` takes no jvp, and no vmap."""
     numbers = [Y[:1, :1, :1].astype(X.dtype) for Y in earlier]  # (1, 1, 1) each
     return where(mx.array(True), X, functools.reduce(mx.minimum, numbers)) if numbers else X

@@ -117,7 +117,7 @@ class Programs(dict):
 
 
 def run(function, layer, own, queries, keys, values, call, seed=None, facts=(), exact=False, **more):
-    """function(layer, queries, keys, values, call), and facts and more arrays by name where they are given, compiled.
+    """Run function(layer, queries, keys, values, call) compiled, with facts and more arrays by name where given.
 
     own: the layer's variables and their values, as `variables` gives them; seed: for the dropout of a call in training;
     facts: names and what decides how it is compiled; exact: whether it is compiled for these sizes alone.

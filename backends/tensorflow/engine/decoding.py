@@ -209,8 +209,8 @@ def pooled(pooling, q, k, v, num_heads, call):
         return found
     seen = used(OPERATIONS, q[:, 0], k[:, 0], call)[1][:, None, :, None]  # (B or 1, 1, K, 1)
 
-    def of_seen():
+    def pool_with_zeros():
         return pooling.pool(q, k, tf.where(seen, v, tf.zeros((), v.dtype)), num_heads, call)
 
     # A token that nobody sees may be no number, and seldom is: to put zeros there would copy all of them.
-    return tf.cond(tf.reduce_any(tf.math.is_nan(found)), of_seen, lambda: found)
+    return tf.cond(tf.reduce_any(tf.math.is_nan(found)), pool_with_zeros, lambda: found)

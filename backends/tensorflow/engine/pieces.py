@@ -1,4 +1,4 @@
-"""How a call that keeps no attention weights is computed in pieces, where sizes may be known only in the call.
+"""Compute a call that keeps no attention weights in pieces, where sizes may be known only in the call.
 
 Letters as in the chapters; n stands for H/G, the heads of queries that share a head of keys. A piece is queries of some
 heads of keys, or of all heads of some samples, that are attended together. Sizes that are known when the code is traced
@@ -23,7 +23,7 @@ NARROW = 4  # times fewer keys than all are those of such a block, as a rule
 
 
 def fits(scores):
-    """Whether this number of scores is one piece; who traces the code may know it of sizes that only the call has."""
+    """Whether this number of scores is one piece, also where only the tracer of the code knows its sizes."""
     return blocks.fits(scores) if isinstance(scores, int) else tracing.fits
 
 
@@ -39,7 +39,7 @@ def whole(call, sizes):
     if not isinstance(offset, int) and offset.dtype != tf.int32:
         offset = tf.cast(tf.clip_by_value(tf.cast(offset, tf.int64), -checks.FURTHEST, checks.FURTHEST), tf.int32)
 
-    def made(pairs):
+    def fill_axes(pairs):
         pairs = four_axes(pairs)  # (B, 1 or H, Q, K)
         if None not in pairs.shape:
             return pairs
@@ -48,7 +48,7 @@ def whole(call, sizes):
 
     given = {name: getattr(call, name) for name in (*PACKED, *PLACES)} if call.is_packed() else {}
     tokens = {name: tf.cast(places(None, X), tf.int32) for name, X in given.items() if X is not None}  # (B or 1, T)
-    pairs = {name: made(X) for name, X in call.pairs().items()}
+    pairs = {name: fill_axes(X) for name, X in call.pairs().items()}
     return call._replace(valid_lens=lengths, offset=offset, **pairs, **tokens)
 
 
@@ -168,14 +168,14 @@ def extents(own, others):
 
 
 def nearer(seen, ends, samples, queries, num_keys):
-    """Of the keys in a slice those from the first to the last of the texts of some queries, at least one."""
+    """Narrow a slice of keys to those from the first to the last of the segments of some queries, at least one."""
     behind, last = (tf.reduce_max(X[ALL if X.shape[0] == 1 else samples, queries]) for X in ends)
     start = smaller(larger(seen.start, num_keys - behind), num_keys - 1)
     return slice(start, larger(start + 1, smaller(seen.stop, last)))
 
 
 def chunked(X, groups, heads, size):
-    """Keys or values (groups*heads, K, d) as what gives those of a piece: a function of its group and a slice of keys.
+    """Turn keys or values (groups*heads, K, d) into a function of a group and a slice of keys: it gives a piece.
 
     size: of a chunk; all chunks that have some of these keys are given, (heads, chunks*size, d), and gradients add up
     chunk by chunk, in proportion to what was given. None = all keys are given, not as a copy.
@@ -206,7 +206,7 @@ def start_of(seen, size):
 
 
 def listed(pairs, sizes, counts):
-    """A mask or bias of four axes as what gives those of a piece: a function of its group of heads and its block.
+    """Turn a mask or bias of four axes into a function of a group of heads and a block: it gives a piece.
 
     sizes: m samples, n*G heads and q queries of a piece; counts: the groups of samples, those of the heads of a sample,
     and blocks. It gives (m or 1, n*G or 1, q or 1, K or 1). Gradients add up piece by piece, not all pairs at a time.
@@ -233,7 +233,7 @@ def listed(pairs, sizes, counts):
 
 
 def recomputed(function):
-    """The function, of which the backward pass keeps nothing but the inputs, and computes the rest again.
+    """Wrap a function so that its backward pass keeps nothing but the inputs, and computes the rest again.
 
     `tf.recompute_grad` does too, but raises under a persistent tape, which asks for second derivatives in advance.
     """

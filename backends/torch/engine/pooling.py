@@ -172,14 +172,14 @@ def by_heads(queries, keys, values, visible, num_heads):
 
 
 def recomputed(function, *inputs):
-    """function(*inputs), of which the backward pass keeps nothing but the inputs, and computes the rest again."""
+    """Call function(*inputs) so that the backward pass keeps nothing but the inputs, and computes the rest again."""
     if torch.is_grad_enabled() and _may_recompute():
         return checkpoint(function, *inputs, use_reentrant=False)
     return function(*inputs)
 
 
 def _may_recompute():
-    """Whether a backward pass may compute anew what it needs: not the gradients of `torch.func`."""
+    """Whether a backward pass may compute results again: not inside the gradients of `torch.func`."""
     if torch.compiler.is_compiling():
         return True
     try:

@@ -39,7 +39,6 @@ __all__ = [
     "axes_of",
     "call_of",
     "check",
-    "given",
     "given_call",
     "inputs",
     "keep",
