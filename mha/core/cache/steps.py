@@ -85,7 +85,8 @@ def _any(cache: Any, book: Book, queries: Any, call: Any) -> Step:
     """Plan any call, by the chapter of NumPy."""
     chapter, (B, Q), S = dispatch.lesson("numpy"), queries.shape[:2], book.sizes[1]
     nothing, rows = np.empty((B, 0, S, 0)), np.empty((B, Q, 0))
-    *_, call = chapter.place(rows, rows, rows, call._replace(cache=cache.after(nothing, nothing, *book.arrays)))
+    without_heads = cache.after(nothing, nothing, *book.arrays)
+    *_, call = chapter.place(rows, rows, rows, call._replace(cache=without_heads))
     if cache.frozen:
         seen, hidden = _seen(queries, book, slice(0, S), call)
         return Step(book, positions=call.positions, used=slice(0, S), seen=seen, hidden=hidden)
