@@ -92,14 +92,13 @@ def _why(cache: Cache, book: Book, step: Step, sample: int) -> str:
             f"positions goes back to {new.min()} in sample {sample}, whose cache has a token at {newest}; expected "
             f"{newest + 1} or more, or take tokens back with cache.crop"
         )
-    left, lengths = left_of(cache.config), step.book.arrays[1]
+    left, before, tokens = left_of(cache.config), book.arrays[1][sample], step.book.arrays[1][sample]
     if left is not None and left < S:
         return (
             f"the call overwrites slots of sample {sample} that its queries see, which takes no mask, score_bias and "
-            f"return_weights, and has no trace; give its {lengths[sample] - book.arrays[1][sample]} tokens in smaller "
-            "portions"
+            f"return_weights, and has no trace; give its {tokens - before} tokens in smaller portions"
         )
     return (
-        f"the cache is full: sample {sample} would have {lengths[sample]} tokens, and the cache has {S} slots; make it "
+        f"the cache is full: sample {sample} would have {tokens} tokens, and the cache has {S} slots; make it "
         "with a larger size"
     )

@@ -50,7 +50,7 @@ class Step(NamedTuple):
 
 
 def step_of(cache: Any, book: Book, queries: Any, call: Any) -> Step:
-    """Plan the step of a call with a cache, whose slots are in the state of the book.
+    """Plan the step of a call with a cache, whose slots are in this state.
 
     queries: of which only the sizes count; call: with its positions and lengths as NumPy arrays.
     """
@@ -65,7 +65,8 @@ def _even(cache: Any, book: Book, first: int, queries: Any, call: Any) -> Step:
     """Plan a call of which each sample has had the same number of tokens, and gets as many new ones as the others."""
     (_, S), Q = book.sizes, queries.shape[1]
     left, chunk, end = reach(cache), cache.config.chunk, first + Q
-    after, pushed = Book(book.sizes, end), end - S - 1  # the furthest position without a slot by then, or below 0
+    after = Book(book.sizes, end)
+    pushed = end - S - 1  # the furthest position without a slot by then, or below 0
     early = pushed >= 0 and pushed >= first - left
     if (pushed >= 0 and pushed >= end - 1 - left) or (early and by_slots(call)):
         return Step(after, range(book.sizes[0]), early)
