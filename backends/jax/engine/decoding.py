@@ -107,12 +107,12 @@ def _apart(pooling, q, k, v, num_heads, call):
     def pool(slots):
         return jnp.matmul(of_slots, widen(slots)) + jnp.matmul(of_new, widen(new))  # (B*G, H/G*Q, dv)
 
-    def pool_seen(slots):
+    def pool_visible(slots):
         return pool(jnp.where(seen[:, :S], slots, 0))
 
     # A slot that nobody sees may hold no number, and seldom does: to put zeros there would copy all of them.
     found = pool(v[0])
-    found = jax.lax.cond(jnp.isnan(found).any(), pool_seen, lambda _: found, v[0])
+    found = jax.lax.cond(jnp.isnan(found).any(), pool_visible, lambda _: found, v[0])
     return found.astype(v[1].dtype).reshape(*q.shape[:2], -1)  # (B*H, Q, dv)
 
 

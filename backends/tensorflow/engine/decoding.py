@@ -159,7 +159,7 @@ def _known(k, v, call):
 
 
 def _learnt(k, v, call):
-    """Return the same as `_known`, where only a compiler knows the step: of slots, or of old slots and new tokens."""
+    """Return as `_known` does where only a compiler knows the step: slots, or old slots and new tokens."""
     cache = call.cache
     B, G, S, _ = shape_of(cache.keys)
     kept = [tf.stop_gradient(X) for X in (cache.keys, cache.values)]  # (B, G, S, any)

@@ -51,7 +51,7 @@ def left_of(limits: Any, anywhere: int | None = None) -> int | None:
 
 
 def empty_for(layer: Any, batch_size: int, size: int | None) -> dict[str, np.ndarray]:
-    """The arrays of `empty` for a layer, with keys and values of the heads and of the slots that it keeps here."""
+    """Make the arrays of `empty` for a layer, with keys and values of its heads and slots on this rank."""
     return empty(kept_by(layer), batch_size, size, parts_of(layer))
 
 

@@ -11,7 +11,7 @@ from mha.core.options.names import BackendName
 
 
 def of_one_framework(backend: BackendName, dtype: str, queries: Any, keys: Any, values: Any) -> tuple[Any, ...]:
-    """Return queries, keys and values as arrays of one framework, and its backend; arguments as of `array`."""
+    """Return queries, keys and values as arrays of one framework, and its backend; see `array`."""
     queries, given = array(backend, dtype, "queries", queries)
     keys, of_keys = array(backend, dtype, "keys", keys)
     values, of_values = array(backend, dtype, "values", values)
