@@ -171,8 +171,12 @@ BYTES |= {"U16": 2, "U8": 1, "BOOL": 1, "F8_E4M3": 1, "F8_E5M2": 1}
 
 
 @pytest.mark.parametrize("more", [-1, 0, 1])
-@pytest.mark.parametrize("code", BYTES)
-def test_an_array_has_so_many_bytes_as_its_dtype_says(tmp_path, code, more):
+def test_an_array_has_so_many_bytes_as_its_dtype_says(tmp_path, more):
+    for code in BYTES:
+        assert_size(tmp_path, code, more)
+
+
+def assert_size(tmp_path, code, more):
     size = 15 * BYTES[code] + more
     header = json.dumps({"X": {"dtype": code, "shape": [3, 5], "data_offsets": [0, size]}}).encode()
     path = tmp_path / "file.safetensors"

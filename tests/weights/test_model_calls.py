@@ -43,17 +43,17 @@ SCHEME = {kind: scheme for scheme in PLAIN for kind in PLAIN[scheme]}
 ONE = [(kind, how) for how, kinds in ALIKE.items() for kind in kinds.split()]
 
 
-@pytest.mark.parametrize(("kind", "how"), ONE)
 @pytest.mark.parametrize("prefix", ["encoder.layers.1.self_attn.", "decoder.layers.1.self_attn.", "h.1.attn."])
-def test_a_model_of_one_stack_calls_all_its_layers_alike(kind, how, prefix):
-    bias = "t5" if kind == "mpnet" else ""
-    assert models.attends({"model_type": kind}, SCHEME[kind], prefix) == dataclasses.replace(how, bias=bias)
+def test_a_model_of_one_stack_calls_all_its_layers_alike(prefix):
+    for kind, how in ONE:
+        bias = "t5" if kind == "mpnet" else ""
+        assert models.attends({"model_type": kind}, SCHEME[kind], prefix) == dataclasses.replace(how, bias=bias), kind
 
 
-@pytest.mark.parametrize("kind", BARTS.split())
-def test_a_model_of_two_stacks_calls_each_in_its_way(kind):
-    found = [models.attends({"model_type": kind}, "opt", prefix) for prefix in BART]
-    assert found == [BOTH, SECOND, Attends(False, OF_DECODER, TOKENS, cross=True)]
+def test_a_model_of_two_stacks_calls_each_in_its_way():
+    for kind in BARTS.split():
+        found = [models.attends({"model_type": kind}, "opt", prefix) for prefix in BART]
+        assert found == [BOTH, SECOND, Attends(False, OF_DECODER, TOKENS, cross=True)], kind
 
 
 def test_sounds_of_whisper_have_no_padding():
@@ -68,12 +68,12 @@ def test_every_plain_kind_is_a_case_above():
 ROTATING = [(scheme, kind) for scheme in ("llama", "phi3", "phi", "modernbert") for kind in KINDS[scheme]]
 
 
-@pytest.mark.parametrize(("scheme", "kind"), ROTATING)
-def test_models_that_rotate_positions_are_decoders_but_for_some_texts_and_pictures(scheme, kind):
+def test_models_that_rotate_positions_are_decoders_but_for_some_texts_and_pictures():
     encoders = ("eurobert", "gte", "nomic_bert", "jina_embeddings_v3", "modernbert")
-    how = UNPADDED if kind in NOT_ROTATING else BOTH if kind in encoders else FORWARD
-    how = dataclasses.replace(how, without=PICTURED.get(kind, ()))
-    assert models.attends({"model_type": kind}, scheme, "layers.1.self_attn.") == how
+    for scheme, kind in ROTATING:
+        how = UNPADDED if kind in NOT_ROTATING else BOTH if kind in encoders else FORWARD
+        how = dataclasses.replace(how, without=PICTURED.get(kind, ()))
+        assert models.attends({"model_type": kind}, scheme, "layers.1.self_attn.") == how, kind
 
 
 def test_encoders_and_decoders_that_rotate_positions_unlike_others_of_their_schemes():
@@ -81,11 +81,11 @@ def test_encoders_and_decoders_that_rotate_positions_unlike_others_of_their_sche
         assert models.attends({"model_type": kind}, scheme, "layers.1.self_attn.") == how
 
 
-@pytest.mark.parametrize("kind", KINDS["t5"])
-def test_tables_of_t5_are_added_to_self_attention(kind):
-    found = [models.attends({"model_type": kind}, "t5", prefix) for prefix in T5]
+def test_tables_of_t5_are_added_to_self_attention():
     expected = Attends(False, TOKENS, TOKENS, "t5"), Attends(True, OF_DECODER, OF_DECODER, "t5")
-    assert found == [*expected, Attends(False, OF_DECODER, TOKENS, cross=True)]
+    for kind in KINDS["t5"]:
+        found = [models.attends({"model_type": kind}, "t5", prefix) for prefix in T5]
+        assert found == [*expected, Attends(False, OF_DECODER, TOKENS, cross=True)], kind
 
 
 @pytest.mark.parametrize(
@@ -105,13 +105,13 @@ DECODING = "esm bert bert-generation big_bird camembert data2vec-text electra er
 DECODING += "roberta-prelayernorm roc_bert xlm-roberta xlm-roberta-xl"
 
 
-@pytest.mark.parametrize("kind", ["esm", *(kind for kind, how in ONE if how == BOTH and kind != "mpnet")])
-def test_some_encoders_are_decoders_if_they_say_so(kind):
-    model = {"model_type": kind, "is_decoder": True}
-    found = models.attends(model, SCHEME.get(kind, "bert"), "encoder.layer.1.attention.")
-    assert found == (FORWARD if kind in DECODING.split() else BOTH)
-    across = models.attends(model, SCHEME.get(kind, "bert"), "encoder.layer.1.crossattention.")
-    assert across == Attends(False, TOKENS, OF_ENCODER, cross=True)
+def test_some_encoders_are_decoders_if_they_say_so():
+    for kind in ["esm", *(kind for kind, how in ONE if how == BOTH and kind != "mpnet")]:
+        model = {"model_type": kind, "is_decoder": True}
+        found = models.attends(model, SCHEME.get(kind, "bert"), "encoder.layer.1.attention.")
+        assert found == (FORWARD if kind in DECODING.split() else BOTH), kind
+        across = models.attends(model, SCHEME.get(kind, "bert"), "encoder.layer.1.crossattention.")
+        assert across == Attends(False, TOKENS, OF_ENCODER, cross=True), kind
 
 
 @pytest.mark.parametrize("kind", ["flaubert", "xlm"])
@@ -150,12 +150,12 @@ PICTURED = {"gemma3": ("token_type_ids",)} | dict.fromkeys(
 )
 
 
-@pytest.mark.parametrize("kind", [*WHOLES.split(), *PICTURED])
-def test_a_part_is_called_as_a_model_of_its_own(kind):
-    model = CLIP | {"model_type": kind}
-    text = dataclasses.replace(FORWARD, without=PICTURED.get(kind, ()))
-    assert models.attends(model, "opt", "text_model.encoder.layers.1.self_attn.") == text
-    assert models.attends(model, "opt", "vision_model.encoder.layers.1.self_attn.") == UNPADDED
+def test_a_part_is_called_as_a_model_of_its_own():
+    for kind in [*WHOLES.split(), *PICTURED]:
+        model = CLIP | {"model_type": kind}
+        text = dataclasses.replace(FORWARD, without=PICTURED.get(kind, ()))
+        assert models.attends(model, "opt", "text_model.encoder.layers.1.self_attn.") == text, kind
+        assert models.attends(model, "opt", "vision_model.encoder.layers.1.self_attn.") == UNPADDED, kind
 
 
 @pytest.mark.parametrize("kind", ["paligemma", "gemma3n", "blip-2", None])
