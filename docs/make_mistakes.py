@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.progress import track
 
 os.environ |= {"TF_CPP_MIN_LOG_LEVEL": "3", "TF_ENABLE_ONEDNN_OPTS": "0"}  # before it is imported
-sys.path.append(str(Path(__file__).parents[1] / "tests"))
+sys.path.extend([str(Path(__file__).parents[1] / "tests" / name) for name in ("", "helpers")])
 
 import planted
 import planted_in_decodes
@@ -47,7 +47,7 @@ Look here to see how far you can trust a comparison that finds no difference. Th
 
 The framework's own layer gets wrong weights, inputs, options or biases of scores; if other keys are hidden, it gets a
 `mask`. Any other mistake is a wrong function, which replaces the lesson's function of that name during the call
-(`tests/planted_in_lessons.py`). The rest is the framework's own arithmetic in float32.
+(`tests/helpers/planted_in_lessons.py`). The rest is the framework's own arithmetic in float32.
 
 These are not planted: mistakes of gradients; fitted numbers, such as another scale; swapped samples and tokens; numbers
 of heads that do not divide the features; lower precision "everywhere", of queries alone or of dot products alone.
@@ -74,8 +74,8 @@ DECODING = """
 ## Decoding
 
 The mistakes of decoding, and three that any call may have, were planted in calls with a cache
-(`tests/planted_in_decodes.py`). A layer on NumPy reads a prompt. Its cache goes to each backend, whose lesson computes
-the next tokens.
+(`tests/helpers/planted_in_decodes.py`). A layer on NumPy reads a prompt. Its cache goes to each backend, whose lesson
+computes the next tokens.
 
 - **from the output**: "the same" means that the mistake changes only what is kept for later calls, or positions that
   causal order hides until then.

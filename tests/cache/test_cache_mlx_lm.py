@@ -1,4 +1,4 @@
-"""The caches of mlx-lm, by what their classes have: ours goes on from each. tests/real_mlx has those of mlx-lm itself.
+"""The caches of mlx-lm, by what their classes have: ours goes on from each. tests/real/mlx has those of mlx-lm itself.
 
 Letters: B samples, T tokens, D width, G heads of keys and values, S slots, d width of a head.
 """
@@ -9,10 +9,11 @@ import types
 import numpy as np
 import pytest
 from layers import random_layer
-from test_cache_native import FIRST, HEADS, B, ByHand, G, T, d, numbers, same, tokens
 
 import mha
 from mha.weights.caches import mlx_lm
+
+from .foreign import FIRST, HEADS, B, ByHand, G, T, d, numbers, same, tokens
 
 EVERY = np.arange(FIRST)
 

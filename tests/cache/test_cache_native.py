@@ -17,43 +17,7 @@ import mha
 from mha.core import dispatch
 from mha.weights.caches import foreign
 
-B, T, D, H, G, d = 2, 20, 12, 4, 2, 3
-FIRST = 9  # tokens before one decoder goes on from the other's cache
-HEADS = {"num_hiddens": D, "num_heads": H, "num_key_value_heads": G, "bias": True}
-
-
-def same(found, expected):
-    assert np.abs(found - expected).max() <= 1e-12 * np.abs(expected).max()
-
-
-def numbers(cache):
-    """Positions, lengths and what is lost, as lists."""
-    return [mha.to_numpy(X).tolist() for X in (cache.positions, cache.lengths, cache.lost)]
-
-
-def tokens(rng):
-    return rng.normal(size=(B, T, D))
-
-
-class ByHand:
-    """A decoder by hand: keys and values (B, S, G, d) are written at an index; what was not written is NaN."""
-
-    def __init__(self, attention):
-        self.weights, self.index = attention.weights, 0
-        self.keys, self.values = np.full((2, B, T, G, d), np.nan)
-
-    def __call__(self, x):
-        q, k, v = (self.dense(name, x[:, 0]) for name in ("W_q", "W_k", "W_v"))
-        self.keys[:, self.index], self.values[:, self.index] = k.reshape(B, G, d), v.reshape(B, G, d)
-        self.index += 1
-        keys, values = (X[:, : self.index].repeat(H // G, 2) for X in (self.keys, self.values))  # (B, t, H, d)
-        scores = np.einsum("bhd,bthd->bht", q.reshape(B, H, d), keys) / np.sqrt(d)
-        shares = np.exp(scores - scores.max(2, keepdims=True))
-        pooled = np.einsum("bht,bthd->bhd", shares / shares.sum(2, keepdims=True), values)
-        return self.dense("W_o", pooled.reshape(B, 1, H * d))
-
-    def dense(self, name, x):
-        return x @ self.weights[f"{name}.kernel"] + self.weights[f"{name}.bias"]
+from .foreign import FIRST, HEADS, B, ByHand, D, G, T, d, numbers, same, tokens
 
 
 class Kept(types.SimpleNamespace):

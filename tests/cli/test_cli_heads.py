@@ -12,12 +12,13 @@ import numpy as np
 import pages
 import pytest
 import safetensors.numpy
-import tiny_bert
 from commands import narrow, run
 from layers import agrees
 
 import mha
 from mha.cli import bert
+
+from . import tiny_bert
 
 pytestmark = pytest.mark.backends("numpy")
 TEXT = "The cat sat down."

@@ -1,11 +1,8 @@
 """On a terminal of 60 columns no word, number or path is broken or cut, and lines fit if their words do."""
 
-import re
-
 import numpy as np
 import pytest
 import safetensors.numpy
-from commands import narrow, run
 from rich.rule import Rule
 from stored import stored
 
@@ -17,6 +14,8 @@ from mha.cli import bench
 from mha.core import dispatch
 from mha.core.tables import text
 
+from .words import keeps_words, shown
+
 PREFIX = "model.text_encoder.layers.0.attention."
 COMMANDS = ["demo", "explain", "backends", "parity", "bench", "weights", "weights show", "convert", "compare", "audit"]
 CALL = "attention(...), NumPy arrays"
@@ -25,25 +24,6 @@ MACHINE = {
     "processor": "Abacus(R) of Many Beads 9999 @ 2.50 Hz", "cores": 2, "system": "Linux-6.18.44-x86_64-with-glibc2.36",
     "mha": "0.1.0", "python": "3.11.7", "frameworks": {"numpy": "2.4.6", "torch": "2.13.0+cpu", "tensorflow": "2.21.0"},
 }  # fmt: skip
-
-
-def shown(monkeypatch, width, *arguments):
-    """Run a command at this width: its exit code, its words without the lines of frames, its lines."""
-    narrow(monkeypatch, width)
-    mha.manual_seed(0)  # for the layer of the demo
-    result = run(*arguments, terminal_width=width - 2)  # as help is set
-    lines = (result.stdout + result.stderr).splitlines()
-    return result.exit_code, set(re.findall(r"[^\s─━│╭╮╰╯;]+", "\n".join(lines))), lines
-
-
-def keeps_words(monkeypatch, *arguments, code=0):
-    """Run a command at 60 columns, whose words must be those of a wide terminal; its lines."""
-    wide_code, wide, _ = shown(monkeypatch, 250, *arguments)
-    narrow_code, found, lines = shown(monkeypatch, 60, *arguments)
-    assert (narrow_code, wide_code) == (code, code)
-    assert found == wide
-    assert [line for line in lines if len(line) > 60 and len(line.split()) > 1] == []
-    return lines
 
 
 @pytest.mark.parametrize("width", [60, 80])

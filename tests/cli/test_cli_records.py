@@ -9,9 +9,10 @@ import small_llama
 from commands import run
 from recorded.of_torch import recorded
 from small_llama_mistakes import Interleaved
-from test_cli_narrow import keeps_words
 
 from mha import parity
+
+from .words import keeps_words
 
 NAMES = ("--names", "W_q=to_q,W_k=to_k,W_v=to_v,W_o=to_out")
 CALLED = ("--num-heads", str(audited.H), "--causal")

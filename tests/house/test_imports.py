@@ -7,13 +7,14 @@ import tomllib
 from typing import get_args
 
 import adapters
-import imported
 import pages
 import pytest
 from mha.names import BackendName
 
 import mha
 from mha.core import dispatch
+
+from . import imported
 
 # Backends of a framework that may be missing.
 OTHERS = {name: known for name, known in dispatch.FRAMEWORKS.items() if known.needs != ("numpy",)}

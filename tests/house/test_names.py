@@ -5,7 +5,6 @@ import re
 from pathlib import Path
 from typing import get_args
 
-import imported
 import numpy as np
 import pages
 import pytest
@@ -15,6 +14,8 @@ from mha import names, weights
 from mha.core import dispatch
 from mha.core.options import checks
 from mha.weights import foreign
+
+from . import imported
 
 FOLDERS = {path.parent.name for path in dispatch.FOLDER.glob("*/__init__.py")}
 HAVING = {  # what a backend says that it lacks, or has

@@ -8,11 +8,12 @@ import adapters
 import numpy as np
 import pytest
 from calls import SHAPES, B, D, H, K, Q, draw, draw_by_name, make, own
-from paths import PATHS, on, refuses
 
 import mha
 from mha.core import dispatch
 from mha.core.options.config import numpy_dtype
+
+from .paths import PATHS, on, refuses
 
 
 class Sneaky:

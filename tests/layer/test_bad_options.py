@@ -6,10 +6,11 @@ import adapters
 import numpy as np
 import pytest
 from calls import HAS_BOOK, draw, make, own
-from paths import refuses
 
 import mha
 from mha.core import dispatch
+
+from .paths import refuses
 
 # Layers. What the book's names take too comes first.
 

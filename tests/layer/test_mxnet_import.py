@@ -175,7 +175,7 @@ def test_a_broken_mxnet_raises_its_own_error_and_leaves_nothing_behind(tmp_path,
 
 # 2. The results are those of MXNet 1.9.1 on NumPy 1.23.5, written there by make_vectors.py.
 
-VECTORS = Path(__file__).parents[1] / "vectors" / "mxnet.safetensors"
+VECTORS = Path(__file__).parent / "mxnet.safetensors"
 CASES = ["dot-float64", "dot-float32", "additive-float64", "additive-float32"]
 
 

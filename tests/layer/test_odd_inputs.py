@@ -4,11 +4,12 @@ import adapters
 import numpy as np
 import pytest
 from calls import SHAPES, B, H, K, Q, draw, draw_by_name, make, own
-from paths import PATHS, on, refuses, taken
 
 import mha
 from mha import parity
 from mha.core import dispatch
+
+from .paths import PATHS, on, refuses, taken
 
 # Lengths and masks
 

@@ -4,10 +4,11 @@ import adapters
 import formula
 import numpy as np
 import pytest
-from test_options import ALL, K, Q, agree, inputs, layer
 
 import mha
 from mha import parity
+
+from .modern import ALL, K, Q, agree, inputs, layer
 
 POSITIONS = np.array([[-1, 0, 4, 2, 2], [3, 9, -7, 1, 5]])
 KEYS = np.array([[-1, -1, 0, 1, 2, 3, 4], [6, 5, 3, -1, 2, 1, 0]])

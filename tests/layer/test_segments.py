@@ -4,12 +4,13 @@ import adapters
 import formula
 import numpy as np
 import pytest
-from test_options import ALL, B, K, Q, agree, inputs, layer
 
 import mha
 from mha import parity
 from mha.core.call import Call
 from mha.core.engine.visible_range import known_used
+
+from .modern import ALL, B, K, Q, agree, inputs, layer
 
 SEGMENTS = np.array([[2, 2, -1, 0, 0], [1, 0, 1, 0, 5]])
 KEYS = np.array([[2, 2, 2, -1, 0, 0, -3], [0, 1, 0, 1, -1, 1, 7]])

@@ -1,7 +1,6 @@
 """The names of the book's next edition: its layer and its pooling, as its chapter on attention makes and calls them."""
 
 import adapters
-import next_book
 import numpy as np
 import pages
 import pytest
@@ -11,6 +10,8 @@ import mha
 from mha import parity
 from mha.core import dispatch
 from mha.core.call import Call
+
+from . import next_book
 
 B, Q, K, H, d, dv = 2, 3, 5, 7, 11, 13
 D = H * d

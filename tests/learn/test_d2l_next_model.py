@@ -5,7 +5,6 @@ import importlib
 import sys
 
 import adapters
-import next_book
 import numpy as np
 import pytest
 from mha.d2l.next import model, names, text
@@ -13,6 +12,8 @@ from mha.d2l.next import model, names, text
 import mha
 from mha import parity
 from mha.core import dispatch
+
+from . import next_book
 
 B, T, H, D, N = 2, 7, 5, 30, 11  # N characters are known
 BLOCKS = 2

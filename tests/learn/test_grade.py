@@ -5,13 +5,14 @@ import os
 import numpy as np
 import pytest
 from commands import run
-from graded.hostile import IN_A_LEVEL, WHILE_LOADED
-from graded.mistaken import RIGHT
-from graded.of_numpy import IN_NUMPY
-from graded.running import failed, graded, lacking, right
 
 from mha.learn.grade.cases import cases
 from mha.learn.grade.levels import LEVELS, chosen
+
+from .graded.hostile import IN_A_LEVEL, WHILE_LOADED
+from .graded.mistaken import RIGHT
+from .graded.of_numpy import IN_NUMPY
+from .graded.running import failed, graded, lacking, right
 
 LONG = pytest.mark.long("numpy")  # of many of one kind, all but a few
 

@@ -6,11 +6,12 @@ import warnings
 
 import pytest
 from commands import run
-from graded.running import failed, graded, right
 
 from mha.learn.grade import classes, files
 from mha.learn.grade.grade import Grader
 from mha.learn.grade.levels import chosen
+
+from .graded.running import failed, graded, right
 
 LAYER = right("numpy_layer")
 LONG = LAYER.replace("< lens[..., None], X, -1e6", "<= lens[..., None], X, -1e6")

@@ -4,10 +4,11 @@ import itertools
 import re
 
 import pytest
-from graded.mistaken import STYLES
-from graded.of_others import IN_JAX, IN_TENSORFLOW
-from graded.of_torch import IN_TORCH
-from graded.running import failed, graded, lacking, right
+
+from .graded.mistaken import STYLES
+from .graded.of_others import IN_JAX, IN_TENSORFLOW
+from .graded.of_torch import IN_TORCH
+from .graded.running import failed, graded, lacking, right
 
 QUICK = {"torch": 1}  # so many mistakes in a framework are graded without --long
 

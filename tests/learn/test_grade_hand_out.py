@@ -7,13 +7,14 @@ import sys
 
 import pytest
 from commands import run
-from graded.mistaken import RIGHT
-from graded.running import failed
 
 from mha.core import dispatch
 from mha.learn.grade import hand_out
 from mha.learn.grade.grade import Grader
 from mha.learn.grade.levels import LEVELS, chosen
+
+from .graded.mistaken import RIGHT
+from .graded.running import failed
 
 LONG = pytest.mark.long(*dispatch.FRAMEWORKS)
 

@@ -1,4 +1,4 @@
-"""`mha.heads`: the importance of each head, and layers without some, against the plain formula of tests/formula.py."""
+"""`mha.heads`: the importance of each head, and layers without some, against the plain formula of `formula.py`."""
 
 import adapters
 import formula

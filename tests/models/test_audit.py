@@ -13,12 +13,9 @@ from small_llama_mistakes import IN_A_CALL, Interleaved, NoCache, PositionsFromZ
 
 from mha import parity
 
+from .verdicts import LAYERS, verdicts
+
 pytestmark = pytest.mark.backends("torch")
-LAYERS = ["layers.0.self_attn", "layers.1.self_attn", "layers.2.self_attn"]
-
-
-def verdicts(report):
-    return {row.path: row.verdict for row in report.layers}
 
 
 def reasons(report):

@@ -6,12 +6,13 @@ import audited
 import numpy as np
 import pytest
 from audited import B, D, H, T
-from test_audit_own_layers import OWN, around, context, notes, of_framework, verdicts
 
 import mha
 from mha import parity
 from mha.core import dispatch
 from mha.parity import audit_record, record
+
+from .own_layers import OWN, around, context, notes, of_framework, verdicts
 
 __all__ = ["context"]  # around each test here, too
 

@@ -16,7 +16,8 @@ from mha import parity
 from mha.core import dispatch
 from mha.parity import audit_record, record
 
-OWN = ("torch", "tensorflow", "jax", "mlx")
+from .own_layers import OWN, around, notes, of_framework, verdicts
+
 # What the constructors take, all of it: what says the size, kind or start of weights, or is asked by `mha.from_native`.
 MADE = {
     "torch": "embed_dim num_heads dropout bias add_bias_kv add_zero_attn kdim vdim batch_first device dtype",
@@ -33,24 +34,8 @@ MADE = {
 }
 
 
-@pytest.fixture(autouse=True)
-def context(backend):
-    """What MXNet needs around its arrays."""
-    with dispatch.load(backend).context("float32"):
-        yield
-
-
 def taps_of(backend):
     return importlib.import_module(f"mha.models.frameworks.{backend}")
-
-
-def notes(report):
-    """The verdict and the note of each layer."""
-    return {row.path: (row.verdict, row.note) for row in report.layers}
-
-
-def verdicts(report):
-    return {row.path: row.verdict for row in report.layers}
 
 
 @pytest.mark.backends(*OWN)
@@ -65,51 +50,6 @@ def test_each_argument_that_a_layer_takes_is_declared(backend):
     for name in dispatch.facts("LAYERS")[backend]:
         place, _, last = name.rpartition(".")
         assert issubclass(getattr(importlib.import_module(place), last), tuple(calls)), name
-
-
-def around(backend, make, call):
-    """A model with one layer, `layer`, and a function of it and of arrays that is the model's call."""
-    if backend == "torch":
-        import torch
-
-        class Model(torch.nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.layer = make()
-
-            def forward(self, *args, **kwargs):
-                return call(self.layer, *args, **kwargs)
-    elif backend == "tensorflow":
-        import keras
-
-        class Model(keras.Model):
-            def __init__(self):
-                super().__init__()
-                self.layer = make()
-
-            def call(self, X, *args, **kwargs):
-                return call(self.layer, X, *args, **kwargs)
-    elif backend == "jax":
-        from flax import nnx
-
-        class Model(nnx.Module):
-            def __init__(self):
-                self.layer = make()
-
-            def __call__(self, *args, **kwargs):
-                return call(self.layer, *args, **kwargs)
-    else:
-        from mlx import nn
-
-        class Model(nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.layer = make()
-
-            def __call__(self, *args, **kwargs):
-                return call(self.layer, *args, **kwargs)
-
-    return Model()
 
 
 def derived(backend):
@@ -155,10 +95,6 @@ def derived(backend):
             return output * (2 if louder else 1)
 
     return lambda: Ordered(D, H), {"mask": mx.tri(T, T, 2, dtype=mx.bool_)}
-
-
-def of_framework(backend, X):
-    return dispatch.load(backend).tensor(X)
 
 
 @pytest.mark.backends(*OWN)

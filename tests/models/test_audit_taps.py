@@ -9,10 +9,11 @@ import numpy as np
 import pages
 import pytest
 import safetensors.numpy
-import tiny_llama as llama
 
 import mha
 from mha.parity import audit_taps
+
+from . import tiny_llama as llama
 
 B, T, S, FIRST = 2, 11, 13, 7
 LENGTHS = np.array([S, S])
@@ -37,7 +38,7 @@ def place(arrays, tmp_path):
 
 def generated(arrays, wrong=(None, "")):
     """The taps of a prompt and of two words after it, each with the keys of all tokens so far."""
-    import llama_of_jax as port
+    from . import llama_of_jax as port
 
     tokens = np.random.default_rng(1).integers(1, llama.WORDS, (B, T))
     params, cache, entered, start = port.ported(arrays), port.empty_cache(B, S), None, 0
@@ -65,7 +66,7 @@ def test_functions_of_jax_are_judged_by_a_checkpoint_with_a_cache_and_without(ar
 
 @pytest.mark.backends("jax")
 def test_the_page_runs(arrays, place, monkeypatch):
-    import llama_of_jax as port
+    from . import llama_of_jax as port
 
     def step(params, tokens, cache):
         logits, cache, taps = port.step(params, tokens, cache, 0, LENGTHS)
@@ -108,9 +109,10 @@ def test_weights_that_were_taken_wrongly_are_named(arrays, place):
 @pytest.mark.backends("jax")
 @pytest.mark.parametrize("apart", [False, True], ids=["Dense", "DenseGeneral"])
 def test_a_port_to_flax_is_judged_by_a_checkpoint_of_pytorch(arrays, place, apart, rng):
-    import llama_of_jax as port
     from flax import linen
     from jax import numpy as jnp
+
+    from . import llama_of_jax as port
 
     class Attention(linen.Module):
         def setup(self):

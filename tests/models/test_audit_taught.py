@@ -6,10 +6,11 @@ import safetensors.torch
 import torch
 from small_llama import Attention, Model, tokens
 from small_llama_mistakes import Interleaved
-from test_audit import LAYERS, verdicts
 
 import mha
 from mha import parity
+
+from .verdicts import LAYERS, verdicts
 
 pytestmark = pytest.mark.backends("torch")
 

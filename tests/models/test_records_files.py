@@ -18,7 +18,7 @@ from mha.models.records import storing
 from mha.weights.files import FileError
 
 pytestmark = pytest.mark.backends("torch")
-TESTS = Path(__file__).parents[1]
+HELPERS = Path(__file__).parents[1] / "helpers"
 KILLED = """
 import os, signal, sys
 sys.path.insert(0, sys.argv[2])
@@ -95,7 +95,7 @@ def test_a_long_header_moves_the_arrays(tmp_path, monkeypatch):
 def test_the_file_of_a_killed_run_is_refused(tmp_path, where):
     path = tmp_path / "ours.safetensors"
     recorded(path=path)  # of an earlier run
-    done = subprocess.run([sys.executable, "-c", KILLED, path, TESTS, where], capture_output=True, check=False)
+    done = subprocess.run([sys.executable, "-c", KILLED, path, HELPERS, where], capture_output=True, check=False)
     assert done.returncode == -9, done.stderr
     assert sorted(os.listdir(tmp_path)) == ["ours.safetensors", "ours.safetensors.unfinished"]
     left = tmp_path / "ours.safetensors.unfinished"

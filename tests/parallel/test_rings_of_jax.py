@@ -2,7 +2,6 @@
 
 import checked
 import pytest
-from test_devices_of_jax import found
 
 pytestmark = pytest.mark.backends("jax")
 CHECKS = "rings_of_jax"
@@ -22,7 +21,7 @@ LONG = [  # they compile for a minute together
 @pytest.fixture(scope="module")
 def outcomes(request, tmp_path_factory):
     """The results of all checks."""
-    return found(tmp_path_factory.mktemp("rings"), *checked.asked(request), module=CHECKS)
+    return checked.on_devices(CHECKS, tmp_path_factory.mktemp("rings"), *checked.asked(request))
 
 
 @pytest.mark.parametrize("name", checked.parameters(CHECKS, "jax", *LONG))

@@ -3,14 +3,14 @@
 import numpy as np
 import planted
 import pytest
-import twins
-import twins_of_two
 
 from mha.parity.diagnosis.mistakes.catalogue import CATALOGUE, FORMS
 from mha.parity.diagnosis.mistakes.of_precision import ROUNDINGS
 from mha.parity.diagnosis.pipeline.parts import all_steps
 from mha.parity.diagnosis.pipeline.plan import plan_of
 from mha.parity.rule.problem import problem
+
+from . import twins, twins_of_two
 
 EXACT = ROUNDINGS[-2:]  # those that an exact formula gives, but for a number that lies between two steps
 SILENT = {("the rotation is off by one", "both, from position 1 on")}  # it changes no distance

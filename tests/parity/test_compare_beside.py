@@ -4,12 +4,13 @@ import numpy as np
 import pytest
 import safetensors.numpy
 from commands import run
-from ported import H, made, with_weights
 
 from mha import parity
 from mha.core.options.config import numpy_dtype
 from mha.weights.readers.safetensors_file import SafetensorsFile
 from mha.weights.schemes import from_canonical
+
+from .ported import H, made, with_weights
 
 T5, BERT, GPT2 = "encoder.block.0.layer.0.SelfAttention.", "encoder.layer.0.attention.", "h.0.attn."
 TABLE = "relative_attention_bias.weight"

@@ -8,11 +8,12 @@ import pytest
 import safetensors.numpy
 from commands import narrow, run
 from pages import text
-from ported import H, made, neighbours, stored, with_weights
 
 import mha
 from mha import parity
 from mha.core.options.config import numpy_dtype
+
+from .ported import H, made, neighbours, stored, with_weights
 
 LEFT_OUT = "not compared: 1 array of B (embeddings)"  # of a file that `stored` writes, beside one of mha's own
 BERT, LLAMA = "layer.0.attention.", "model.layers.0.self_attn."

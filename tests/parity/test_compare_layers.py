@@ -2,10 +2,11 @@
 
 import numpy as np
 import pytest
-from ported import D, H, interleaved, made, neighbours, with_weights
 
 import mha
 from mha import parity
+
+from .ported import D, H, interleaved, made, neighbours, with_weights
 
 
 def test_layers_of_any_backend(backend):

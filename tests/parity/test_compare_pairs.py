@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 import safetensors.numpy
 from commands import run
-from ported import H, made, stored, with_weights
 
 import mha
 from mha import parity
 from mha.weights.schemes import from_canonical
+
+from .ported import H, made, stored, with_weights
 
 GPT2, TIMM = "h.{}.attn.", "blocks.{}.attn."
 LAYERS = [made(seed) for seed in range(6)]

@@ -2,12 +2,13 @@
 
 import numpy as np
 import pytest
-from ported import made, neighbours, with_weights
 
 import mha
 from mha import parity
 from mha.core.options.config import numpy_dtype
 from mha.parity.diagnosis.compare import two_layers
+
+from .ported import made, neighbours, with_weights
 
 WIDTH, HEADS, GROUPS = 96, 6, 2  # heads of 16: to permute pairs twice is not to permute them back
 

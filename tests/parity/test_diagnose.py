@@ -220,7 +220,7 @@ def test_dropout_left_on_is_told_by_its_weights(p, norm):
 
 
 def test_unknown_mistakes_are_said_to_be_unknown():
-    """tests/unknown_mistakes.py tries more of them; docs/parity.md has the figure."""
+    """tests/programs/unknown_mistakes.py tries more of them; docs/parity.md has the figure."""
     seen = 0
     for seed in range(2):
         for same, mistakes, kind in unknown_mistakes.named(seed):

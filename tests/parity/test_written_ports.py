@@ -3,8 +3,6 @@
 import numpy as np
 import pytest
 from ports import Port
-from written_ports import PORTS, made, report_of
-from written_ports.gradients import Backward
 
 import mha
 from mha import parity
@@ -13,6 +11,9 @@ from mha.parity.diagnosis.mistakes.of_gradients import DROPOUT, GRADIENT_MISTAKE
 from mha.parity.diagnosis.mistakes.of_precision import ROUNDINGS
 from mha.parity.diagnosis.search.numbers import NUMBERS
 from mha.parity.diagnosis.wrong_setup.calls import SWAPPED
+
+from .written_ports import PORTS, made, report_of
+from .written_ports.gradients import Backward
 
 RIGHT = [port for port in PORTS if not port.seen]
 WRONG = [port for port in PORTS if port.seen]

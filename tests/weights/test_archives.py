@@ -13,13 +13,14 @@ import malformed
 import ml_dtypes
 import numpy as np
 import pytest
-from checkpoints import PARTS, SECOND, D, H, model, of_layer
 from commands import run
 from layers import assert_same_weights
 from stored import asked, heads, stored
 
 import mha
 from mha.weights import readers, schemes
+
+from .checkpoints import PARTS, SECOND, D, H, model, of_layer
 
 QUERY = f"{SECOND}self.query.weight"
 

@@ -10,11 +10,12 @@ import malformed
 import numpy as np
 import pytest
 import safetensors.numpy
-from checkpoints import SECOND, H, model, of_layer
 from commands import run
 from layers import assert_same_weights
 
 import mha
+
+from .checkpoints import SECOND, H, model, of_layer
 
 NAMES = ["model.safetensors", "pytorch_model.bin", "odd 'name\" \N{SNOWMAN}.pt"]
 

@@ -12,7 +12,6 @@ import pytest
 import safetensors.numpy
 from commands import run
 from layers import assert_same_weights
-from test_gates_in_files import AT, QWEN
 
 import mha
 from mha import parity
@@ -20,6 +19,8 @@ from mha.core import dispatch
 from mha.core.options.config import Config, shapes
 from mha.weights import models, readers, schemes
 from mha.weights.readers import quantised
+
+from .gated_layers import AT, QWEN
 
 H, D, G = 2, 64, 32
 CONFIG = {"model_type": "gpt2", "n_head": H}

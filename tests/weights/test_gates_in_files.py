@@ -12,20 +12,14 @@ import safetensors.numpy
 import mha
 from mha.weights import models, schemes
 
-D, H, d, dv = 13, 3, 6, 7
-MODEL = {"num_attention_heads": H, "num_key_value_heads": H, "head_dim": d, "hidden_size": D, "rms_norm_eps": 1e-5}
-QWEN = MODEL | {
-    "model_type": "qwen3_next",
-    "partial_rotary_factor": 0.7,
-    "layer_types": ["linear_attention", "full_attention"],
-}
+from .gated_layers import AT, MODEL, QWEN, D, H, d, dv
+
 GEMMA = {
     "model_type": "gemma4_text",
     "global_head_dim": d,
     "num_hidden_layers": 4,
     "layer_types": 2 * ["full_attention"],
 }
-AT = "model.layers.1.self_attn."
 
 
 def arrays(rng, width=d, **others):

@@ -17,26 +17,10 @@ from stored import stored
 import mha
 from mha.weights import models
 
-H, G, d, D = 4, 2, 6, 20
-PREFIX = "model.layers.1.self_attn."
-MODEL = {"num_attention_heads": H, "num_key_value_heads": G, "hidden_size": D, "head_dim": d, "rms_norm_eps": 1e-5}
-MODEL |= {
-    "attention_dropout": 0.1,
-    "max_position_embeddings": 128,
-    "tie_word_embeddings": False,
-    "attention_bias": True,
-}
+from .llama_config import LLAMA, MODEL, PREFIX, WINDOWED, WINDOWS, D, G, H, arrays, d
+
 LLAMA3 = {"factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 3.0, "original_max_position_embeddings": 64}
 SLOWED = mha.Rotary(frequencies=mha.llama3_frequencies(d, 5e5, 4.0, 1.0, 3.0, 64))
-
-
-def arrays(rng, *, bias=False, normed=False):
-    """A layer as LLaMA has it."""
-    shapes = {"q_proj.weight": (H * d, D), "k_proj.weight": (G * d, D), "v_proj.weight": (G * d, D)}
-    shapes |= {f"{name}_proj.bias": (n * d,) for name, n in (("q", H), ("k", G), ("v", G)) if bias}
-    shapes |= {f"{name}_norm.weight": (d,) for name in "qk" if normed}
-    shapes |= {"o_proj.weight": (D, H * d)}
-    return {PREFIX + name: rng.normal(size=shape).astype("float32") for name, shape in shapes.items()}
 
 
 @pytest.fixture
@@ -52,11 +36,9 @@ def write(tmp_path, rng):
     return written
 
 
-WINDOWED = ["full_attention", "sliding_attention"]
 FOURTHS = mha.Rotary(base=1e6, frequencies=tuple(angle / 4 for angle in mha.Rotary(d, 1e6).angles()))
 NORMS = {"qk_norm": mha.Norm("rms", 1e-5)}
 PLAIN = {"num_heads": H, "num_key_value_heads": G, "key_dim": d, "rotary": mha.Rotary()}
-WINDOWS = {"use_sliding_window": True, "sliding_window": 8}
 # What a model says, what its arrays have besides, and the options of the layer.
 MODELS = {
     "LLaMA 2": ({"model_type": "llama"}, {}, {}),
@@ -158,7 +140,6 @@ def test_arguments_that_say_the_same_are_no_contradiction(write, name):
     assert mha.load(path, "numpy", num_heads=H, **again).config == config
 
 
-LLAMA = {"model_type": "llama"}
 QWEN2 = {"model_type": "qwen2", **WINDOWS}
 REFUSED = {
     "no object": ("[]", {}, "expected a JSON object, not []"),

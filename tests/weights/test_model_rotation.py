@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 import safetensors.numpy
 from commands import run
-from test_model_config import MODEL, PREFIX, D, G, H, arrays, d
 
 import mha
 from mha.weights import models
+
+from .llama_config import MODEL, PREFIX, D, G, H, arrays, d
 
 LLAMA = {"model_type": "llama"}
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}

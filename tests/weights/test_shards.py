@@ -6,12 +6,13 @@ import re
 import numpy as np
 import pytest
 import safetensors.numpy
-from checkpoints import FIRST, INDEX, SECOND, SHARDS, H, model, of_layer, opening, places, write_index, write_shards
 from commands import run
 from layers import assert_same_weights
 
 import mha
 from mha import parity
+
+from .checkpoints import FIRST, INDEX, SECOND, SHARDS, H, model, of_layer, opening, places, write_index, write_shards
 
 QUERY, VALUE = f"{SECOND}self.query.weight", f"{SECOND}self.value.weight"
 
