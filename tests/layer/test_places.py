@@ -22,7 +22,7 @@ EACH = [pytest.param(name, marks=LONG if name == "of keys" else ()) for name in 
 
 
 @pytest.mark.parametrize("name", EACH)
-@pytest.mark.parametrize("readable", [False, True], ids=["fast", "lesson"])
+@pytest.mark.parametrize("readable", [False, pytest.param(True, marks=LONG)], ids=["fast", "lesson"])
 def test_the_formula(backend, rng, name, readable):
     attention, arrays, call = layer(backend, **ALL, readable=readable), inputs(rng), dict(CALLS[name])
     if "mask" in call:
@@ -45,11 +45,10 @@ def test_positions_one_after_another_are_an_offset(backend, rng):
     assert agree(attention(*arrays, causal=True, **moved), expected)
 
 
-@pytest.mark.parametrize("padding", [np.nan, 1e30], ids=str)
-def test_padding_on_either_side_is_as_if_it_were_not_there(backend, rng, padding):
+def test_padding_on_either_side_is_as_if_it_were_not_there(backend, rng):
     attention = layer(backend, **ALL)
     short, long = rng.normal(size=(1, 4, 11)), rng.normal(size=(1, 6, 11))
-    empty = np.full((1, 2, 11), padding)
+    empty = np.full((1, 2, 11), np.nan)
     left, right = np.concatenate([empty, short], 1), np.concatenate([short, empty], 1)
     X = np.concatenate([left, right, long])
     places = np.array([[-1, -1, 0, 1, 2, 3], [0, 1, 2, 3, -1, -1], [0, 1, 2, 3, 4, 5]])
@@ -72,7 +71,7 @@ def test_padding_sends_no_gradient(backend, rng):
     assert np.abs(gradients["keys"]).max() > 0
 
 
-@pytest.mark.parametrize("dtype", ["int8", "uint8", "int32", "int64", "uint64"])
+@pytest.mark.parametrize("dtype", ["int8", "uint64"])
 def test_integers_of_any_width_are_positions(backend, rng, dtype):
     attention, arrays, places = layer(backend, **ALL), inputs(rng), [2, 0, 3, 1, 4]
     expected = attention(*arrays, causal=True, positions=places)

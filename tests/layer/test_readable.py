@@ -37,7 +37,9 @@ def ran(backend, monkeypatch):
 
 def test_the_lesson_runs_at_every_call(backend, rng, ran):
     attention, arrays = make(backend, readable=True), draw(rng)
-    for call in (attention, attention, attention.trace):
+    output, base = attention(*arrays, [3, 7]), attention.to("numpy")(*arrays, [3, 7])
+    assert parity.error(output, base) <= parity.bound(attention.config.dtype, base, base)
+    for call in (attention, attention.trace):
         ran.clear()
         call(*arrays, [3, 7])
         expected = set(STEPS) - ({"blank_unused"} if call is attention.trace else set())
@@ -46,7 +48,7 @@ def test_the_lesson_runs_at_every_call(backend, rng, ran):
 
 def test_the_lesson_runs_for_gradients(backend, rng, ran):
     attention, arrays = make(backend, readable=True), draw(rng)
-    for call in (attention.gradients, attention.vjp, attention.vjp):
+    for call in (attention.gradients, attention.vjp):
         ran.clear()
         call(*arrays, [3, 7])
         assert {name for name, _ in ran} >= set(STEPS), call
@@ -72,22 +74,11 @@ def test_another_backend_is_readable_too(backend):
     assert "readable" not in repr(make(backend))
 
 
-# JAX compiles every operation; `mha parity --suite full` tries all.
-LONG = pytest.mark.long("jax")
-OTHERS = pytest.mark.backends(*(name for name in dispatch.FRAMEWORKS if name != "jax"))
-
-
-@pytest.mark.parametrize(
-    "case",
-    [
-        pytest.param(case, id=case.name, marks=OTHERS if case.score_bias else LONG if case.name == "additive" else ())
-        for case in CASES
-    ],
-)
-@pytest.mark.parametrize("dtype", ["float64", pytest.param("float32", marks=OTHERS)])
-def test_the_numbers_are_the_same(backend, monkeypatch, case, dtype):
+@pytest.mark.long("jax")  # which compiles every operation; `mha parity --suite full` tries all
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_the_numbers_are_the_same(backend, monkeypatch, case):
     monkeypatch.setenv("MHA_READABLE", "1")
-    assert [str(result) for result in parity.check_case(backend, case, dtype) if not result.passed] == []
+    assert [str(result) for result in parity.check_case(backend, case, "float64") if not result.passed] == []
 
 
 def test_dropout_of_a_readable_layer(backend, rng):

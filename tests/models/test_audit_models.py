@@ -19,7 +19,7 @@ PLANTED = [
     pytest.param(kind, mistake, marks=pytest.mark.backends(backend))
     for kind, backend in KINDS.items()
     for mistake in WORDS
-    if mistake != "heads" or kind.endswith(".taught")
+    if mistake == "mask" or kind.endswith(".taught")
 ]
 LIKE = [
     pytest.param(f"{name}.{one['LIKE']}", marks=pytest.mark.backends(one["BACKEND"]))
@@ -88,7 +88,7 @@ def test_a_transposed_kernel_is_named_by_another_model(made, kind):
     assert audit_of(made(kind), like=right)
 
 
-@pytest.mark.parametrize("kind", OF_ALL)
+@pytest.mark.parametrize("kind", [one for one in OF_ALL if ".taught" in one.values[0]])
 def test_a_model_that_raises_is_as_it_was(made, kind):
     one = made(kind)
     before = one.state(one.model)

@@ -80,12 +80,12 @@ NAMED = [
 def test_a_mistake_is_named_first(decoder, name, options, lengths, size, what):
     prompt = 4 if lengths is None else max(lengths)
     prompt = 6 if size is None and lengths is None else prompt
-    for given in what:
+    for given in what[:2]:
         found = diagnosed(decoder, options, lengths, size, given=given, prompt=prompt)
         assert found.mistakes == (name,), (given, str(found))
 
 
-@pytest.mark.parametrize("rows", [[2, 0, 1], [1, 2, 0], [0, 0, 0], [1, 0, 2], [0, 2, 1]], ids=str)
+@pytest.mark.parametrize("rows", [[2, 0, 1], [0, 0, 0]], ids=str)
 @pytest.mark.parametrize(
     ("decoder", "name"),
     [(decoders.OfOthers, "beams are reordered for keys alone"),
@@ -100,8 +100,7 @@ def test_slots_of_other_samples_are_named(decoder, name, rows):
     assert diagnosed(Reordered, TURNED, EVEN, 11).mistakes == (name,)
 
 
-@pytest.mark.parametrize("factor", [2, 4, 8])
-@pytest.mark.parametrize("decoder", [decoders.Stretched, decoders.StretchedBase])
+@pytest.mark.parametrize(("decoder", "factor"), [(decoders.Stretched, 2), (decoders.StretchedBase, 8)])
 def test_a_rotation_that_is_stretched_is_named(decoder, factor):
     class Stretched(decoder):
         pass
@@ -112,8 +111,7 @@ def test_a_rotation_that_is_stretched_is_named(decoder, factor):
     assert f"by {factor}" in found.explanations[0].how[0]
 
 
-@pytest.mark.parametrize("turns", [1, -1])
-@pytest.mark.parametrize("stays", [False, True])
+@pytest.mark.parametrize(("turns", "stays"), [(1, False), (-1, True)])
 def test_keys_that_are_moved_on_are_named(turns, stays):
     class Moved(decoders.TurnedAgain):
         def again(self, place):
@@ -146,8 +144,7 @@ def test_a_portion_that_is_written_first_is_named():
     assert found.mistakes == ("a portion overwrites what its first queries see",), found
 
 
-@pytest.mark.parametrize("count", [1, 2])
-@pytest.mark.parametrize("lengths", [EVEN, RAGGED], ids=["even", "ragged"])
+@pytest.mark.parametrize(("lengths", "count"), [(EVEN, 1), (RAGGED, 2)], ids=["even", "ragged"])
 def test_a_window_that_is_ignored_is_told_of_no_ring(lengths, count):
     attention, cache = begun({"window": (2, None)}, lengths, 11)
     without, other = begun({}, lengths, 11)

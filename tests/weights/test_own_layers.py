@@ -21,8 +21,7 @@ OWN = {
 
 
 @pytest.mark.backends(*OWN)  # NumPy and MXNet bring no such layer, and MLX none that is of float64, MLX none of float64
-@pytest.mark.parametrize("dtype", ["float64", "float32"])
-@pytest.mark.parametrize("equal", [True, False], ids=["equal-widths", "unequal-widths"])
+@pytest.mark.parametrize(("equal", "dtype"), [(True, "float32"), (False, "float64")], ids=["equal", "unequal"])
 def test_own_layer_of_the_framework_agrees(backend, rng, dtype, equal):
     name, widths = OWN[backend]
     peer, B, Q, K, D, H = peers.of(name), 3, 5, 7, 8, 2
