@@ -30,40 +30,6 @@ GROUPED, WINDOW = Shape("grouped", 2, 33, 24, 6, G=2), Shape("window", 2, 31, 22
 # What is measured
 
 
-def test_shapes():
-    sizes = {name: (shape.B, shape.T, shape.D, shape.H) for name, shape in cases.SHAPES.items() if "-" not in name}
-    assert sizes == {
-        "S": (2, 6, 100, 5), "S32": (1, 32, 128, 4), "S64": (8, 64, 256, 8),
-        "M": (8, 128, 512, 8), "L": (1, 1024, 768, 12), "XL": (1, 4096, 512, 8),
-        "R": (16, 512, 512, 8), "C": (1, 4096, 512, 8), "G": (1, 4096, 512, 8), "W": (1, 4096, 512, 8),
-        "P": (1, 4096, 256, 4), "D": (1, 1024, 512, 8),
-    }  # fmt: skip
-    assert [name for name, shape in cases.SHAPES.items() if shape.causal and not shape.decodes] == ["C", "W"]
-    assert {name: shape.G for name, shape in cases.SHAPES.items() if shape.G and not shape.decodes} == {"G": 2}
-    decoded = {name: (shape.B, shape.T, shape.G) for name, shape in cases.SHAPES.items() if shape.decodes}
-    assert decoded == {
-        "D": (1, 1024, None), "D-8192": (1, 8192, None), "D-16": (16, 1024, None), "D-16-8192": (16, 8192, None),
-        "D-G": (1, 1024, 2), "D-G-8192": (1, 8192, 2), "D-G-16": (16, 1024, 2), "D-G-16-8192": (16, 8192, 2),
-    }  # fmt: skip
-    assert {name: shape.window for name, shape in cases.SHAPES.items() if shape.window} == {"W": (511, 0)}
-    assert {name: shape.segments for name, shape in cases.SHAPES.items() if shape.segments} == {"P": 16}
-    assert np.array_equal(cases.SHAPES["P"].segment_numbers(), np.repeat(np.arange(16), 256)[None])
-    assert cases.SHAPES["P"].lengths() is cases.SHAPES["C"].lengths() is cases.SHAPES["W"].lengths() is None
-    assert cases.SHAPES["G"].lengths().tolist() == cases.SHAPES["XL"].lengths().tolist()
-    assert cases.SHAPES["M"].lengths().tolist() == 8 * [96]
-    for name in ("S", "S32", "S64"):
-        assert cases.SHAPES[f"{name}-all"] == dataclasses.replace(cases.SHAPES[name], name=f"{name}-all", keys="all")
-        ragged = dataclasses.replace(cases.SHAPES[name], name=f"{name}-ragged", keys="ragged")
-        assert cases.SHAPES[f"{name}-ragged"] == ragged
-    ragged = cases.SHAPES["R"].lengths()
-    assert len(set(ragged)) > 10
-    assert 1 <= min(ragged) < 128 < 384 < max(ragged) <= 512
-    assert set(Shape("", 99, 3, 1, 1, keys="ragged").lengths()) == {1, 2, 3}
-    inputs, cotangent = cases.SHAPES["S"].inputs(), cases.SHAPES["S"].cotangent()
-    assert inputs.shape == cotangent.shape == (2, 6, 100)
-    assert not np.array_equal(inputs, cotangent)
-
-
 def test_the_help_shows_the_shapes():
     text = run("bench", "--help").stdout
     assert re.search(r"Examples:\n.*mha bench", text)
@@ -134,7 +100,7 @@ MORE = {"inference": pytest.mark.backends(*adapters.EAGER), "training": pytest.m
 WAYS = [
     pytest.param(kind, shape, id=f"{kind}-{shape.name}", marks=MORE[kind] if more else ())
     for kind in cases.PASSES
-    for more, shape in enumerate([RAGGED, CAUSAL, GROUPED, WINDOW, PACKED, ALL])
+    for more, shape in enumerate([RAGGED, GROUPED, WINDOW, PACKED])
 ]
 
 
@@ -286,58 +252,6 @@ def test_times(monkeypatch):
     assert order[8 + 11 : 8 + 22] == 4 * ["readable"] + 7 * [REFERENCE]
     assert worker.times("numpy", "S", "inference", ["readable"], 0)["ratios"] == {}
     assert worker.times("numpy", "S", "inference", [REFERENCE, "readable"], 0)["rounds"] == 5
-
-
-@pytest.mark.parametrize(("shape", "like", "other"), [
-    ("G", GROUPED, "8 key-value heads"), ("W", WINDOW, "no window"),
-])  # fmt: skip
-@pytest.mark.parametrize("kind", cases.PASSES)
-def test_a_layer_with_an_option_is_timed_beside_all_others(monkeypatch, shape, like, other, kind):
-    """Those that compute the same agree; the layer without the option, which does not, is timed and not compared."""
-    names = list(worker.implementations("numpy", kind)["roles"][shape])
-    monkeypatch.setitem(cases.SHAPES, shape, dataclasses.replace(like, name=shape, H=8, D=16))
-    monkeypatch.setattr(worker, "SAMPLE", 1e-3)
-    monkeypatch.setattr(worker, "SIZE", 64)
-    result = worker.times("numpy", shape, kind, names, 0)
-    assert set(result["ratios"]) == set(names) - {REFERENCE}
-    assert f"{REFERENCE}, {other}" in result["ratios"]
-
-
-@pytest.mark.parametrize(("like", "option"), [(GROUPED, "num_key_value_heads"), (WINDOW, "window")])
-def test_the_layer_without_the_option_is_called_and_gives_nothing(monkeypatch, like, option):
-    called = []
-
-    def implementations(attention, shape, kind):
-        def step():
-            called.append(vars(attention.config))
-            return RIGHT
-
-        return {REFERENCE: Implementation("layer", lambda: step)}
-
-    monkeypatch.setattr(worker._module("numpy", "layers"), "implementations", implementations)
-    own, alone = (one.make() for one in worker._implementations("numpy", like, "inference").values())
-    assert (own(), alone()) == (RIGHT, Results())
-    ours, other = called
-    assert ours != other == ours | {option: {"num_key_value_heads": like.H, "window": None}[option]}
-
-
-def test_a_window_of_another_width_is_refused(monkeypatch):
-    """A layer that counts one key more would look as fast, and is another function."""
-    wider = dataclasses.replace(WINDOW, window=(7, 0))
-    steps = {
-        REFERENCE: worker._implementations("numpy", WINDOW, "inference")[REFERENCE].make(),
-        "readable": worker._implementations("numpy", wider, "inference")["readable"].make(),
-    }
-    with pytest.raises(ValueError, match=r"^readable differs by .* from attention.layer in the output"):
-        worker.check_agreement(steps)
-
-
-@pytest.mark.long(*adapters.COMPILED)
-def test_memory_is_measured_of_what_only_shapes_with_groups_have(monkeypatch, backend):
-    monkeypatch.setitem(cases.SHAPES, "G", dataclasses.replace(GROUPED, H=8, D=16))
-    framework = adapters.of(backend)
-    for name in {f"{REFERENCE}, 8 key-value heads"} | {*framework.beside_groups} - {*framework.beside}:
-        assert 0 <= worker.memory(backend, "G", "inference", name)["mebibytes"] < 100
 
 
 def test_what_rounds_come_to():

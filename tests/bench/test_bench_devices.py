@@ -3,13 +3,10 @@
 import copy
 import json
 import os
-import signal
-import subprocess
 import sys
 import textwrap
 import time
 import types
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -106,18 +103,6 @@ def test_what_cannot_be_split_says_why_and_segments_are_split(backend, monkeypat
         assert (row["processor"] is None) == (place in refused[backend])
 
 
-@pytest.mark.backends("torch")
-@pytest.mark.long("torch")
-def test_pytorchs_own_way_gives_the_same_numbers_or_says_why_not(backend):
-    given = ("--devices", "2", "--shapes", "S32-all", "--kinds", "inference", "--seconds", "0", "--no-memory")
-    result = run("bench", "--backends", backend, *given, "--json", "-")
-    assert result.exit_code == 0, result.output
-    *_, row = json.loads(result.stdout)["rows"]
-    assert row["way"] == "context_parallel"
-    assert (row["problem"] is None) == (row["processor"] is not None)
-    assert row["problem"] is None or row["problem"].startswith(("on the processor ", "ImportError"))
-
-
 @pytest.mark.backends("torch", "jax")
 @pytest.mark.long("torch", "jax")
 def test_other_numbers_fail_and_the_rest_is_measured(backend, monkeypatch, tmp_path):
@@ -159,66 +144,6 @@ def test_a_rank_that_dies_ends_the_others(backend, monkeypatch, tmp_path):
     assert line.startswith(f"{backend}, inference, S32: rank ")
 
 
-@pytest.mark.backends("torch")
-@pytest.mark.long("torch")
-def test_an_error_of_one_rank_is_one_of_all(backend, monkeypatch, tmp_path):
-    """Of the first, which alone calls the unsplit layer, while the others wait for its results."""
-    code = """
-        unsplit = bench.Group.unsplit
-
-        def fails():
-            raise RuntimeError("planted")
-
-        def planted(self, *given):
-            way = unsplit(self, *given)
-            return way._replace(step=way.step and fails)
-
-        bench.Group.unsplit = planted
-    """
-    planted(monkeypatch, tmp_path, backend, code)
-    given = ("--devices", "2", "--shapes", "S32", "--kinds", "inference", "--seconds", "0", "--json", "-")
-    result = run("bench", "--backends", backend, *given)
-    assert result.exit_code == 1
-    found = json.loads(result.stdout)
-    assert found["failed"] == [f"{backend}, inference, S32, unsplit: RuntimeError: planted"]
-    assert {row["milliseconds"] for row in found["rows"]} == {None}
-
-
-@pytest.mark.backends("torch")
-def test_an_interrupt_ends_the_ranks(backend):
-    # Python leaves the signal ignored if what started it ignores it, as a shell does for what runs in the background.
-    code = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); from mha.cli import app; app()"
-    given = ["bench", "--backends", backend, "--devices", "2", "--shapes", "C", "--seconds", "60"]
-    with subprocess.Popen([sys.executable, "-c", code, *given], stdout=-3, stderr=-3) as process:
-        try:
-            until = time.monotonic() + 60
-            while len(found := _ranks(process.pid)) < 2:
-                assert process.poll() is None
-                assert time.monotonic() < until
-                time.sleep(0.1)
-            process.send_signal(signal.SIGINT)
-            assert process.wait(timeout=30) != 0
-        finally:
-            process.kill()
-    until = time.monotonic() + 5  # the system may take a moment to forget them
-    while any(map(_is_rank, found)):
-        assert time.monotonic() < until
-        time.sleep(0.1)
-
-
-def _ranks(parent):
-    """The ids of the ranks that a process has started."""
-    children = Path(f"/proc/{parent}/task/{parent}/children")
-    return [child for child in children.read_text(encoding="utf-8").split() if _is_rank(child)]
-
-
-def _is_rank(process):
-    try:
-        return "mha.bench.ranks" in Path(f"/proc/{process}/cmdline").read_text(encoding="utf-8")
-    except OSError:
-        return False
-
-
 # What is measured, with ways of NumPy on one rank
 
 
@@ -256,13 +181,6 @@ def test_problems_of_ways(ways):
     assert found["wrong"]["failed"]
     assert found["wrong"]["problem"].startswith("ValueError: wrong differs by 5.0e-01 from unsplit in the output")
     assert found["fine"]["rounds"] == found["joined"]["rounds"] == 5
-
-
-def test_without_the_unsplit_layer_nothing_is_measured(ways):
-    ways |= {UNSPLIT: raises(RuntimeError("no memory")), "fine": maker()}
-    found = measured()
-    assert found[UNSPLIT] == {"problem": "RuntimeError: no memory", "failed": True}
-    assert found["fine"] == {}
 
 
 def test_memory(ways):

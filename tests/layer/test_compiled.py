@@ -47,7 +47,9 @@ def compiled_by(attention, what="layer"):
 
 
 # They compile each for seconds: what is one of all there says little more alone.
-MORE = dict.fromkeys(("nothing", "lengths", "lengths-of-queries", "mask"), pytest.mark.long("torch", "tensorflow"))
+MORE = dict.fromkeys(
+    ("nothing", "lengths", "lengths-of-queries", "mask"), pytest.mark.long("torch", "tensorflow", "jax")
+)
 
 
 @COMPILES
@@ -67,12 +69,11 @@ def test_compiled_results_are_unchanged(backend, rng, what, hiding):
 # Options of a layer, and of its call with T queries.
 OPTIONS = {
     "window": ({"window": (3, 0), "num_key_value_heads": 2, "rotary": mha.Rotary()}, lambda T: {"causal": True}),
-    "offsets": ({"window": (3, 1), "softcap": 2.0}, lambda T: {"offset": np.array([T, 1])}),
     "bias": (
         {"num_key_value_heads": 1, "qk_norm": "rms"},
         lambda T: {"score_bias": np.arange(4.0)[None, :, None, None]},
     ),
-    "offset": ({"scale": 0.3}, lambda T: {"causal": True, "offset": T // 2}),
+    "offset": ({"window": (3, 1), "softcap": 2.0}, lambda T: {"causal": True, "offset": T // 2}),
 }
 
 

@@ -6,6 +6,7 @@ import ranks
 
 pytestmark = pytest.mark.backends("torch")
 CHECKS = "sequence_over_ranks"
+LONG = "check_the_suite", "check_gradients_of_dropout", "check_lengths_of_any_dtype", "check_other_poolings"
 
 
 @pytest.fixture(scope="module")
@@ -14,7 +15,7 @@ def outcomes(request, tmp_path_factory):
     return ranks.outcomes(CHECKS, 3, tmp_path_factory.mktemp("ranks"), 100, checked.asked(request))
 
 
-@pytest.mark.parametrize("name", checked.parameters(CHECKS, "torch", "check_the_suite"))
+@pytest.mark.parametrize("name", checked.parameters(CHECKS, "torch", *LONG))
 def test_sequence(outcomes, name):
     problems = "\n".join(outcomes[name])
     assert not problems.strip(), problems

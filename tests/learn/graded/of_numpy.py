@@ -1,6 +1,6 @@
 """Mistakes in NumPy."""
 
-from ..graded.mistaken import AXIS, IGNORED, LATE, LONG, MERGE, NO_SCALE, OF_D, SPLIT, TILED, one
+from .mistaken import AXIS, IGNORED, LATE, LONG, MERGE, NO_SCALE, OF_D, SPLIT, TILED, one
 
 IN_NUMPY = (
     one(

@@ -1,6 +1,6 @@
 """Mistakes in JAX and TensorFlow."""
 
-from ..graded.mistaken import AXIS, LONG, MERGE, NO_SCALE, OF_D, SPLIT, TILED, one
+from .mistaken import AXIS, LONG, MERGE, NO_SCALE, OF_D, SPLIT, TILED, one
 
 IN_JAX = (
     one("jax_book", {1: LONG}, "[None, :] < valid_len[:, None]", "[None, :] <= valid_len[:, None]"),

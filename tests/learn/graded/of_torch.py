@@ -1,6 +1,6 @@
 """Mistakes in PyTorch."""
 
-from ..graded.mistaken import AXIS, IGNORED, LONG, MERGE, MIXED, NO_SCALE, OF_D, SHORT, SPLIT, TILED, ZERO, one
+from .mistaken import AXIS, IGNORED, LONG, MERGE, MIXED, NO_SCALE, OF_D, SHORT, SPLIT, TILED, ZERO, one
 
 IN_TORCH = (
     one("torch_book", {1: LONG}, "[None, :] < valid_len[:, None]", "[None, :] <= valid_len[:, None]"),

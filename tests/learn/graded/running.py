@@ -3,7 +3,7 @@
 from mha.learn.grade.grade import Grader
 from mha.learn.grade.levels import chosen
 
-from ..graded.mistaken import RIGHT
+from .mistaken import RIGHT
 
 # Levels that a style does not have.
 LACKING = {style: {8, 9} for style in ("torch_book", "torch_loops", "jax_book", "jax_layer", "jax_nnx", "tensorflow_book",

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from ..written_ports.written import CAUSAL, GROUPED, INTERLEAVED, LENGTHS, PLAIN, Written
+from .written import CAUSAL, GROUPED, INTERLEAVED, LENGTHS, PLAIN, Written
 
 
 def weights_of(layer, array):

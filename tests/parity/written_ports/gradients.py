@@ -3,7 +3,7 @@
 import numpy as np
 from ports import Port
 
-from ..written_ports.written import LENGTHS, PLAIN, Written
+from .written import LENGTHS, PLAIN, Written
 
 
 class Backward(Port):

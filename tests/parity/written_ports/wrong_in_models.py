@@ -3,8 +3,8 @@
 import numpy as np
 from ports import Port
 
-from ..written_ports.gradients import Backward
-from ..written_ports.written import CAUSAL, GEMMA, LENGTHS, LLAMA, PLAIN, Written
+from .gradients import Backward
+from .written import CAUSAL, GEMMA, LENGTHS, LLAMA, PLAIN, Written
 
 
 def batch_second(layer, queries, keys, values):

@@ -5,7 +5,7 @@ from ports import Port
 
 import mha
 
-from ..written_ports.written import BIASED, CAUSAL, GEMMA, GROUPED, LENGTHS, LLAMA, PARTLY, PLAIN, Written
+from .written import BIASED, CAUSAL, GEMMA, GROUPED, LENGTHS, LLAMA, PARTLY, PLAIN, Written
 
 
 class AlwaysCausal(Port):

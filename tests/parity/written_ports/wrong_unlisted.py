@@ -3,7 +3,7 @@
 import numpy as np
 from ports import Port
 
-from ..written_ports.written import CAUSAL, GEMMA, GROUPED, LENGTHS, LLAMA, PLAIN, Written
+from .written import CAUSAL, GEMMA, GROUPED, LENGTHS, LLAMA, PLAIN, Written
 
 
 class OddExponents(Port):
