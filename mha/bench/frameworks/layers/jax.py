@@ -23,7 +23,7 @@ def implementations(attention: mha.MultiHeadAttention, shape: Shape, kind: str) 
     plain = steps.without_window(attention)
     step = _training if kind == "training" else _inference
     lengths, mask, hiding = shape.lengths(), shape.mask(), shape.call()
-    packed = shape.packed()
+    packed = shape.segment_numbers()
     seen = None if mask is None else mask[:, None]  # (B or 1, 1, 1 or T, T), ready-made
 
     def ours(variables: Any, X: Any, lengths: Any) -> Any:

@@ -73,7 +73,7 @@ def implementations(attention: mha.MultiHeadAttention, shape: Shape, kind: str) 
         made["nn.MultiheadAttention"] = Implementation("native", functools.partial(native, step))
     fused_step = functools.partial(step, layer, fused, shape, seen)
     made["F.scaled_dot_product_attention"] = Implementation("kernel", fused_step)
-    if shape.packed() is not None and kind == "inference":
+    if shape.segment_numbers() is not None and kind == "inference":
         made["flex_attention, compiled"] = Implementation("second kernel", flexible)
     if kind == "training":
         return made | steps.user_calls(attention, shape, kind, tensor)
