@@ -60,14 +60,14 @@ def compute(part: str, plan: Plan, before: dict[str, Array]) -> tuple[Steps, Arr
     merged = plan.merge(before["pooled"])  # (B, Q, H*dv)
     output = plan.output(merged)
     if plan.closed is not None:
-        gates = plan.closed(plan.projected("W_g", plan.queries)[:, plan.rows, plan.features])  # (B, Q, D)
+        gates = plan.closed(plan.project("W_g", plan.queries)[:, plan.rows, plan.features])  # (B, Q, D)
         output = plan.rounded((widen(output) * gates).astype(output.dtype))
     return {"merged": split(merged, plan.config.num_heads), "output": output}, output
 
 
 def projected_gates(plan: Plan) -> Array:
     """Project the queries for the output gate, (B, H, T, dv or 1)."""
-    return split(plan.projected("W_g", plan.queries), plan.heads)
+    return split(plan.project("W_g", plan.queries), plan.heads)
 
 
 def gated(pooled: Array, gates: Array) -> Array:
@@ -91,7 +91,7 @@ def in_slots(plan: Plan, before: dict[str, Array]) -> Steps:
 def prepared(plan: Plan, role: str) -> tuple[Steps, Array]:
     """Compute queries, keys or values from the projection up to the heads that are scored or pooled."""
     heads = plan.heads if role == "q" else plan.groups
-    projected = plan.projected(f"W_{role}", getattr(plan, ROLES[role]))  # (B, T, H*d)
+    projected = plan.project(f"W_{role}", getattr(plan, ROLES[role]))  # (B, T, H*d)
     X = plan.split(projected, heads)  # (B, H, T, d)
     whole = plan.config.num_heads if role == "q" else plan.config.num_key_value_heads
     steps = {f"W_{role}": split(projected, whole), f"split_{role}": regrouped(X, whole)}

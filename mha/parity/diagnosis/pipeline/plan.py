@@ -167,7 +167,7 @@ class Plan:
         bias = self.weights.get(f"{name}.bias")
         return X if bias is None else self.rounded(X + bias[features])
 
-    def projected(self, name: str, X: Array) -> Array:
+    def project(self, name: str, X: Array) -> Array:
         """Project inputs (B, T, any), the samples to compute; each product is computed once."""
         how = self.into_product, self.rounded
         return self.add_bias(name, self.once(how, self._product, X, self.weights[f"{name}.kernel"]))
