@@ -220,7 +220,8 @@ AGAIN: dict[str, Callable[[Plan], Array]] = {
 
 OF_DECODING = (
     in_slots("new tokens are one position off", "the first is two after the newest, or at its position", NEW,
-             {"too far": partial(moved, lambda plan: 1, False), "too near": partial(moved, lambda plan: -1, False)}),
+             {"too far": partial(moved, lambda plan: 1, False),
+              "too near": partial(moved, lambda plan: -1, False)}),
     in_slots("positions are counted from the padded length", "all samples go on where the longest one does", NEW,
              {how: partial(moved, lambda plan: next_places(plan).max() - next_places(plan), slots)
               for how, slots in (("", False), ("and their slots", True))}),

@@ -217,7 +217,8 @@ GRADIENT_MISTAKES = (
     GradientMistake("the scale is applied twice in gradients", "gradients of queries and keys have it twice",
                     {"": partial(rescaled, lambda back: back.plan.scale, "qk")}),
     GradientMistake("gradients of kernels are transposed", "the gradient of a square kernel is (out, in)",
-                    {"of all": partial(turned, PROJECTIONS), **{name: partial(turned, (name,)) for name in PROJECTIONS},
+                    {"of all": partial(turned, PROJECTIONS),
+                     **{name: partial(turned, (name,)) for name in PROJECTIONS},
                      "of W_q, W_k and W_v": partial(turned, PROJECTIONS[:3])}),
     GradientMistake("gradients of weights are means", "sums over samples or tokens are divided by their number",
                     {f"{kind} {how}": partial(of_parameters, factor, ends) for kind, ends in KINDS.items()
@@ -229,9 +230,11 @@ GRADIENT_MISTAKES = (
                     {how: partial(whole, factor) for how, factor in MEANS.items()}
                     | {"over all numbers": partial(whole, lambda back: 1 / back.cotangent.size)}),
     GradientMistake("gradients of shared heads are not summed", "a head of keys has the gradient of one of its heads",
-                    {"the first of each group": partial(unsummed, False), "their mean": partial(unsummed, True)}),
+                    {"the first of each group": partial(unsummed, False),
+                     "their mean": partial(unsummed, True)}),
     GradientMistake("gradients are not turned back", "the rotation is left out of gradients, or done again",
-                    {"not at all": partial(unturned, False), "turned again": partial(unturned, True)}),
+                    {"not at all": partial(unturned, False),
+                     "turned again": partial(unturned, True)}),
     GradientMistake("rows without keys are NaN", "the softmax of a row of minus infinity is NaN, and so are its "
                     "gradients, even where the loss leaves the row out or the NaN became 0 afterwards",
                     {f"{'a mask is added' if added else 'hidden scores are filled in'}{AFTERWARDS[kept]}":

@@ -83,7 +83,8 @@ SCORES_MULTIPLIED = Mistake("scores are multiplied", "by a number, after the cap
 
 
 OF_SCALE = (
-    Mistake("no scale", "dot products are not scaled", ("scores",), one(partial(scaled, lambda plan: 1 / plan.scale))),
+    Mistake("no scale", "dot products are not scaled", ("scores",),
+            one(partial(scaled, lambda plan: 1 / plan.scale))),
     Mistake("the scale of D for that of d", "1 / sqrt(D) of the model instead of 1 / sqrt(d) of a head", ("scores",),
             one(partial(scaled, lambda plan: plan.config.num_hiddens**-0.5 / plan.scale))),
     Mistake("the scale is applied twice", "dot products are scaled twice", ("scores",),
