@@ -18,9 +18,9 @@ from mha.cli import (
     explain,
     grade,
     heads,
-    options,
     page,
     parity,
+    terminal,
     weights,
     write,
 )
@@ -73,24 +73,24 @@ def main(
         typer.echo(context.get_help())
 
 
-app.command()(options.command(demo.demo))
-app.command(name="explain")(options.command(explain.show))
-app.command()(options.command(heads.heads))
-app.command(name="backends")(options.command(backends.show))
-app.command(name="parity")(options.command(parity.compare))
-app.command()(options.command(bench.bench))
-app.command()(options.command(weights.convert))
-app.command()(options.command(compare.compare))
-app.command()(options.command(audit.audit))
-app.command()(options.command(grade.grade))
-app.command(name="page")(options.command(page.write))
-app.command()(options.command(write.write))
+app.command()(terminal.command(demo.demo))
+app.command(name="explain")(terminal.command(explain.show))
+app.command()(terminal.command(heads.heads))
+app.command(name="backends")(terminal.command(backends.show))
+app.command(name="parity")(terminal.command(parity.compare))
+app.command()(terminal.command(bench.bench))
+app.command()(terminal.command(weights.convert))
+app.command()(terminal.command(compare.compare))
+app.command()(terminal.command(audit.audit))
+app.command()(terminal.command(grade.grade))
+app.command(name="page")(terminal.command(page.write))
+app.command()(terminal.command(write.write))
 
 files_of_weights = typer.Typer(**OPTIONS)
-files_of_weights.command()(options.command(weights.show))
+files_of_weights.command()(terminal.command(weights.show))
 app.add_typer(files_of_weights, name="weights", help="Show what files of weights hold.", no_args_is_help=True)
 
 case_files = typer.Typer(**OPTIONS)
-case_files.command()(options.command(case.write))
-case_files.command()(options.command(case.check))
+case_files.command()(terminal.command(case.write))
+case_files.command()(terminal.command(case.check))
 app.add_typer(case_files, name="case", help="Write and check cases as files, for any framework.", no_args_is_help=True)

@@ -1,9 +1,11 @@
 """Tools of every command: files to write, a progress bar, the one line of an error, and the console."""
 
+import functools
+import inspect
 import json
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NoReturn, TypeVar
 
 import typer
@@ -12,7 +14,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from mha.core.tables import wrapped
-from mha.weights import files
+from mha.weights import argument_names, files
 
 T = TypeVar("T")
 
@@ -120,3 +122,31 @@ def console(stderr: bool = False) -> Terminal:
 def complain(problem: object) -> None:
     """Print an error on stderr; in a pipe, as one line."""
     console(stderr=True).print(f"mha: {problem}")
+
+
+def command(function: Callable) -> Callable:
+    """Wrap the function of a command: a CommandError prints one line and ends with exit code 2."""
+    options = _option_names(function)
+
+    @functools.wraps(function)
+    def run(**given: Any) -> None:
+        try:
+            with argument_names.named(options):
+                function(**given)
+        except CommandError as error:
+            complain(error)
+            raise typer.Exit(2) from None
+
+    return run
+
+
+def _option_names(function: Callable) -> dict[str, str]:
+    """Return the options of a command's function as they are typed, by the names of its arguments."""
+    written = {}
+    for name, parameter in inspect.signature(function).parameters.items():
+        for described in parameter.annotation.__metadata__:
+            if isinstance(described, typer.models.OptionInfo):
+                # Inside Annotated, typer takes what is written first for the default.
+                names = map(str, (described.default, *(described.param_decls or ()), f"--{name.replace('_', '-')}"))
+                written[name] = next(one for one in names if one.startswith("--"))
+    return written

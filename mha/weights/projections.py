@@ -14,7 +14,7 @@ from mha.core import dispatch
 from mha.core.options import checks
 from mha.core.options.names import SchemeName
 from mha.weights import argument_names, schemes
-from mha.weights.foreign.named import to_numpy
+from mha.weights.foreign.arrays import to_numpy
 from mha.weights.kernels import Kernel, without_window
 
 ROLES = ("W_q", "W_k", "W_v", "W_g", "W_o")

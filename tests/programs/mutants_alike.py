@@ -17,7 +17,7 @@ ALIKE: dict[str, dict[str, str]] = {
         "_turned: row.hides and 'BQ' in row.axes and shape_fits(value.shape, (full['Q'], full['B'])) "
         "-> 'BQ' in row.axes and shape_fits(value.shape, (full['Q'], full['B']))": "what has these axes hides",
     },
-    "mha/cli/options.py": {
+    "mha/cli/terminal.py": {
         "_option_names: described.param_decls or () -> described.param_decls": "typer makes a tuple, or an empty one",
     },
     "mha/core/engine/blocks.py": {

@@ -17,9 +17,9 @@ Where the book has a section:
     allocate(layer) -> a layer of the book with room for its weights
 """
 
+from mha.weights.foreign.arrays import canonical, named, named_parts
 from mha.weights.foreign.kinds import KINDS, inside, kind_of, named_in_full, part
 from mha.weights.foreign.layers import asked, attend, make, read, refuse, require, taken
-from mha.weights.foreign.named import canonical, named, named_parts
 
 __all__ = [
     "KINDS",

@@ -14,8 +14,8 @@ from mha.core.options.config import Config, plain, shapes
 from mha.core.options.names import BackendName
 from mha.weights import models, recorded, sayable, schemes
 from mha.weights.foreign import modules
+from mha.weights.foreign.arrays import Layer, canonical, named, to_numpy
 from mha.weights.foreign.kinds import BOOK, KINDS, found, kind_of, known, module_of, named_in_full
-from mha.weights.foreign.named import Layer, canonical, named, to_numpy
 
 
 def read(

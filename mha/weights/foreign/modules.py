@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from mha.weights import json_text, models, recorded, schemes
-from mha.weights.foreign.named import Layer, canonical, to_numpy
+from mha.weights.foreign.arrays import Layer, canonical, to_numpy
 
 # What the probability of dropout of attention weights is called.
 _DROPOUT = "attention_dropout", "attention_probs_dropout_prob", "attn_pdrop", "dropout_rate"

@@ -4,13 +4,18 @@ import contextlib
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from mha.weights import files
-from mha.weights.readers import archive, folder, hdf5, quantised, safetensors_file, shards
+from mha.weights.files import FileError
+from mha.weights.readers import archive, foreign, hdf5, quantised, safetensors_file, shards
 from mha.weights.readers.source import Source
 
 BEGINNING = 64  # bytes, which show the kind of a file
+# Files of a directory that may have its weights.
+FIRST = "model.safetensors", "model.safetensors.index.json"  # as in transformers
+ENDINGS = (".safetensors.index.json",), (".safetensors",), (".keras", ".h5", ".npz")  # the earlier, the better
+LISTED = 8  # so many names of a long list are shown
 
 
 @contextlib.contextmanager
@@ -23,11 +28,11 @@ def opened(path: str | os.PathLike[str]) -> Iterator[Source]:
             without weights.
         ValueError: if it is of no kind that can be read; if it is of a known one, the message says how to convert it.
     """
-    place = folder.weights_in(path) if folder.is_one(path) else path
+    place = weights_in(path) if is_one(path) else path
     with files.open_file(place) as file, contextlib.ExitStack() as stack:
         try:
             yield quantised.shown(_reader(file)(Path(place), file, stack))
-        except files.FileError:
+        except FileError:
             raise
         except ValueError as error:
             raise ValueError(f"{os.fspath(place)} {error}") from error
@@ -44,3 +49,43 @@ def _reader(file: BinaryIO) -> Callable[[Path, BinaryIO, contextlib.ExitStack], 
     if shards.begins(start):
         return shards.read
     return safetensors_file.read
+
+
+def is_one(path: Any) -> bool:
+    """Whether a path is that of a directory."""
+    return isinstance(path, str | os.PathLike) and os.path.isdir(path)
+
+
+def weights_in(path: str | os.PathLike[str]) -> Path:
+    """Return the path of the file of weights, or of the index of several, in a directory.
+
+    Raises ValueError if several could be meant, FileError (an OSError and a ValueError) if there is none, or if the
+    directory may not be read.
+    """
+    folder = Path(path)
+    try:
+        names = sorted(os.listdir(folder))
+    except OSError as error:
+        raise FileError(f"{folder} cannot be listed: {error.strerror}") from error
+    for name in FIRST:
+        if name in names:
+            return folder / name
+    for endings in ENDINGS:
+        found = [name for name in names if name.endswith(endings)]
+        if len(found) == 1:
+            return folder / found[0]
+        if found:
+            raise ValueError(
+                f"{folder} has {len(found)} files of weights, {_listed(found)}; pass the path of one of them"
+            )
+    if kind := foreign.in_folder(folder, names):
+        raise FileError(f"{folder} {kind}")
+    raise FileError(
+        f"{folder} is a directory without weights, expected {FIRST[0]} or {FIRST[1]} in it; it has "
+        f"{_listed(names) or 'nothing'}"
+    )
+
+
+def _listed(names: list[str]) -> str:
+    shown = (name if name.isprintable() else repr(name) for name in names[:LISTED])
+    return ", ".join(shown) + (f" and {len(names) - LISTED} more" if len(names) > LISTED else "")

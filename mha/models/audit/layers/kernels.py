@@ -7,7 +7,7 @@ import numpy as np
 
 from mha.core.options.names import SchemeName
 from mha.weights import schemes
-from mha.weights.foreign.named import to_numpy
+from mha.weights.foreign.arrays import to_numpy
 
 KERNEL = "weight"  # what PyTorch calls the kernel of a module, and the scale of a norm
 OTHERS = ("kernel", "scale", "gamma")  # what others do

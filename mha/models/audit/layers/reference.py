@@ -19,7 +19,7 @@ from mha.core.options.config import Config
 from mha.core.options.names import BackendName, SchemeName
 from mha.models.audit.layers.kernels import also_called, recalled
 from mha.weights import json_text, models, readers, recorded, schemes
-from mha.weights.foreign.named import named, to_numpy
+from mha.weights.foreign.arrays import named, to_numpy
 
 Layer = tuple[SchemeName, str]  # scheme and prefix
 Found = tuple[Config, dict[str, np.ndarray]]  # configuration and canonical weights
