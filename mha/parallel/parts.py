@@ -83,7 +83,7 @@ def over_all(config: Config) -> list[str]:
 def split_axes(config: Config, count: int) -> dict[str, int]:
     """The axis along which each weight of a layer is split into `count` parts, by name.
 
-    A weight without such an axis is in every part: whole if all heads share it, else (`copied`) its heads of keys.
+    A weight without such an axis is in every part: whole if all heads share it, else with its heads of keys.
     """
     whole = copied(config, count)
     return {name: axis for name, axis in _axes(config).items() if name not in whole}

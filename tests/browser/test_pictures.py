@@ -2,14 +2,14 @@
 
 import numpy as np
 import pytest
-from mha.plot.cache_bytes import BYTES, by_groups, name_of, shown
-from mha.plot.masks import compose
-from mha.plot.slots import fill as filled
 from playwright.sync_api import expect
 
 import mha
 from mha.learn.languages import LANGUAGES, catalogue
 from mha.learn.plot import copying
+from mha.learn.plot.cache_bytes import BYTES, by_groups, name_of, shown
+from mha.learn.plot.masks import compose
+from mha.learn.plot.slots import fill as filled
 
 FORMS = ("splits-sizes", "slots-sizes", "bytes-sizes", "masks-sizes")
 

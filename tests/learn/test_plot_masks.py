@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 from calls import own
-from mha.plot.masks import compose
 
 import mha
 from mha.learn.plot import masks
+from mha.learn.plot.masks import compose
 
 pytestmark = pytest.mark.backends("numpy")
 B, Q, K = 2, 5, 7

@@ -2,11 +2,11 @@
 
 import numpy as np
 import pytest
-from mha.plot.cache_bytes import by_groups, shown
-from mha.plot.slots import KINDS, fill
 
 import mha
 from mha.learn.plot import cache_bytes, slots
+from mha.learn.plot.cache_bytes import by_groups, shown
+from mha.learn.plot.slots import KINDS, fill
 
 
 def layer(window=None, backend="numpy", **options):

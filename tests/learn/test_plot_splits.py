@@ -5,9 +5,9 @@ import re
 import numpy as np
 import pytest
 from calls import own
-from mha.plot.splits import HEADS
 
 import mha
+from mha.learn.plot.splits import HEADS
 
 pytestmark = pytest.mark.backends("numpy")
 
