@@ -128,7 +128,8 @@ def _value_norm(name: str, value: Any, config: "Config") -> Norm | None:
 
 def _dense(name: str, in_size: int, out_size: int, config: "Config") -> dict[str, Shape]:
     """The weights of a projection: its kernel, and its bias if the layer has biases."""
-    return {f"{name}.kernel": (in_size, out_size)} | ({f"{name}.bias": (out_size,)} if config.bias else {})
+    bias: dict[str, Shape] = {f"{name}.bias": (out_size,)} if config.bias else {}
+    return {f"{name}.kernel": (in_size, out_size), **bias}
 
 
 def _of_output_gate(config: "Config") -> dict[str, Shape]:
