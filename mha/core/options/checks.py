@@ -92,30 +92,28 @@ def positive(name: str, value: object) -> float:
     return real
 
 
-def window(value: Any) -> tuple[int | None, int | None] | None:
-    """The window of a layer: None, or (left, right), numbers of keys before and after a query, where None = all."""
-    if value is None:
-        return None
+def window(name: str, value: Any) -> tuple[int | None, int | None] | None:
+    """The window of a layer: (left, right), numbers of keys before and after a query, where None = all."""
     if (whole := _whole(value)) is not None:
         raise TypeError(
-            f"window is {brief(value)}, expected a pair (left, right): ({max(0, whole - 1)}, 0) sees {_text(whole)} "
+            f"{name} is {brief(value)}, expected a pair (left, right): ({max(0, whole - 1)}, 0) sees {_text(whole)} "
             f"keys, the last of them its own, and ({_text(whole)}, {_text(whole)}) sees {_text(whole)} on each side"
         )
     expected = f"expected a pair (left, right) of ints from 0 to {FURTHEST}, or None for no bound"
     if not isinstance(value, (tuple, list)) or len(value) != 2:
-        raise TypeError(f"window is {brief(value)}, {expected}")
+        raise TypeError(f"{name} is {brief(value)}, {expected}")
     left, right = sides = [_whole(side) for side in value]
     if any(whole is None is not side for whole, side in zip(sides, value, strict=True)):
-        raise TypeError(f"window is {brief(value)}, {expected}")
+        raise TypeError(f"{name} is {brief(value)}, {expected}")
     if not all(whole is None or 0 <= whole <= FURTHEST for whole in sides):
-        raise ValueError(f"window is {brief(value)}, {expected}")
+        raise ValueError(f"{name} is {brief(value)}, {expected}")
     return None if left is right is None else (left, right)
 
 
-def chunk(value: object) -> int:
+def chunk(name: str, value: object) -> int:
     """The number of positions of a layer's chunks."""
-    if (positions := size("chunk", value)) > FURTHEST:
-        raise ValueError(f"chunk is {_text(positions)}, expected at most {FURTHEST} positions")
+    if (positions := size(name, value)) > FURTHEST:
+        raise ValueError(f"{name} is {_text(positions)}, expected at most {FURTHEST} positions")
     return positions
 
 

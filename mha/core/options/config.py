@@ -4,7 +4,7 @@ import dataclasses
 import math
 import reprlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, get_args
 
 import numpy as np
@@ -20,18 +20,15 @@ GATES: tuple[GateName, ...] = get_args(GateName)
 Shape = tuple[int, ...]
 
 
-def _no_weights(config: "Config") -> dict[str, Shape]:
-    return {}
-
-
 @dataclasses.dataclass(frozen=True)
 class Row:
     """The declaration of one option.
 
     meaning: a line for its users.
-    check: a function of its name, its value and the configuration, in which the options before it are checked already.
-        It returns the value that is kept, and raises TypeError or ValueError.
+    check: a function of its name and a value: returns the value that is kept, raises TypeError or ValueError.
     default: its value where it is not given.
+    fill: a function of the configuration so far: the value that None stands for.
+    fit: a function of a checked value and the configuration so far, as `check`.
     part: the class of its values, if these have parts, such as the base of a rotation.
     layout: the first layout of mha's own files that records it: 1 has the options of the book's layer alone.
     is_silent: whether no weight shows it, so that a file without a configuration may not say it.
@@ -39,13 +36,15 @@ class Row:
     of_pooling: whether the pooling keeps it, under the same name.
     of_dots: whether it is of dot products, so that additive pooling refuses it.
     step: the step of a trace that it makes, if any, or the beginning of the names of several.
-    weights: a function of the configuration: the weights that it brings, by name.
+    weights: a function of the configuration: the weights that it brings where it is not at its default, by name.
     """
 
     meaning: str
-    check: Callable[[str, Any, "Config"], Any]
+    check: Callable[[str, Any], Any]
     default: Any = dataclasses.MISSING
     _: dataclasses.KW_ONLY
+    fill: Callable[[Any], Any] = lambda config: None
+    fit: Callable[[Any, Any], Any] = lambda value, config: value
     part: type | None = None
     layout: int = 1
     is_silent: bool = False
@@ -53,60 +52,39 @@ class Row:
     of_pooling: bool = False
     of_dots: bool = False
     step: str = ""
-    weights: Callable[["Config"], dict[str, Shape]] = _no_weights
+    weights: Callable[[Any], dict[str, Shape]] = lambda config: {}
 
 
-def option(
-    meaning: str, check: Callable[[str, Any, "Config"], Any], default: Any = dataclasses.MISSING, **more: Any
-) -> Any:
+def option(meaning: str, check: Callable[[str, Any], Any], default: Any = dataclasses.MISSING, **more: Any) -> Any:
     """A field of `Config` with its row, a `Row` of the same arguments."""
     return dataclasses.field(default=default, metadata={"row": Row(meaning, check, default, **more)})
 
 
-def _alone(check: Callable[[str, Any], Any]) -> Callable[[str, Any, "Config"], Any]:
-    """A check that needs no other option."""
-    return lambda name, value, config: check(name, value)
-
-
-def _if_any(check: Callable[[str, Any], Any]) -> Callable[[str, Any, "Config"], Any]:
-    """A check of a value that may be None."""
-    return lambda name, value, config: None if value is None else check(name, value)
+def _one_of(names: Sequence[str]) -> Callable[[str, Any], Any]:
+    return lambda name, value: checks.choice(name, value, names)
 
 
 def _of_class(part: type, example: str) -> Callable[[str, Any], Any]:
-    """A check that a value is of a class of `mha`."""
-
     def check(name: str, value: Any) -> Any:
         if not isinstance(value, part):
-            came = f"{reprlib.repr(value)} ({type(value).__name__})"
-            raise TypeError(
-                f"{name} is {came}, expected an mha.{part.__name__}, such as mha.{part.__name__}({example})"
-            )
+            came, kind = f"{reprlib.repr(value)} ({type(value).__name__})", f"mha.{part.__name__}"
+            raise TypeError(f"{name} is {came}, expected an {kind}, such as {kind}({example})")
         return value
 
     return check
 
 
-def _input_size(name: str, value: Any, config: "Config") -> int:
-    return config.num_hiddens if value is None else checks.size(name, value)
-
-
-def _key_dim(name: str, value: Any, config: "Config") -> int:
-    if value is None and config.num_hiddens % config.num_heads:
+def _width(config: "Config") -> int:
+    """The width of a head where none is given."""
+    if config.num_hiddens % config.num_heads:
         raise ValueError(
             f"num_hiddens is {config.num_hiddens}, expected a multiple of num_heads = {config.num_heads}; "
             "choose another number of heads, or give key_dim, the width of a head"
         )
-    return config.num_hiddens // config.num_heads if value is None else checks.size(name, value)
+    return config.num_hiddens // config.num_heads
 
 
-def _value_dim(name: str, value: Any, config: "Config") -> int:
-    width, remainder = divmod(config.num_hiddens, config.num_heads)
-    return (config.key_dim if remainder else width) if value is None else checks.size(name, value)
-
-
-def _groups(name: str, value: Any, config: "Config") -> int:
-    groups = checks.size(name, config.num_heads if value is None else value)
+def _divisor(groups: int, config: "Config") -> int:
     if config.num_heads % groups:
         raise ValueError(
             f"num_key_value_heads is {groups}, expected a divisor of num_heads = {config.num_heads}: each serves "
@@ -115,45 +93,16 @@ def _groups(name: str, value: Any, config: "Config") -> int:
     return groups
 
 
-def _rotary(name: str, value: Any, config: "Config") -> Rotary | None:
-    return None if value is None else _of_class(Rotary, "base=10000.0")(name, value).within(config.key_dim)
-
-
-def _value_norm(name: str, value: Any, config: "Config") -> Norm | None:
-    found = norm(name, value)
-    if found and found.after:
+def _unturned(norm: Norm, config: "Config") -> Norm:
+    if norm.after:
         raise ValueError("value_norm has after=True, expected False: values do not turn")
-    return found
+    return norm
 
 
 def _dense(name: str, in_size: int, out_size: int, config: "Config") -> dict[str, Shape]:
     """The weights of a projection: its kernel, and its bias if the layer has biases."""
     bias: dict[str, Shape] = {f"{name}.bias": (out_size,)} if config.bias else {}
     return {f"{name}.kernel": (in_size, out_size), **bias}
-
-
-def _of_output_gate(config: "Config") -> dict[str, Shape]:
-    return _dense("W_g", config.query_size, config.num_heads * config.gate_dim, config) if config.output_gate else {}
-
-
-def _of_pooling(config: "Config") -> dict[str, Shape]:
-    d = config.key_dim
-    kernels = {"attention.W_q.kernel": (d, d), "attention.W_k.kernel": (d, d), "attention.w_v.kernel": (d, 1)}
-    return kernels if config.pooling == "additive" else {}
-
-
-def _of_qk_norm(config: "Config") -> dict[str, Shape]:
-    heads = {"q_norm.scale": config.num_heads, "k_norm.scale": config.num_key_value_heads}
-    return {name: (config.qk_norm.size(H, config.key_dim),) for name, H in heads.items()} if config.qk_norm else {}
-
-
-def _of_value_norm(config: "Config") -> dict[str, Shape]:
-    size = config.value_norm and config.value_norm.size(config.num_key_value_heads, config.value_dim)
-    return {"v_norm.scale": (size,)} if size else {}
-
-
-def _of_sinks(config: "Config") -> dict[str, Shape]:
-    return {"sinks": (config.num_heads,)} if config.sinks else {}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -170,77 +119,90 @@ class Config:
             of num_heads and key_dim is not given, or options do not go together.
     """
 
-    num_hiddens: int = option("width D of the output", _alone(checks.size))
-    num_heads: int = option("number of heads H", _alone(checks.size))
+    num_hiddens: int = option("width D of the output", checks.size)
+    num_heads: int = option("number of heads H", checks.size)
     dropout: float = option(
-        "probability, in [0, 1), that training drops an attention weight", _alone(checks.probability), 0.0,
-        of_pooling=True,
-    )  # fmt: skip
-    bias: bool = option("whether the projections add a bias", _alone(checks.flag), False)
+        "probability, in [0, 1), that training drops an attention weight", checks.probability, 0.0, of_pooling=True
+    )
+    bias: bool = option("whether the projections add a bias", checks.flag, False)
     _: dataclasses.KW_ONLY
-    query_size: int = option("width of the queries", _input_size, None)
-    key_size: int = option("width of the keys", _input_size, None)
-    value_size: int = option("width of the values", _input_size, None)
-    key_dim: int = option("width d of a head", _key_dim, None)
-    value_dim: int = option("width dv of a head of values", _value_dim, None)
+    query_size: int = option("width of the queries", checks.size, None, fill=lambda config: config.num_hiddens)
+    key_size: int = option("width of the keys", checks.size, None, fill=lambda config: config.num_hiddens)
+    value_size: int = option("width of the values", checks.size, None, fill=lambda config: config.num_hiddens)
+    key_dim: int = option("width d of a head", checks.size, None, fill=_width)
+    value_dim: int = option(
+        "width dv of a head of values", checks.size, None,
+        fill=lambda config: config.key_dim if config.num_hiddens % config.num_heads else _width(config),
+    )  # fmt: skip
     num_key_value_heads: int = option(
-        "number G of heads of keys and values: query head h uses head h // (H / G) of them", _groups, None,
-        layout=2,
+        "number G of heads of keys and values: query head h uses head h // (H / G) of them", checks.size, None,
+        fill=lambda config: config.num_heads, fit=_divisor, layout=2,
     )  # fmt: skip
     scale: float | None = option(
-        "factor of the dot products", _if_any(checks.positive), None,
+        "factor of the dot products", checks.positive, None,
         layout=2, is_silent=True, of_pooling=True, of_dots=True,
     )  # fmt: skip
     softcap: float | None = option(
-        "number c of the cap c * tanh(scores / c)", _if_any(checks.positive), None,
+        "number c of the cap c * tanh(scores / c)", checks.positive, None,
         layout=2, is_silent=True, of_pooling=True, needs_scores=True, step="capped",
     )  # fmt: skip
     window: tuple[int | None, int | None] | None = option(
         "(left, right), the numbers of keys before and after its own position that a query may see",
-        lambda name, value, config: checks.window(value), None, layout=2, is_silent=True,
+        checks.window, None, layout=2, is_silent=True,
     )  # fmt: skip
     chunk: int | None = option(
         "number of positions of a chunk, from 0 on: a query sees only the keys of its own",
-        _if_any(lambda name, value: checks.chunk(value)), None, layout=3, is_silent=True,
+        checks.chunk, None, layout=3, is_silent=True,
     )  # fmt: skip
     rotary: Rotary | None = option(
-        "rotation of queries and keys by their positions", _rotary, None,
+        "rotation of queries and keys by their positions", _of_class(Rotary, "base=10000.0"), None,
+        fit=lambda rotary, config: rotary.within(config.key_dim),
         part=Rotary, layout=2, is_silent=True, of_dots=True, step="rotate",
     )  # fmt: skip
     qk_norm: Norm | None = option(
-        "norm of queries and keys", _alone(norm), None,
-        part=Norm, layout=2, of_dots=True, step="norm", weights=_of_qk_norm,
+        "norm of queries and keys", norm, None, part=Norm, layout=2, of_dots=True, step="norm",
+        weights=lambda config: {
+            "q_norm.scale": (config.qk_norm.size(config.num_heads, config.key_dim),),
+            "k_norm.scale": (config.qk_norm.size(config.num_key_value_heads, config.key_dim),),
+        },
     )  # fmt: skip
     value_norm: Norm | None = option(
-        "norm of values, right after they are split into heads", _value_norm, None,
-        part=Norm, layout=3, step="norm_v", weights=_of_value_norm,
+        "norm of values, right after they are split into heads", norm, None,
+        fit=_unturned, part=Norm, layout=3, step="norm_v",
+        weights=lambda config: {
+            "v_norm.scale": (config.value_norm.size(config.num_key_value_heads, config.value_dim),)
+        },
     )  # fmt: skip
     temperature: Temperature | None = option(
-        "factor of the queries that grows with their positions", _if_any(_of_class(Temperature, "0.1, 8192")), None,
+        "factor of the queries that grows with their positions", _of_class(Temperature, "0.1, 8192"), None,
         part=Temperature, layout=3, of_dots=True, step="tempered",
     )  # fmt: skip
     sinks: bool = option(
         "whether each head has one more score in the softmax of every query, a weight, which pools nothing",
-        _alone(checks.flag), False, layout=3, needs_scores=True, weights=_of_sinks,
+        checks.flag, False, layout=3, needs_scores=True, weights=lambda config: {"sinks": (config.num_heads,)},
     )  # fmt: skip
     output_gate: GateName | None = option(
         'factors of the pooled heads, the sigmoid of a projection of the queries, of each "element" or of each "head"',
-        _if_any(lambda name, value: checks.choice(name, value, GATES)), None,
-        layout=3, step="gated", weights=_of_output_gate,
+        _one_of(GATES), None, layout=3, step="gated",
+        weights=lambda config: _dense("W_g", config.query_size, config.num_heads * config.gate_dim, config),
     )  # fmt: skip
     pooling: PoolingName = option(
-        'the scores: "dot", scaled dot products, or "additive"',
-        _alone(lambda name, value: checks.choice(name, value, POOLINGS)), "dot",
-        needs_scores=True, weights=_of_pooling,
+        'the scores: "dot", scaled dot products, or "additive"', _one_of(POOLINGS), "dot", needs_scores=True,
+        weights=lambda config: {
+            f"attention.{name}.kernel": (config.key_dim, width)
+            for name, width in {"W_q": config.key_dim, "W_k": config.key_dim, "w_v": 1}.items()
+        },
     )  # fmt: skip
     dtype: FloatName = option(
         "dtype of inputs, weights and output",
-        _alone(lambda name, value: checks.choice(name, checks.dtype_name(value), DTYPES)), "float32",
+        lambda name, value: checks.choice(name, checks.dtype_name(value), DTYPES), "float32",
     )  # fmt: skip
 
     def __post_init__(self) -> None:
         for name, row in ROWS.items():
-            object.__setattr__(self, name, row.check(name, getattr(self, name), self))
+            value = getattr(self, name)
+            value = row.fill(self) if value is None is row.default else row.fit(row.check(name, value), self)
+            object.__setattr__(self, name, value)
         for name in OF_DOTS:
             if self.pooling == "additive" and getattr(self, name) is not None:
                 raise ValueError(f"{name} is given, expected None with pooling='additive', which has no dot products")
@@ -269,8 +231,8 @@ def needs_scores(config: Config) -> list[str]:
 
 def plain(config: Config) -> dict[str, Any]:
     """The defaults of the options of today's models, by name, for a layer of these sizes."""
-    layer = Config(config.num_hiddens, config.num_heads, key_dim=config.key_dim)
-    return {name: getattr(layer, name) for name in MODERN}
+    rows = ((name, ROWS[name]) for name in MODERN)
+    return {name: row.fill(config) if row.default is None else row.default for name, row in rows}
 
 
 def special(config: Config) -> dict[str, Any]:
@@ -308,8 +270,9 @@ def shapes(config: Config) -> dict[str, Shape]:
     H, G, d, dv = config.num_heads, config.num_key_value_heads, config.key_dim, config.value_dim
     named = _dense("W_q", config.query_size, H * d, config) | _dense("W_k", config.key_size, G * d, config)
     named |= _dense("W_v", config.value_size, G * dv, config) | _dense("W_o", H * dv, config.num_hiddens, config)
-    brought = {name: shape for row in ROWS.values() for name, shape in row.weights(config).items()}
-    named |= dict(sorted(brought.items(), key=lambda one: not one[0].endswith((".kernel", ".bias"))))
+    rows = [row for name, row in ROWS.items() if getattr(config, name) != row.default]
+    brought = [weight for row in rows for weight in row.weights(config).items()]
+    named |= dict(sorted(brought, key=lambda weight: not weight[0].endswith((".kernel", ".bias"))))
     for name, shape in named.items():
         if math.prod(shape) > sys.maxsize // 8:  # bytes of a float64
             raise ValueError(f"{name} would have shape {shape}, too many numbers for any memory; choose smaller sizes")

@@ -86,7 +86,7 @@ def chunk(model: dict[str, Any], prefix: str, turns: bool) -> int | None:
                 f"layer_types has {reprlib.repr(recorded)} for layer {at}, expected full_attention or chunked_attention"
             )
         turns = recorded == "chunked_attention"
-    return checks.chunk(model["attention_chunk_size"]) if turns else None
+    return checks.chunk("chunk", model["attention_chunk_size"]) if turns else None
 
 
 def local(model: dict[str, Any], prefix: str) -> int | None:
