@@ -8,7 +8,7 @@ import typer
 
 from mha import weights
 from mha.cli import terminal
-from mha.core.options.config import Config
+from mha.core.options.config import ROWS, Config
 from mha.learn import write as written
 from mha.learn.write import commands
 from mha.weights import readers, schemes
@@ -128,9 +128,7 @@ def write(
 
 
 # The options of a layer beside its two sizes, and what they are where nobody gives them.
-OPTIONS = {
-    field.name: field.default for field in dataclasses.fields(Config) if field.default is not dataclasses.MISSING
-}
+OPTIONS = {name: row.default for name, row in ROWS.items() if row.default is not dataclasses.MISSING}
 
 
 def _like(path: str, layer: int | None) -> Config:

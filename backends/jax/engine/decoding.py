@@ -95,25 +95,28 @@ def pooled(pooling, q, k, v, num_heads, call):
 
 def _apart(pooling, q, k, v, num_heads, call):
     """The pooled heads, by products with the slots and with the new tokens; call: whose mask says what hides."""
-    (BG, S, _), T = k[0].shape, k[0].shape[1] + k[1].shape[1]
+    BG, T = len(k[0]), k[0].shape[1] + k[1].shape[1]
     visible, score_bias, sinks = by_group(OPERATIONS, q, jnp.empty((BG, T, 0)), num_heads, call)
     folded = q.reshape(BG, -1, q.shape[2])  # (B*G, H/G*Q, d)
     scores = jnp.concatenate([pooling.scores(folded, X) for X in k], 2)  # (B*G, H/G*Q, T)
     scores = pooling.bend(scores, visible, score_bias)
     weights = pooling.drop(visible_softmax(scores, visible, sinks), call.training)  # (B*G, H/G*Q, T)
-    of_slots, of_new, seen = weights[:, :, :S], weights[:, :, S:], visible.any(1)[:, :, None]  # seen: (B*G or 1, T, 1)
-    new = jnp.where(seen[:, S:], v[1], 0)  # (B*G, Q, dv)
+    return pool_apart(weights, v, visible).astype(v[1].dtype).reshape(*q.shape[:2], -1)  # (B*H, Q, dv)
+
+
+def pool_apart(weights, v, visible):
+    """Values of slots and of new tokens v, weighed by weights (B*G, H/G*Q, T) of which visible ones count."""
+    S, seen = v[0].shape[1], visible.any(1)[:, :, None]  # (B*G or 1, T, 1)
+    new = widen(jnp.where(seen[:, S:], v[1], 0))  # (B*G, Q, dv)
 
     def pool(slots):
-        return jnp.matmul(of_slots, widen(slots)) + jnp.matmul(of_new, widen(new))  # (B*G, H/G*Q, dv)
-
-    def pool_visible(slots):
-        return pool(jnp.where(seen[:, :S], slots, 0))
+        return jnp.matmul(weights[:, :, :S], widen(slots)) + jnp.matmul(weights[:, :, S:], new)  # (B*G, H/G*Q, dv)
 
     # A slot that nobody sees may hold no number, and seldom does: to put zeros there would copy all of them.
     found = pool(v[0])
-    found = jax.lax.cond(jnp.isnan(found).any(), pool_visible, lambda _: found, v[0])
-    return found.astype(v[1].dtype).reshape(*q.shape[:2], -1)  # (B*H, Q, dv)
+    return jax.lax.cond(
+        jnp.isnan(found).any(), lambda slots: pool(jnp.where(seen[:, :S], slots, 0)), lambda _: found, v[0]
+    )
 
 
 def _nothing(output):

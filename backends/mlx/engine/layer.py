@@ -12,6 +12,7 @@ from mha.core.engine import blocks
 from mha.core.engine.decoding import attend_token, in_place, is_token, placed, remembered
 from mha.core.engine.scores import options_of
 from mha.core.engine.visible_range import by_segments, turned, whole_used, within_reach
+from mha.core.options.config import turns_heads
 
 from .. import layer as lesson
 from ..arrays import evaluated
@@ -71,8 +72,7 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
     def may_view(self, queries, keys, call):
         """Whether the framework's kernel pools views of the heads, at once and as they are projected."""
         config, pooling = self.config, self.attention
-        turned = config.qk_norm or config.rotary or config.value_norm or config.temperature or config.output_gate
-        if turned or call.head_gates is not None or not isinstance(pooling, DotProductAttention):
+        if turns_heads(config) or call.head_gates is not None or not isinstance(pooling, DotProductAttention):
             return False
         return pooling.is_quick(len(queries) * config.num_heads, queries, keys, call)
 

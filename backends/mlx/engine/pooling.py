@@ -10,8 +10,7 @@ import mlx.core as mx
 from mlx.utils import tree_flatten, tree_unflatten
 
 from mha.core.engine import blocks
-from mha.core.engine.scores import needs_scores
-from mha.core.engine.visible_range import by_group
+from mha.core.engine.scores import InBlocks, needs_scores
 
 from .. import pooling as lesson
 from ..hiding import exponential, four_axes, visible_keys, where, widen
@@ -22,8 +21,10 @@ from .recomputing import in_pieces
 FEW = 2**12  # scores: for more, the lesson's steps are faster on a CPU than the kernel, whose `exp` is slow there
 
 
-class AttentionPooling(lesson.AttentionPooling):
+class AttentionPooling(InBlocks, lesson.AttentionPooling):
     """A pooling of the lesson that also pools without keeping weights."""
+
+    operations = OPERATIONS
 
     def pool(self, queries, keys, values, num_heads, call):
         """The pooled values (B*H, Q, dv) alone, for queries (B*H, Q, d), keys (B*G, K, d) and values (B*G, K, dv).
@@ -46,18 +47,6 @@ class AttentionPooling(lesson.AttentionPooling):
         pieces, call = list(blocks.pieces(call, Q, K, scores)), call._replace(training=training)
         weights, draws = [X for _, X in own], training and self.dropout > 0
         return in_pieces(pool_block, pieces, (queries, keys, values), call, weights, draws)
-
-    def pool_block(self, queries, keys, values, num_heads, call):
-        """The pooled values of the queries of one block; arguments as of `pool`."""
-        visible, score_bias, sinks = by_group(OPERATIONS, queries, keys, num_heads, call)
-        (BH, Q, d), BG = queries.shape, keys.shape[0]
-        folded = queries.reshape(BG, BH // BG * Q, d)  # (B*G, H/G*Q, d)
-        pooled, _ = self.weigh(folded, keys, values, visible, score_bias, call.training, sinks)  # (B*G, H/G*Q, dv)
-        return pooled.reshape(BH, Q, values.shape[2])  # (B*H, Q, dv)
-
-    def scores_of_pair(self, queries):
-        """How many numbers the scores of one query and one key take, over all heads (B*H)."""
-        return queries.shape[0]
 
 
 class DotProductAttention(AttentionPooling, lesson.DotProductAttention):
@@ -114,9 +103,7 @@ class DotProductAttention(AttentionPooling, lesson.DotProductAttention):
 class AdditiveAttention(AttentionPooling, lesson.AdditiveAttention):
     """Additive attention, whose features count as scores, of which each takes several."""
 
-    def scores_of_pair(self, queries):
-        """How many numbers the scores of one query and one key take: n features for each head."""
-        return super().scores_of_pair(queries) * queries.shape[2]
+    has_features = True
 
 
 pooling = functools.partial(lesson.pooling, dot=DotProductAttention, additive=AdditiveAttention)

@@ -9,7 +9,7 @@ import numpy as onp
 from mxnet import autograd, np, npx
 
 from mha.core.engine import blocks
-from mha.core.engine.visible_range import by_group
+from mha.core.engine.scores import InBlocks
 
 from .. import pooling as lesson
 from ..hiding import four_axes, visible_softmax, widen
@@ -17,8 +17,10 @@ from .operations import OPERATIONS
 from .recomputing import Recomputed, drawn
 
 
-class AttentionPooling(lesson.AttentionPooling):
+class AttentionPooling(InBlocks, lesson.AttentionPooling):
     """A pooling of the lesson that also pools without keeping weights."""
+
+    operations = OPERATIONS
 
     def pool(self, queries, keys, values, num_heads, call):
         """The pooled values (B*H, Q, dv) alone, for queries (B*H, Q, d), keys (B*G, K, d) and values (B*G, K, dv).
@@ -41,13 +43,6 @@ class AttentionPooling(lesson.AttentionPooling):
         pieces = list(blocks.pieces(call, *sizes))
         return Recomputed.call(self, pool_block, pieces, training, queries, keys, values, *floats.values())
 
-    def pool_block(self, queries, keys, values, num_heads, call):
-        """The pooled values of the queries of one block; arguments as of `pool`."""
-        visible, score_bias, sinks = by_group(OPERATIONS, queries, keys, num_heads, call)
-        folded = queries.reshape(len(keys), -1, queries.shape[2])  # (B*G, H/G*Q, d)
-        pooled, _ = self.weigh(folded, keys, values, visible, score_bias, call.training, sinks)  # (B*G, H/G*Q, dv)
-        return pooled.reshape(*queries.shape[:2], -1)  # (B*H, Q, dv)
-
     def drop(self, weights, training):
         """Dropout as in the lesson; a block that is computed again drops the same weights."""
         training = autograd.is_training() if training is None else training
@@ -55,10 +50,6 @@ class AttentionPooling(lesson.AttentionPooling):
             kept = onp.random.default_rng(drawn.seed).random(weights.shape, "float32") >= self.dropout
             return weights * np.array(kept / (1 - self.dropout), dtype=weights.dtype)
         return super().drop(weights, training)
-
-    def scores_of_pair(self, queries):
-        """How many numbers the scores of one query and one key take, over all heads (B*H)."""
-        return queries.shape[0]
 
 
 class DotProductAttention(AttentionPooling, lesson.DotProductAttention):
@@ -75,9 +66,7 @@ class DotProductAttention(AttentionPooling, lesson.DotProductAttention):
 class AdditiveAttention(AttentionPooling, lesson.AdditiveAttention):
     """Additive attention, whose features count as scores, of which each takes several."""
 
-    def scores_of_pair(self, queries):
-        """How many numbers the scores of one query and one key take: n features for each head."""
-        return super().scores_of_pair(queries) * queries.shape[2]
+    has_features = True
 
 
 pooling = functools.partial(lesson.pooling, dot=DotProductAttention, additive=AdditiveAttention)

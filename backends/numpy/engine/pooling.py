@@ -9,6 +9,7 @@ import numpy as np
 
 from mha.core.call import Call
 from mha.core.engine import blocks
+from mha.core.engine.scores import InBlocks
 from mha.core.engine.visible_range import by_group
 
 from .. import pooling as lesson
@@ -17,8 +18,10 @@ from ..hiding import four_axes, widen
 from .operations import OPERATIONS
 
 
-class AttentionPooling(lesson.AttentionPooling):
+class AttentionPooling(InBlocks, lesson.AttentionPooling):
     """A pooling of the lesson that also pools without keeping weights."""
+
+    operations = OPERATIONS
 
     def pool(self, queries, keys, values, num_heads, call):
         """The pooled values (B*H, Q, dv) alone, for queries (B*H, Q, d), keys (B*G, K, d) and values (B*G, K, dv).
@@ -32,29 +35,16 @@ class AttentionPooling(lesson.AttentionPooling):
             pooled.append(self.pool_block(*inputs, num_heads, blocks.of_block(call, block, seen)))
         return np.concatenate(pooled, 1) if len(pooled) > 1 else pooled[0]  # (B*H, Q, dv)
 
-    def pool_block(self, queries, keys, values, num_heads, call):
-        """The pooled values of the queries of one block; arguments as of `pool`."""
-        visible, score_bias, sinks = by_group(OPERATIONS, queries, keys, num_heads, call)
-        folded = queries.reshape(len(keys), -1, queries.shape[2])  # (B*G, H/G*Q, d)
-        pooled, _ = self.weigh(folded, keys, values, visible, score_bias, call.training, sinks)  # (B*G, H/G*Q, dv)
-        return pooled.reshape(*queries.shape[:2], -1)  # (B*H, Q, dv)
-
     def pieces(self, queries, keys, call):
         """The blocks of queries of a call, and the keys that each needs."""
         return blocks.pieces(call, queries.shape[1], keys.shape[1], self.scores_of_pair(queries))
-
-    def scores_of_pair(self, queries):
-        """How many numbers the scores of one query and one key take, over all heads (B*H)."""
-        return queries.shape[0]
 
     def pool_backward(self, queries, keys, values, num_heads, call, by_pooled):
         """Gradients of `pool` by queries, keys, values, score_bias (or None) and, by name, its weights, in blocks."""
         by_queries, by_parameters, by_bias = [], {}, Call()
         by_keys, by_values = np.zeros_like(widen(keys)), np.zeros_like(widen(values))
         if call.score_bias is not None:
-            by_bias = Call(
-                score_bias=np.zeros_like(widen(four_axes(call.score_bias)))
-            )  # (B or 1, H or 1, Q or 1, K or 1)
+            by_bias = by_bias._replace(score_bias=np.zeros_like(widen(four_axes(call.score_bias))))  # four axes
         for block, seen in self.pieces(queries, keys, call):
             inputs = queries[:, block], keys[:, seen]
             pairs = by_group(OPERATIONS, *inputs, num_heads, blocks.of_block(call, block, seen))
@@ -83,9 +73,7 @@ class DotProductAttention(AttentionPooling, lesson.DotProductAttention):
 class AdditiveAttention(AttentionPooling, lesson.AdditiveAttention):
     """Additive attention, whose features count as scores, of which each takes several."""
 
-    def scores_of_pair(self, queries):
-        """How many numbers the scores of one query and one key take: n features for each head."""
-        return super().scores_of_pair(queries) * queries.shape[2]
+    has_features = True
 
 
 pooling = functools.partial(lesson.pooling, dot=DotProductAttention, additive=AdditiveAttention)

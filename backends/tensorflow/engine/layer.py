@@ -13,6 +13,7 @@ from mha.core.cache import fit_values
 from mha.core.call import Plans, check, kind_of, takes_call, whole_heads
 from mha.core.engine import blocks
 from mha.core.engine.visible_range import all_used, by_segments, reach, span, turned, used
+from mha.core.options.config import turns_heads
 
 from .. import arrays
 from .. import layer as lesson
@@ -106,8 +107,7 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
             _, seen = used(OPERATIONS, queries, keys, call)  # (B or 1, K)
         W_q, W_k, W_v = by_rows(self.W_q, queries), by_rows(self.W_k, keys, seen), by_rows(self.W_v, values, seen)
         whole_heads(config, W_q, W_k, W_v)
-        turned = config.qk_norm or config.value_norm or config.rotary or config.temperature
-        turned = turned or call.head_gates is not None or config.output_gate
+        turned = call.head_gates is not None or turns_heads(config)
         q, k, v = (split(X, (B, T, heads), turned) for X, T, heads in ((W_q, Q, H), (W_k, K, G), (W_v, K, G)))
         return q, k, v, self.beside_gates(queries, call)
 

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
+from mha.core.engine.scores import InBlocks
 from mha.core.engine.visible_range import in_rows, reach
 
 from .. import pooling as lesson
@@ -20,7 +21,7 @@ from .operations import OPERATIONS
 from .pieces import fits, pool_pieces
 
 
-class AttentionPooling(lesson.AttentionPooling):
+class AttentionPooling(InBlocks, lesson.AttentionPooling):
     """A pooling of the lesson that also pools without keeping weights."""
 
     def drop(self, weights, training):
@@ -68,10 +69,6 @@ class AttentionPooling(lesson.AttentionPooling):
         pooled, _ = self.weigh(*flat, visible, score_bias, training, sinks)  # (B*G, Q, dv)
         return tf.reshape(pooled, (B, G, Q, dv))  # (B, G, Q, dv)
 
-    def scores_of_pair(self, queries):
-        """How many numbers the scores of one query and one key take, over all heads of a sample (H)."""
-        return queries.shape[1]
-
 
 class DotProductAttention(AttentionPooling, lesson.DotProductAttention):
     """Scaled dot-product attention that also pools without keeping weights."""
@@ -85,9 +82,7 @@ class DotProductAttention(AttentionPooling, lesson.DotProductAttention):
 class AdditiveAttention(AttentionPooling, lesson.AdditiveAttention):
     """Additive attention, whose features count as scores, of which each takes several."""
 
-    def scores_of_pair(self, queries):
-        """How many numbers the scores of one query and one key take: n features for each head."""
-        return super().scores_of_pair(queries) * queries.shape[3]
+    has_features = True
 
 
 POOLINGS = {"dot": DotProductAttention, "additive": AdditiveAttention}

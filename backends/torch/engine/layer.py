@@ -27,7 +27,7 @@ from mha.core.engine.visible_range import (
     used,
     whole_used,
 )
-from mha.core.options.config import needs_scores
+from mha.core.options.config import needs_scores, turns_heads
 
 from .. import layer as lesson
 from ..hiding import blank, visible_keys
@@ -191,8 +191,7 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
     def takes_views(self, call):
         """Whether the framework's kernel pools views of the heads, each with its own keys."""
         config = self.config
-        turned = config.num_key_value_heads != config.num_heads or config.qk_norm or config.rotary
-        turned = turned or config.value_norm or config.temperature or config.output_gate
+        turned = config.num_key_value_heads != config.num_heads or turns_heads(config)
         return not turned and self.is_plain(call) and not needs_pairs(call)
 
     def is_plain(self, call):

@@ -12,8 +12,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
 from mha.core.engine import blocks
-from mha.core.engine.scores import needs_scores
-from mha.core.engine.visible_range import by_group, reach
+from mha.core.engine.scores import InBlocks, needs_scores
+from mha.core.engine.visible_range import reach
 
 from .. import pooling as lesson
 from ..hiding import four_axes, visible_keys
@@ -23,8 +23,10 @@ from .operations import OPERATIONS
 RIGHT_KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
-class AttentionPooling(lesson.AttentionPooling):
+class AttentionPooling(InBlocks, lesson.AttentionPooling):
     """A pooling of the lesson that also pools without keeping weights."""
+
+    operations = OPERATIONS
 
     def pool(self, queries, keys, values, num_heads, call):
         """The pooled values (B*H, Q, dv) alone, for queries (B*H, Q, d), keys (B*G, K, d) and values (B*G, K, dv).
@@ -50,17 +52,6 @@ class AttentionPooling(lesson.AttentionPooling):
             inputs = rows, keys[:, seen], values[:, seen], num_heads, cut
             pooled.append(recomputed(self.pool_block, *inputs))  # (B*H, block, dv)
         return torch.cat(pooled, 1)  # (B*H, Q, dv)
-
-    def pool_block(self, queries, keys, values, num_heads, call):
-        """The pooled values of the queries of one block; arguments as of `pool`."""
-        visible, score_bias, sinks = by_group(OPERATIONS, queries, keys, num_heads, call)
-        folded = queries.reshape(keys.shape[0], -1, queries.shape[2])  # (B*G, H/G*Q, d)
-        pooled, _ = self.weigh(folded, keys, values, visible, score_bias, call.training, sinks)  # (B*G, H/G*Q, dv)
-        return pooled.reshape(*queries.shape[:2], -1)  # (B*H, Q, dv)
-
-    def scores_of_pair(self, queries):
-        """How many numbers the scores of one query and one key take, over all heads (B*H)."""
-        return queries.shape[0]
 
 
 class DotProductAttention(AttentionPooling, lesson.DotProductAttention):
@@ -148,9 +139,7 @@ def pool_by_kernel(queries, keys, values, visible=None, *, is_causal=False, scal
 class AdditiveAttention(AttentionPooling, lesson.AdditiveAttention):
     """Additive attention, whose features count as scores, of which each takes several."""
 
-    def scores_of_pair(self, queries):
-        """How many numbers the scores of one query and one key take: n features for each head."""
-        return super().scores_of_pair(queries) * queries.shape[2]
+    has_features = True
 
 
 pooling = functools.partial(lesson.pooling, dot=DotProductAttention, additive=AdditiveAttention)

@@ -1,9 +1,11 @@
-"""Whether a call needs its scores, which a framework's fused kernel does not keep: one question for all engines."""
+"""The scores of a call: whether an engine has to compute them, and how a block of them is pooled."""
 
 from collections.abc import Collection
 from typing import Any
 
 from mha.core.call import Call
+from mha.core.engine.operations import Operations
+from mha.core.engine.visible_range import by_group
 from mha.core.options.config import OF_POOLING, OF_SCORES
 
 
@@ -21,3 +23,25 @@ def needs_scores(pooling: Any, call: Call, training: Any, known: Collection[str]
 def options_of(pooling: Any) -> tuple[Any, ...]:
     """The values of the options that a pooling keeps, None for those that it lacks: they decide how it computes."""
     return tuple(map(vars(pooling).get, OF_POOLING))
+
+
+class InBlocks:
+    """The methods of an engine's pooling that are the same on each framework; it comes before the lesson's class.
+
+    has_features: whether a score takes several numbers, one for each component of a head.
+    """
+
+    has_features = False
+    operations: Operations
+
+    def pool_block(self: Any, queries: Any, keys: Any, values: Any, num_heads: int, call: Call) -> Any:
+        """The pooled values of the queries of one block; arguments as of `pool`."""
+        visible, score_bias, sinks = by_group(self.operations, queries, keys, num_heads, call)
+        (BH, Q, d), BG = queries.shape, keys.shape[0]
+        folded = queries.reshape(BG, BH // BG * Q, d)  # (B*G, H/G*Q, d)
+        pooled, _ = self.weigh(folded, keys, values, visible, score_bias, call.training, sinks)  # (B*G, H/G*Q, dv)
+        return pooled.reshape(BH, Q, values.shape[2])  # (B*H, Q, dv)
+
+    def scores_of_pair(self, queries: Any) -> Any:
+        """How many numbers the scores of one query and one key take, over all heads, of queries (..., heads, Q, d)."""
+        return queries.shape[-3] * (queries.shape[-1] if self.has_features else 1)

@@ -77,19 +77,15 @@ def _of_class(part: type, example: str) -> Callable[[str, Any], Any]:
 def _width(config: "Config") -> int:
     """The width of a head where none is given."""
     if config.num_hiddens % config.num_heads:
-        raise ValueError(
-            f"num_hiddens is {config.num_hiddens}, expected a multiple of num_heads = {config.num_heads}; "
-            "choose another number of heads, or give key_dim, the width of a head"
-        )
+        wrong = f"num_hiddens is {config.num_hiddens}, expected a multiple of num_heads = {config.num_heads}"
+        raise ValueError(f"{wrong}; choose another number of heads, or give key_dim, the width of a head")
     return config.num_hiddens // config.num_heads
 
 
 def _divisor(groups: int, config: "Config") -> int:
     if config.num_heads % groups:
-        raise ValueError(
-            f"num_key_value_heads is {groups}, expected a divisor of num_heads = {config.num_heads}: each serves "
-            "equally many heads"
-        )
+        wrong = f"num_key_value_heads is {groups}, expected a divisor of num_heads = {config.num_heads}"
+        raise ValueError(f"{wrong}: each serves equally many heads")
     return groups
 
 
@@ -203,8 +199,8 @@ class Config:
             value = getattr(self, name)
             value = row.fill(self) if value is None is row.default else row.fit(row.check(name, value), self)
             object.__setattr__(self, name, value)
-        for name in OF_DOTS:
-            if self.pooling == "additive" and getattr(self, name) is not None:
+        for name, row in ROWS.items():
+            if row.of_dots and self.pooling == "additive" and getattr(self, name) is not None:
                 raise ValueError(f"{name} is given, expected None with pooling='additive', which has no dot products")
 
     @property
@@ -217,7 +213,6 @@ ROWS: dict[str, Row] = {field.name: field.metadata["row"] for field in dataclass
 MODERN = tuple(name for name, row in ROWS.items() if row.layout > 1)  # layers of others may lack them
 SILENT = tuple(name for name, row in ROWS.items() if row.is_silent)
 PARTS: dict[str, type] = {name: row.part for name, row in ROWS.items() if row.part}
-OF_DOTS = tuple(name for name, row in ROWS.items() if row.of_dots)
 OF_POOLING = tuple(name for name, row in ROWS.items() if row.of_pooling)
 OF_SCORES = tuple(name for name, row in ROWS.items() if row.needs_scores)
 BENT = tuple(ROWS[name].step for name in OF_SCORES if ROWS[name].step)  # the steps from scores to biased ones
@@ -238,6 +233,12 @@ def plain(config: Config) -> dict[str, Any]:
 def special(config: Config) -> dict[str, Any]:
     """The options of today's models that are not at their defaults, by name; other layers and files may lack them."""
     return {name: getattr(config, name) for name, default in plain(config).items() if getattr(config, name) != default}
+
+
+def turns_heads(config: Config) -> bool:
+    """Whether options make steps of their own between the projections of heads and the output, beside the scores."""
+    rows = ((name, row) for name, row in ROWS.items() if row.step and not row.needs_scores)
+    return any(getattr(config, name) != row.default for name, row in rows)
 
 
 def of_recorded(options: dict[str, Any]) -> Config:

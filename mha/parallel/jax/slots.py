@@ -17,7 +17,7 @@ from jax import numpy as jnp
 from mha.backends.jax import layer as lesson
 from mha.backends.jax import pooling as poolings
 from mha.backends.jax.cache import recall
-from mha.backends.jax.engine.decoding import booked, written
+from mha.backends.jax.engine.decoding import booked, pool_apart, written
 from mha.backends.jax.engine.operations import OPERATIONS
 from mha.backends.jax.heads import repeat_heads
 from mha.backends.jax.hiding import four_axes, signed, widen
@@ -106,24 +106,14 @@ class OfSlots:
 
 def _of_keys(pooling, variables, drop, q, k, v, num_heads, call):
     """Pool queries q (B*H, Q, d) over the keys here: maxima and sums (B*H, Q, 1), and pooled values (B*H, Q, dv)."""
-    (BG, n, _), K = k[0].shape, k[0].shape[1] + k[1].shape[1]
+    BG, K = len(k[0]), k[0].shape[1] + k[1].shape[1]
     visible, bias, _ = by_group(OPERATIONS, q, jnp.empty((BG, K, 0)), num_heads, call)
     folded = q.reshape(BG, -1, q.shape[2])  # (B*G, H/G*Q, d)
     scores = jnp.concatenate([pooling.apply(variables, folded, X, method="scores") for X in k], 2)  # (B*G, H/G*Q, K)
     scores = jnp.where(visible, pooling.bend(scores, visible, bias), -math.inf)
     most = jax.lax.stop_gradient(scores.max(-1, keepdims=True))  # (B*G, H/G*Q, 1)
     weights = jnp.exp(scores - jnp.where(most == -math.inf, 0, most))  # (B*G, H/G*Q, K)
-    total, kept, seen = weights.sum(-1, keepdims=True), drop(weights), visible.any(1)[:, :, None]  # seen: (B*G, K, 1)
-    new = jnp.where(seen[:, n:], v[1], 0)  # (B*G, c, dv)
-
-    def pool(slots):
-        return jnp.matmul(kept[:, :, :n], widen(slots)) + jnp.matmul(kept[:, :, n:], widen(new))  # (B*G, H/G*Q, dv)
-
-    # A slot that nobody sees may hold no number, and seldom does: to put zeros there would copy all of them.
-    pooled = pool(v[0])
-    pooled = jax.lax.cond(
-        jnp.isnan(pooled).any(), lambda slots: pool(jnp.where(seen[:, :n], slots, 0)), lambda _: pooled, v[0]
-    )
+    total, pooled = weights.sum(-1, keepdims=True), pool_apart(drop(weights), v, visible)  # (B*G, H/G*Q, dv)
     return tuple(X.reshape(*q.shape[:2], -1) for X in (most, total, pooled))  # (B*H, Q, any)
 
 

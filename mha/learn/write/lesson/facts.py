@@ -1,10 +1,9 @@
 """The values that a configuration and the arguments of a call fix before anything is computed."""
 
-import functools
-import types
+import inspect
 from collections.abc import Collection
 from dataclasses import MISSING, fields
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any
 
 from mha.core.call import ARGUMENTS
 from mha.core.options.config import MODERN, PARTS, ROWS, Config
@@ -72,23 +71,12 @@ def by_width(config: Config) -> bool:
 
 def annotation(name: str) -> str:
     """The name of the type of an argument of a layer's constructor: an option, or a part such as rotary_base."""
-    return _types().get(name, "int")
-
-
-@functools.cache
-def _types() -> dict[str, str]:
-    """The names of the types of all options and their parts; of those that may be None, without it."""
     hints: dict[str, Any] = {field.name: field.type for field in fields(Config)}
-    for name, part in PARTS.items():
-        for of in (name, part.__name__.lower()):
-            hints |= {f"{of}_{field}": hint for field, hint in get_type_hints(part).items()}
-    return {name: _name_of(hint) for name, hint in hints.items()}
-
-
-def _name_of(hint: Any) -> str:
-    if isinstance(hint, types.UnionType):
-        hint = next(each for each in get_args(hint) if each is not type(None))
-    return "str" if get_origin(hint) is Literal else (get_origin(hint) or hint).__name__
+    for option, part in PARTS.items():
+        own = {field.name: field.type for field in fields(part)}
+        hints |= {f"{of}_{field}": hint for of in (option, part.__name__.lower()) for field, hint in own.items()}
+    word = inspect.formatannotation(hints.get(name, int)).partition(" ")[0].partition("[")[0]
+    return "str" if word == "Literal" else word
 
 
 def _present(value: Any) -> Any:

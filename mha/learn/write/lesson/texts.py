@@ -28,13 +28,7 @@ def words_of(program: Program) -> dict[tuple[str, str], set[str]]:
     found = {}
     for owner, name, tree in program.functions():
         names = {each.name.value for each in nodes.parameters(tree)}
-        fields = {name.partition("_")[2] for name in names if name.startswith("rotary_")} - {
-            "dim",
-            "base",
-            "frequencies",
-            "magnitude",
-        }
-        found[owner, name] = names | fields
+        found[owner, name] = names | ({"interleaved"} if "rotary_interleaved" in names else set())
     return found
 
 
