@@ -89,11 +89,9 @@ def variables(layer):
     for part, norm in norms:
         if type(part) is not HeadNorm or part.norm != norm:
             return None
-    if pooling.dropping.rate != config.dropout:
+    kept = tuple(getattr(config, name) for name in OF_POOLING)
+    if options_of(pooling) != kept or pooling.dropping.rate != config.dropout:
         return None
-    for name, value in zip(OF_POOLING, options_of(pooling), strict=True):
-        if value != getattr(config, name):
-            return None
     found = [X for part in dense for X in (part.kernel, part.bias) if X is not None] + [part.scale for part, _ in norms]
     if config.sinks:
         found.append(layer.sinks)

@@ -217,8 +217,7 @@ def by_segments(of: Operations, queries: Any, keys: Any, call: Call) -> Call:
     (Q, K), known = (of.shape(X)[1] for X in (queries, keys)), dict(call.plan.known or {})
     own, others = firsts(of.arange(Q, queries)[None] + call.offset), firsts(of.arange(K, keys)[None])
     if all(isinstance(number, int) for number in (call.offset, Q, K)):
-        values = firsts(np.arange(Q)[None] + call.offset), firsts(np.arange(K)[None])
-        known |= dict(zip(PACKED, values, strict=True))
+        known |= zip(PACKED, (firsts(np.arange(Q)[None] + call.offset), firsts(np.arange(K)[None])), strict=True)
     return call.with_segments(own, others).planned(chunk=None, known=known)
 
 

@@ -4,7 +4,7 @@ import dataclasses
 import math
 import reprlib
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, get_args
 
 import numpy as np
@@ -58,10 +58,6 @@ class Row:
 def option(meaning: str, check: Callable[[str, Any], Any], default: Any = dataclasses.MISSING, **more: Any) -> Any:
     """A field of `Config` with its row, a `Row` of the same arguments."""
     return dataclasses.field(default=default, metadata={"row": Row(meaning, check, default, **more)})
-
-
-def _one_of(names: Sequence[str]) -> Callable[[str, Any], Any]:
-    return lambda name, value: checks.choice(name, value, names)
 
 
 def _of_class(part: type, example: str) -> Callable[[str, Any], Any]:
@@ -179,11 +175,12 @@ class Config:
     )  # fmt: skip
     output_gate: GateName | None = option(
         'factors of the pooled heads, the sigmoid of a projection of the queries, of each "element" or of each "head"',
-        _one_of(GATES), None, layout=3, step="gated",
+        lambda name, value: checks.choice(name, value, GATES), None, layout=3, step="gated",
         weights=lambda config: _dense("W_g", config.query_size, config.num_heads * config.gate_dim, config),
     )  # fmt: skip
     pooling: PoolingName = option(
-        'the scores: "dot", scaled dot products, or "additive"', _one_of(POOLINGS), "dot", needs_scores=True,
+        'the scores: "dot", scaled dot products, or "additive"',
+        lambda name, value: checks.choice(name, value, POOLINGS), "dot", needs_scores=True,
         weights=lambda config: {
             f"attention.{name}.kernel": (config.key_dim, width)
             for name, width in {"W_q": config.key_dim, "W_k": config.key_dim, "w_v": 1}.items()
@@ -226,7 +223,7 @@ def needs_scores(config: Config) -> list[str]:
 
 def plain(config: Config) -> dict[str, Any]:
     """The defaults of the options of today's models, by name, for a layer of these sizes."""
-    rows = ((name, ROWS[name]) for name in MODERN)
+    rows = {name: ROWS[name] for name in MODERN}.items()
     return {name: row.fill(config) if row.default is None else row.default for name, row in rows}
 
 
@@ -237,8 +234,8 @@ def special(config: Config) -> dict[str, Any]:
 
 def turns_heads(config: Config) -> bool:
     """Whether options make steps of their own between the projections of heads and the output, beside the scores."""
-    rows = ((name, row) for name, row in ROWS.items() if row.step and not row.needs_scores)
-    return any(getattr(config, name) != row.default for name, row in rows)
+    names = [name for name, row in ROWS.items() if row.step and not row.needs_scores]
+    return any(getattr(config, name) != ROWS[name].default for name in names)
 
 
 def of_recorded(options: dict[str, Any]) -> Config:

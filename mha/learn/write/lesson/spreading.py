@@ -148,7 +148,7 @@ def spread_parts(program: Program) -> None:
                 arguments: list[cst.Arg] = []
                 for each in call.args:
                     text = code(each.value)
-                    if text == part or text in OPTIONS_OF[part]:
+                    if text == part or options.PARTS.get(text.removeprefix("config.")) is PARTS[part]:
                         parts = [f"{text}.{field}" if text != part else f"{part}_{field}" for field in fields]
                         arguments += [cst.Arg(nodes.expression(one)) for one in parts]
                     else:
@@ -160,11 +160,6 @@ def spread_parts(program: Program) -> None:
         program.map_functions(spread)
         for name, tree in list(program.definitions.items()):
             program.definitions[name] = _own_fields(nodes.replaced(tree, own), part, fields)
-
-
-OPTIONS_OF = {
-    part: [f"config.{name}" for name, its in options.PARTS.items() if its is kind] for part, kind in PARTS.items()
-}
 
 
 def _own_fields(tree: Any, part: str, fields: list[str]) -> Any:
