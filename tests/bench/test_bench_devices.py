@@ -29,7 +29,7 @@ NUMBERS = ("milliseconds", "rounds", "processor", "busiest", "mebibytes", "share
 
 
 @pytest.mark.backends("torch", "jax")
-@pytest.mark.long("torch")
+@pytest.mark.long("torch", "jax")
 def test_tables_and_json(backend, tmp_path):
     path = tmp_path / "bench.json"
     given = ("--devices", "2", "--shapes", "S32", "--kinds", "training", "--seconds", "0", "--json", str(path))

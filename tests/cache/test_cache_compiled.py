@@ -42,7 +42,7 @@ def steps(backend, compiled, **options):
 
 
 @pytest.mark.backends("jax")
-@pytest.mark.parametrize("readable", [False, True])
+@pytest.mark.parametrize("readable", [False, pytest.param(True, marks=pytest.mark.long("jax"))])
 def test_jit_and_scan(backend, readable):
     import jax
 

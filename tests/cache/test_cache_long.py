@@ -121,6 +121,7 @@ def test_pairs_of_slots_with_every_option(backend, options, readable):
 
 
 @pytest.mark.parametrize("options", ["all slots", pytest.param("a larger ring", marks=LONG)])
+@pytest.mark.long("jax")  # which compiles it for seconds
 def test_portions_in_small_pieces(backend, monkeypatch, options):
     """Where the scores of a portion are not one piece, it is computed in several."""
     monkeypatch.setattr(blocks, "SCORES", 30)

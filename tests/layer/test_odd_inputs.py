@@ -99,16 +99,13 @@ def test_jax_refuses_to_narrow_float64(rng):
 
 # Numbers
 
-FILLINGS = {"NaN": np.nan, "Inf": np.inf, "-Inf": -np.inf, "1e30": 1e30}
+FILLINGS = {"NaN": np.nan, "-Inf": -np.inf}
 
 
 @on(*PATHS)
 @pytest.mark.parametrize("filling", FILLINGS)
-@pytest.mark.parametrize("scale", [1, 1e4])
-def test_what_padding_holds_does_not_matter(backend, rng, path, filling, scale):
+def test_what_padding_holds_does_not_matter(backend, rng, path, filling):
     call, arguments = PATHS[path](backend), draw_by_name(rng)
-    for X in arguments.values():
-        X *= scale
     lengths = np.array([[3, 0, 5, 1, 2], [0, 0, 0, 0, 0]])
     expected = taken(call(*arguments.values(), lengths))
     assert np.isfinite(expected).all()

@@ -89,6 +89,7 @@ def test_the_chapter_runs_in_torch(capsys):
 
 
 @JAX
+@pytest.mark.long("jax")  # which compiles it for seconds
 def test_the_chapter_runs_in_jax(capsys):
     import jax
     from flax import nnx

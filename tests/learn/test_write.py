@@ -147,6 +147,7 @@ def test_a_file_may_be_a_module_of_nnx(backend, tmp_path, options, call, fused, 
 
 
 @pytest.mark.backends("jax")
+@pytest.mark.long("jax")  # which compiles it for seconds
 def test_a_module_of_nnx_drops_weights_until_it_is_deterministic(backend, tmp_path):
     import jax
     from flax import nnx

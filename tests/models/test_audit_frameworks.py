@@ -140,6 +140,7 @@ def test_a_module_of_linen_that_raises_where_numbers_are_known_is_as_it_was():
 
 
 @pytest.mark.backends("jax")
+@pytest.mark.long("jax")  # which compiles it for seconds
 def test_numbers_inside_a_transformation_are_not_known():
     from audited.of_linen import Block, drawn
     from flax import linen
@@ -189,6 +190,7 @@ def test_stacks_of_nnx_are_not_known_and_single_layers_are():
 
 
 @pytest.mark.backends("jax")
+@pytest.mark.long("jax")  # which compiles it for seconds
 def test_training_steps_of_nnx_are_no_reason_to_call_a_layer_right():
     from flax import nnx
 

@@ -108,6 +108,7 @@ def test_weights_that_were_taken_wrongly_are_named(arrays, place):
 
 @pytest.mark.backends("jax")
 @pytest.mark.parametrize("apart", [False, True], ids=["Dense", "DenseGeneral"])
+@pytest.mark.long("jax")  # which compiles it for seconds
 def test_a_port_to_flax_is_judged_by_a_checkpoint_of_pytorch(arrays, place, apart, rng):
     from flax import linen
     from jax import numpy as jnp

@@ -6,6 +6,12 @@ import pytest
 pytestmark = pytest.mark.backends("jax")
 CHECKS = "devices_of_jax"
 LONG = (
+    "check_few_heads_of_keys_send_their_gradients_too",
+    "check_nan_that_is_seen_stays",
+    "check_nothing_to_attend_to_is_no_error",
+    "check_a_batch_on_one_device_is_computed_one_by_one",
+    "check_weights_of_few_heads_of_keys_are_whole_on_each_device",
+    "check_a_ring_keeps_its_digits_at_large_scores",
     "check_a_cache_keeps_the_heads_of_a_device",
     "check_rows_that_do_not_divide_agree_where_shardings_are_types",
     "check_large_scores_agree",

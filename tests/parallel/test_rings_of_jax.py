@@ -6,6 +6,8 @@ import pytest
 pytestmark = pytest.mark.backends("jax")
 CHECKS = "rings_of_jax"
 LONG = [  # they compile for a minute together
+    "check_lengths_per_query_and_masks_agree_in_zigzag",
+    "check_tokens_agree_in_a_ring",
     "check_rows_go_into_zigzag_and_back",
     "check_zigzag_sends_queries_keys_values_and_outputs_there_and_back",
     "check_additive_scores_agree_in_zigzag",

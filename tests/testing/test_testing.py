@@ -368,6 +368,7 @@ def test_a_broken_layer_of_keras():
 
 
 @pytest.mark.backends("jax")
+@pytest.mark.long("jax")  # which compiles it for seconds
 def test_a_broken_layer_of_flax():
     from flax import nnx
 

@@ -69,7 +69,7 @@ def test_a_layer_of_keras_that_was_built_by_a_call(rng):
 
 
 @pytest.mark.backends("jax")
-@pytest.mark.parametrize("options", [{}, {"num_heads": 6, "num_kv_heads": 2}], ids=["", "groups"])
+@pytest.mark.parametrize("options", [{"num_heads": 6, "num_kv_heads": 2}], ids=["groups"])
 def test_nnx_called_plainly(rng, options):
     """Without weights to return, as most call it, Flax takes another path."""
     layer = peers.of("nnx").new(**options)
