@@ -151,6 +151,7 @@ BAD = {
 
 @on(*PATHS)
 def test_bad_inputs_are_refused(backend, rng, path):
+    call = PATHS[path](backend)
     for name, change, error, words in BAD.values():
         arguments = draw_by_name(rng)
         arguments[name] = change(arguments.get(name))
@@ -158,7 +159,7 @@ def test_bad_inputs_are_refused(backend, rng, path):
         if name in ("training", "return_weights") and path in ("gradients", "trace"):
             error, words = TypeError, f"*unexpected keyword argument '{name}'"
         with refuses(error, words):
-            PATHS[path](backend)(queries, keys, values, **arguments)
+            call(queries, keys, values, **arguments)
 
 
 @on("mha-own-arrays")
@@ -225,7 +226,7 @@ def test_numpy_arrays_beside_the_frameworks_own_are_refused(backend, rng):
 
 
 @pytest.mark.all_backends
-@on("mha", "layer", "d2l")
+@on("mha", "layer")
 def test_arrays_of_another_framework_are_refused(backend, rng, path):
     call, arguments = PATHS[path](backend), draw_by_name(rng)
     for other in dispatch.FRAMEWORKS.keys() - {"numpy", backend}:

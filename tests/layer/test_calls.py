@@ -158,7 +158,7 @@ def test_hidden_means_hidden(backend, rng):
         assert not gradients["values"][sample, length:].any()
 
 
-@pytest.mark.parametrize("pooling", ["dot", "additive"])
+@pytest.mark.parametrize("pooling", ["dot", pytest.param("additive", marks=pytest.mark.long(*adapters.COMPILED))])
 def test_a_query_that_sees_no_key(backend, rng, pooling):
     attention, (queries, keys, values) = make(backend, bias=True, pooling=pooling), draw(rng)
     given = attention.weights
@@ -202,7 +202,7 @@ def test_no_samples_may_have_no_lengths(backend):
     assert make(backend)(*empty, []).shape == (0, Q, D)
 
 
-@pytest.mark.parametrize("pooling", ["dot", "additive"])
+@pytest.mark.parametrize("pooling", ["dot", pytest.param("additive", marks=pytest.mark.long(*adapters.COMPILED))])
 @pytest.mark.parametrize(("num_queries", "num_keys"), [(0, K), (Q, 0)])
 def test_where_nobody_looks_nothing_matters(backend, num_queries, num_keys, pooling):
     attention = make(backend, bias=True, pooling=pooling)

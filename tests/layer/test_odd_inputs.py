@@ -59,7 +59,7 @@ def test_masks_in_any_form_are_the_same(backend, rng, path):
 
 
 @pytest.mark.all_backends
-@on(*PATHS)
+@on("mha", "layer")
 @LENGTHS
 def test_lengths_and_masks_of_another_framework_are_the_same(backend, rng, path, lengths):
     call, arguments, lengths = PATHS[path](backend), draw(rng), np.array(lengths)

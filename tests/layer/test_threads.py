@@ -212,6 +212,7 @@ print(len(results), len(set(results)))
 """
 
 
+@pytest.mark.long("tensorflow", "jax")  # whose import takes seconds
 def test_threads_make_the_first_calls_of_a_process(backend, python):
     assert python(adapters.of(backend).before_threads + FIRST_CALLS, MHA_BACKEND=backend).split() == ["8", "1"]
 

@@ -1,5 +1,7 @@
 """Records of models of two frameworks, with other names and other orders of calls: the place of a mistake is named."""
 
+import itertools
+
 import numpy as np
 import pytest
 from recorded import PATHS, recorded
@@ -33,8 +35,7 @@ def test_a_right_port_is_the_same_and_its_modules_are_paired(framework, torch_re
     assert [partners[f"blocks.{at}.attention"] for at in range(2)] == [attention.format(at) for at in range(2)]
 
 
-@pytest.mark.parametrize("mistake", PLACES)
-@pytest.mark.parametrize("framework", OTHERS)
+@pytest.mark.parametrize(("framework", "mistake"), list(zip(OTHERS, itertools.cycle(PLACES), strict=False)))
 def test_the_place_of_a_mistake_is_named(framework, mistake, torch_record):
     report = parity.compare_records(torch_record, recorded(framework, mistake))
     assert place(report) == PLACES[mistake], report
