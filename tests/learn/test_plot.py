@@ -122,15 +122,6 @@ def test_a_figure_grows_and_names_all_of_64_tokens(rng):
     assert min(label.get_fontsize() for label in labels) >= 6
 
 
-def test_the_inches_of_a_figure(rng):
-    """Two maps of the shortest sides beside each other; five of 16 keys in two lines, beside names of six letters."""
-    two = mha.plot.heatmaps(weights(rng, 2, 3, 3))
-    assert two.get_size_inches() == pytest.approx([2 * (1.6 + 0.25) + 0.08 + 1.4, 1.6 + 0.45 + 0.08 + 0.9])
-    five = mha.plot.heatmaps(weights(rng, 5, 24, 16), keys=[f"key {j:02}" for j in range(16)])
-    across, down = 3 * (16 * 0.125 + 0.25), 2 * (24 * 0.125 + 0.45)
-    assert five.get_size_inches() == pytest.approx([across + 6 * 0.08 + 1.4, down + 6 * 0.08 + 0.9])
-
-
 def test_names_are_thinned_where_they_cannot_fit(rng):
     axes = maps(mha.plot.heatmaps(weights(rng, 1, 2, 250)))["head 0"]
     labels = [label.get_text() for label in axes.get_xticklabels()]

@@ -73,13 +73,6 @@ def test_rules_and_their_weights(rng, given):
         assert not seen[0].any(1).all()  # a query without keys is among them
 
 
-def test_the_inches_of_a_figure(rng):
-    scores = rng.normal(size=(1, 4, 6))
-    assert masks(scores).get_size_inches() == pytest.approx([3 * (0.36 * 6 + 0.5), 0.36 * 4 + 0.7])
-    two_lines = masks(scores[:, :, :2], [1], causal=True).get_size_inches()
-    assert two_lines == pytest.approx([4 * (1.7 + 0.5), 2 * (0.36 * 4 + 0.7)])
-
-
 def test_pictures_are_written(tmp_path, rng):
     scores = mha.tensor(rng.normal(size=(1, 2, 3)), "bfloat16")
     for name, start in (("masks.png", b"\x89PNG"), ("masks.svg", b"<?xml")):

@@ -56,13 +56,6 @@ def test_each_number_says_where_it_comes_from(B, T, H, d, sample):
     assert all(heads == [[head] * d] * T for head, (_, _, heads) in enumerate(right))
 
 
-def test_the_inches_of_a_figure():
-    assert mha.plot.splits(np.ones((1, 4, 10)), 5).get_size_inches() == pytest.approx(
-        [0.62 * (10 + 5) + 0.9, 3 * (0.42 * 4 + 0.85)]
-    )
-    assert mha.plot.splits(np.ones((1, 2, 2)), 1).get_size_inches()[0] == 6.2  # the longest title fits
-
-
 def test_titles_fit():
     figure = mha.plot.splits(np.ones((1, 2, 2)), 1)
     figure.draw_without_rendering()

@@ -12,7 +12,7 @@ import mha
 from mha.core.options.config import Config
 from mha.models.audit.calls.caches import Kept, kept_of
 from mha.models.audit.calls.layer_call import WITHOUT_WINDOW, told
-from mha.models.audit.calls.model_calls import Earlier, Histories, History, ModelCall, UnknownError, cache_in
+from mha.models.audit.calls.model_calls import Earlier, Histories, History, ModelCall, UnknownError
 from mha.models.audit.calls.session import Tap
 from mha.models.audit.judging import asked_of, mended
 from mha.models.audit.layers.known import Known
@@ -125,15 +125,6 @@ def test_a_mask_with_four_axes_counts_alone(kind):
     given, _ = asked({"attention_mask": mask}, config=WINDOWED, sizes=(2, 2, 5), history=History(3))
     assert np.array_equal(given.pop("mask"), seen)
     assert given == {WITHOUT_WINDOW: True, "offset": 3}
-
-
-def test_beside_such_a_mask_a_window_hides_nothing_more():
-    layer = mha.MultiHeadAttention(12, 3, rotary=mha.Rotary(4), window=(2, 0), backend="numpy", seed=1)
-    seen, X = np.tri(5, dtype=bool)[None, None], np.ones((2, 5, 12), "f4")
-    known = Known("layers.0", "mistral", take=lambda tokens: (layer.config, layer.weights), attends=DECODER)
-    call = ModelCall(1, {"attention_mask": seen}, History())
-    tap = Tap(known, call, inputs=dict.fromkeys(("queries", "keys", "values"), X), outputs={"W_o": X})
-    assert np.array_equal(asked_of(tap, NOTHING).visible[:, :1], seen.repeat(2, 0))
 
 
 def test_what_is_mended_is_right_where_rows_count_and_as_it_was_elsewhere():
@@ -307,25 +298,10 @@ def test_a_cache_that_forgets_or_rounds_is_not_known(kept, config, message):
         assert told(call, DECODER, config, NOTHING, "layers.0", (2, 2, 5))
 
 
-def test_tokens_are_left_out_at_the_end():
-    numbers = np.arange(4.0).reshape(1, 4, 1)
-    history = History(4, {"own": Earlier(numbers, numbers, False)}, np.arange(4)[None])
-    history.trim(1)
-    assert (history.tokens, history.layers["own"].keys.size, history.positions.tolist()) == (3, 3, [[0, 1, 2]])
-    history.trim(7)
-    assert history.tokens == 0
-
-
 def test_the_length_of_a_cache_is_what_it_says():
     keys = np.zeros((2, 3, 7, 4))  # (B, G, T, d)
     lengths = [kept_of(cache).length for cache in (Cache(3), [], [None], ((keys, keys),), "cache", [3])]
     assert lengths == [3, 0, 0, 7, None, None]
-
-
-def test_the_cache_that_a_call_returns_is_found():
-    assert cache_in({"logits": 1, "past_key_values": "kept"}) == "kept"
-    assert cache_in(types.SimpleNamespace(past_key_values="kept")) == "kept"
-    assert cache_in((1, 2)) is None
 
 
 def test_positions_of_texts_may_be_said_three_times_and_those_of_pictures_are_not_known():

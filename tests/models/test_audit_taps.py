@@ -106,61 +106,6 @@ def test_weights_that_were_taken_wrongly_are_named(arrays, place):
     assert "keys are projected as values" in str(report)
 
 
-@pytest.mark.backends("jax")
-@pytest.mark.parametrize("apart", [False, True], ids=["Dense", "DenseGeneral"])
-@pytest.mark.long("jax")  # which compiles it for seconds
-def test_a_port_to_flax_is_judged_by_a_checkpoint_of_pytorch(arrays, place, apart, rng):
-    from flax import linen
-    from jax import numpy as jnp
-
-    from . import llama_of_jax as port
-
-    class Attention(linen.Module):
-        def setup(self):
-            shapes = {"q": (llama.H, llama.d), "k": (llama.G, llama.d), "v": (llama.G, llama.d)}
-            for name, shape in shapes.items():
-                size = shape if apart else shape[0] * shape[1]
-                setattr(self, f"{name}_proj", linen.DenseGeneral(size, use_bias=False))
-            self.o_proj = linen.DenseGeneral(llama.D, (-2, -1) if apart else -1, use_bias=False)
-
-        def __call__(self, X):
-            kernels = {f"{name}_proj": self.variables["params"][f"{name}_proj"]["kernel"] for name in "qkvo"}
-            for part in (self.q_proj, self.k_proj, self.v_proj):
-                part(X)
-            flat = {name: K.reshape(-1 if name == "o_proj" else llama.D, llama.D if name == "o_proj" else -1)
-                    for name, K in kernels.items()}  # fmt: skip
-            cache = port.empty_cache(B, T)[0]
-            merged, _ = port.attention(flat | {"o_proj": jnp.eye(llama.H * llama.d)}, X, cache, 0, LENGTHS, "")
-            return self.o_proj(merged.reshape(B, T, llama.H, llama.d) if apart else merged)
-
-    class Port(linen.Module):
-        def setup(self):
-            self.layers = [{"self_attn": Attention()} for _ in range(llama.LAYERS)]
-
-        def __call__(self, input_ids, X):
-            for layer in self.layers:
-                X = X + layer["self_attn"](X)
-            return X
-
-    def kernel(n, name):
-        own = arrays[f"model.layers.{n}.self_attn.{name}_proj.weight"].T
-        if not apart:
-            return own
-        return own.reshape(llama.H, llama.d, llama.D) if name == "o" else own.reshape(llama.D, -1, llama.d)
-
-    params = {
-        f"layers_{n}_self_attn": {f"{name}_proj": {"kernel": kernel(n, name)} for name in "qkvo"}
-        for n in range(llama.LAYERS)
-    }
-    X = rng.normal(size=(B, T, llama.D)).astype("float32")
-    taught = {"*_self_attn": {"scheme": "llama", "num_heads": llama.H, "causal": True}}
-    own = {"*_self_attn": taught["*_self_attn"] | {"rotary": mha.Rotary(base=llama.BASE)}}
-    for options in ({"like": place}, {"like": place, "layers": taught}, {"layers": own}):
-        report = mha.parity.audit(Port(), {"params": params}, np.ones((B, T), int), X, **options)
-        assert [row.verdict for row in report.layers] == ["same"] * llama.LAYERS, report
-        assert report.weighed == ("like" in options)
-
-
 def one_tap(rng, backend, **options):
     """A layer, and a tap of a call of it as its user makes it."""
     layer = mha.MultiHeadAttention(12, 3, seed=1, bias=True, dtype="float64", **options)
@@ -235,18 +180,6 @@ def test_kernels_of_flax_have_their_own_layout(arrays, apart, rng):
     options = {"num_heads": llama.H, "rotary": rotary, "causal": True}
     taps = {"layers.0": {"queries": X, "output": layer(X, X, X, causal=True)}}
     assert audit_taps(taps, like=by_other_names(arrays, apart), layers={"*": options})
-
-
-def test_queries_are_the_last_tokens_unless_a_tap_says_otherwise(arrays, rng):
-    rotary = mha.Rotary(base=llama.BASE)
-    layer = mha.from_native(arrays, prefix="model.layers.1.self_attn", num_heads=llama.H, rotary=rotary)
-    X = rng.normal(size=(2, 7, llama.D)).astype("float32")
-    options = {"num_heads": llama.H, "rotary": rotary, "causal": True}
-    tap = {"queries": X[:, 4:], "keys": X, "output": layer(X, X, X, causal=True)[:, 4:]}
-    assert audit_taps({"layers.1": tap}, like=arrays, layers={"*": options})
-    first = {"queries": X[:, :3], "keys": X, "output": layer(X, X, X, causal=True)[:, :3]}
-    assert not audit_taps({"layers.1": first}, like=arrays, layers={"*": options})
-    assert audit_taps({"layers.1": first | {"offset": 0}}, like=arrays, layers={"*": options})
 
 
 X = np.zeros((2, 3, 4))

@@ -62,16 +62,6 @@ def test_a_layer_that_does_not_run_is_not_called():
     assert "1 not called" in str(report)
 
 
-def test_a_report_of_layers_that_do_not_run_is_not_true():
-    model = Model()
-    for layer in model.layers:
-        layer.forward = lambda x, seen, past: (x, None)
-    report = parity.audit(model, *tokens())
-    assert set(verdicts(report).values()) == {"not called"}
-    assert not report
-    assert "no layer was compared" in str(report)
-
-
 def test_a_layer_that_runs_in_part_is_not_known():
     class Fused(Attention):
         def forward(self, x, seen, past=None):
@@ -113,14 +103,6 @@ def test_attention_in_no_known_layer_is_listed(pool):
     left_out = parity.audit(model, *tokens(), layers={"layers.2.mlp": None})
     assert left_out
     assert "1 left out" in str(left_out)
-
-
-def test_a_softmax_of_rows_is_a_note():
-    model = Model()
-    model.layers[2].mlp = Another(lambda x: torch.softmax(x.flatten(0, 1), -1).view_as(x))
-    report = parity.audit(model, *tokens())
-    assert report
-    assert report.notes == ("a softmax of rows is no attention, and was not judged: in layers.2.mlp",)
 
 
 def test_no_known_layer_is_an_error_that_lists_what_was_found():
@@ -231,8 +213,7 @@ class Convolved(torch.nn.Module):
         return self.out(merged.swapaxes(2, 3).reshape(X.shape))  # (B, D, T), or (B, D, h, w)
 
 
-@pytest.mark.parametrize("axes", [1, 2])
-@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize(("axes", "packed"), [(1, True), (2, False)])
 def test_projections_that_are_convolutions_over_one_token_are_taught(axes, packed):
     torch.manual_seed(1)
     X = torch.randn(2, 12, *(5, 3)[:axes])

@@ -6,7 +6,7 @@ import re
 import numpy as np
 import pytest
 import safetensors.numpy
-from commands import narrow, run
+from commands import run
 from pages import text
 
 import mha
@@ -112,16 +112,6 @@ def test_it_is_printed_as_the_page_shows_it(tmp_path, monkeypatch):
 
     result = run(*command.split())
     assert (result.exit_code, without_digits(result.stdout)) == (1, without_digits(shown))
-
-
-def test_other_heads(ours, tmp_path):
-    layer, path = ours
-    other = stored([layer], "torch", "a.", tmp_path / "theirs.safetensors")
-    result = run("compare", path, other, "--num-heads", "4")
-    assert result.exit_code == 1
-    assert "\nnum_heads: 3 in A, 4 in B\n" in result.stdout
-    assert "why: another number of heads (4 heads): " in result.stdout
-    assert result.stdout.endswith(f"but with other options they compute something else\n{LEFT_OUT}\n")
 
 
 def test_layers_of_other_shapes(ours, tmp_path):
@@ -289,13 +279,6 @@ def test_what_is_wrong_is_one_line(ours, tmp_path, arguments, told):
     assert result.stderr.count("\n") == 1
 
 
-def test_the_file_that_is_wrong_is_named_on_either_side(ours, tmp_path):
-    _, path = ours
-    for arguments in ((path, str(tmp_path / "absent")), (str(tmp_path / "absent"), path)):
-        result = run("compare", *arguments)
-        assert (result.exit_code, result.stderr) == (2, f"mha: there is no file {tmp_path / 'absent'}\n")
-
-
 def test_wrong_arguments_of_the_functions(ours):
     layer, path = ours
     with pytest.raises(TypeError, match=r"b is a str, expected an mha\.MultiHeadAttention"):
@@ -306,14 +289,3 @@ def test_wrong_arguments_of_the_functions(ours):
         ValueError, match=r"no attention layer is there with scheme_b='bert', prefix_b=None; choose sch"
     ):
         parity.compare_files(path, path, scheme_b="bert")
-
-
-def test_tables_fit_a_narrow_terminal(ours, tmp_path, monkeypatch):
-    layer, path = ours
-    wrong = with_weights(layer, W_q_kernel=layer.weights["W_q.kernel"].T)
-    other = stored([wrong], "bert", BERT, tmp_path / "theirs.safetensors")
-    narrow(monkeypatch, 50)
-    result = run("compare", path, other)
-    assert result.exit_code == 1
-    assert "W_q.kernel\n  shape (12, 12); result DIFFERS" in result.stdout
-    assert all(len(line) <= 50 or " " not in line.strip() for line in result.stdout.splitlines())

@@ -15,9 +15,9 @@ from calls import own
 import mha
 from mha import parity
 from mha.parity.diagnosis.mistakes.catalogue import FORMS
-from mha.parity.diagnosis.mistakes.of_precision import ROUNDINGS, everything
+from mha.parity.diagnosis.mistakes.of_precision import ROUNDINGS
 from mha.parity.diagnosis.mistakes.of_weights import PROJECTIONS
-from mha.parity.diagnosis.pipeline import parts, pieces
+from mha.parity.diagnosis.pipeline import parts
 from mha.parity.diagnosis.pipeline.plan import plan_of
 from mha.parity.diagnosis.search import search, time_budget
 from mha.parity.rule.problem import problem
@@ -124,15 +124,6 @@ def test_pairs_are_named_from_the_output_alone():
         assert expected in [set(found.mistakes) for found in diagnosis.explanations if found.sure], expected
 
 
-def test_four_mistakes_are_told_by_the_steps():
-    call = planted.CALLS[0]
-    names = "W_k.kernel is not transposed", "no scale", "lengths are one too short", "the merge lacks the permute"
-    state = tuple(sorted((BY_NAME[name, ""] for name in names), key=lambda form: form.place))
-    diagnosis = diagnosed(call, planted.with_mistake(state, call, None))
-    assert diagnosis.known
-    assert set(diagnosis.mistakes) == set(names)
-
-
 def test_scores_after_masking_do_not_hide_a_wrong_mask():
     """The scores that the mistake hides are minus infinity in their scores, where ours are numbers."""
     call = planted.CALLS[0]
@@ -142,28 +133,12 @@ def test_scores_after_masking_do_not_hide_a_wrong_mask():
         assert diagnosed(call, theirs).mistakes == (name,)
 
 
-def test_one_head_is_told_by_the_steps():
-    """Its heads (B, T, H*d) look as if they were not split yet."""
-    call = planted.CALLS[0]
-    theirs = planted.with_mistake(BY_NAME["another number of heads", "1 heads"], call, None)
-    whole = {name: pieces.merge(theirs[name]) for name in ("split_q", "split_k", "split_v", "pooled")}
-    assert diagnosed(call, theirs | whole).mistakes == ("another number of heads",)
-
-
 def test_mistakes_that_give_the_same_numbers_are_both_named():
     call = planted.Call(planted.SQUARE, {"valid_lens": [7, 3, 6]})
     diagnosis = diagnosed(call, planted.with_mistake(BY_NAME["everything is seen", ""], call))
     assert diagnosis.alternatives == (("the lengths are ignored",), ("all samples have the mask of the first",))
     assert diagnosis.mistakes == ("the lengths are ignored",)  # the best alone
     assert str(diagnosis).startswith("why: one of these, which all fit what was given\n")
-
-
-def test_a_mistake_in_one_sample_alone_is_found_beside_another():
-    """The worst sample is full: what lengths do is to be seen in the others."""
-    call = planted.Call(planted.SQUARE, {"valid_lens": [7, 5, 7]})
-    state = BY_NAME["W_q.kernel is not transposed", ""], BY_NAME["lengths are one too long", ""]
-    diagnosis = diagnosed(call, planted.with_mistake(state, call))
-    assert set(diagnosis.mistakes) == {form.mistake.name for form in state}
 
 
 def test_weights_of_another_layer():
@@ -234,7 +209,7 @@ def test_unknown_mistakes_are_said_to_be_unknown():
     assert "first to differ: output, 240 of 360 numbers; worst at " in report.diagnosis.note
 
 
-@pytest.mark.parametrize("fill", [-1e5, -1e4, -1e3, -100.0, -50.0, -30.0, -20.0, -10.0])
+@pytest.mark.parametrize("fill", [-1e4, -10.0])
 def test_a_weak_fill_is_told_by_its_number(fill):
     layer, X = plain_layer()
     bias = np.full((5, 5), fill + 2, "float32")
@@ -243,15 +218,6 @@ def test_a_weak_fill_is_told_by_its_number(fill):
     weights = shares / shares.sum(-1, keepdims=True)
     (reason,) = parity.diagnose(layer, {"weights": weights}, X, X, X, [3, 3], score_bias=bias).explanations
     assert (reason.mistakes, reason.how) == (("weak mask fill",), (f"{fill:g}",))
-
-
-def test_two_masks_are_added_in_one_way():
-    layer, X = plain_layer()
-    weights = layer.trace(X, X, X, [0, 3], causal=True)["weights"]
-    order = np.tri(5, dtype="float32")
-    weights[:3] = order / order.sum(-1, keepdims=True)
-    (reason,) = parity.diagnose(layer, {"weights": weights}, X, X, X, [0, 3], causal=True, empty_rows=True).explanations
-    assert (reason.mistakes, reason.how) == (("the lowest number is added twice",), ("for each mask",))
 
 
 def plain_layer():
@@ -356,20 +322,6 @@ def test_an_error_in_a_query_that_is_not_searched_refutes_a_mistake():
     samples = abs(theirs - layer(X, X, X, [97, 61])).sum((1, 2))
     theirs[samples.argmin(), 50] += np.float32(0.01)
     assert not parity.diagnose(layer, theirs, X, X, X, [97, 61]).known
-
-
-def test_products_are_computed_once_for_what_rounds_alike():
-    layer, inputs, arguments = planted.CALLS[0].made()
-    asked = problem(layer, *inputs, planted.DEFAULTS | arguments, None)
-    plan, new = plan_of(asked, "float32"), plan_of(asked, "float32")
-    parts.all_steps(plan, ["output"])
-    assert len(plan.computed) == 4  # and the kernel of W_o in the features to compute
-    interleaved = [form for form in FORMS if form.mistake.name == "the heads of W_q are interleaved"]
-    kernels = [form.change(plan).weights["W_q.kernel"] for form in interleaved]
-    assert not np.array_equal(*kernels)  # each way is another change
-    rough = everything("bfloat16")
-    first, second = (parts.all_steps(rough(one), ["output"])["output"] for one in (plan, new))
-    assert np.array_equal(first, second)
 
 
 def test_progress_is_shown_on_a_terminal_alone(monkeypatch, capsys):

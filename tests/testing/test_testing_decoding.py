@@ -193,13 +193,3 @@ def test_a_layer_of_ones_own_with_a_prompt_longer_than_its_window():
 def test_what_is_no_output_and_state_is_refused(result, words):
     text = failure_of(lambda x, attention, state=None: result(x), "numpy", dtypes="float64", cases="decoding")
     assert re.search(words, text)
-
-
-def test_a_decoder_has_cases_of_its_own():
-    with pytest.raises(ValueError, match="cases has 'mask', expected names of"):
-        mha.testing.assert_parity(decoder(), "numpy", cases="mask")
-
-
-def test_padding_counts_if_that_is_asked_for():
-    text = failure_of(decoder(), "numpy", empty_rows=True, dtypes="float64", cases=ALL[1])
-    assert "NaN" in text

@@ -22,7 +22,7 @@ def outcome_of(port, attention, **options):
     return mha.testing.assert_parity(run, "numpy", attention=attention, **options)
 
 
-@pytest.mark.parametrize("window", [(7, None), (None, 7), (2, 7), (1023, 0)], ids=str)
+@pytest.mark.parametrize("window", [(None, 7), (1023, 0)], ids=str)
 def test_one_call_is_longer_than_the_window(window):
     options = WINDOWED | {"window": window}
     outcome = outcome_of(Port, options)
@@ -43,14 +43,6 @@ def test_one_call_is_long_enough_for_the_rotation():
     assert outcome_of(Port, options)
     with pytest.raises(AssertionError, match="without the model's own scaling"):
         outcome_of(Unscaled, options, dtypes="float64")
-
-
-def test_a_bound_of_the_window_that_takes_too_much_memory_is_left_out():
-    outcome = outcome_of(Port, WINDOWED | {"window": (40000, 2)}, dtypes="float64")
-    row = outcome.reports["float64, long sequence"].rows[0]
-    assert row.passed
-    with pytest.raises(AssertionError):
-        outcome_of(Unwindowed, WINDOWED | {"window": (40000, 2)}, dtypes="float64")
 
 
 def test_the_added_cases_have_names_and_a_layers_own_dtype():
