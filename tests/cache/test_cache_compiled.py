@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 
 import mha
-from mha.core import dispatch
 from mha.core.call import Call
 from mha.core.options.config import numpy_dtype
 
@@ -90,7 +89,6 @@ def test_function(backend, xla):
     assert steps(backend, compiled) == [1] * T
 
 
-DTYPES = dispatch.FRAMEWORKS["tensorflow"].dtypes
 KINDS = {
     "grouped and turned": {"rotary": mha.Rotary(4), "num_key_value_heads": 2, "bias": True},
     "a ring": {"window": (2, None), "qk_norm": "rms", "softcap": 5.0, "sinks": True, "output_gate": "head"},
@@ -125,7 +123,7 @@ def test_portions_inside_a_function(backend, options):
 
 
 @pytest.mark.backends("tensorflow")
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", ["bfloat16"])
 def test_a_loop_inside_a_function_writes_over_what_is_no_number(backend, dtype):
     import tensorflow as tf
 
@@ -158,12 +156,12 @@ def test_no_function_is_compiled_after_the_second_token(backend):
     from mha.backends.tensorflow.engine.compiled import _functions
 
     attention, after_two = mha.MultiHeadAttention(8, 2, seed=5, backend=backend), None
-    x, cache = mha.tensor(X[:, :1, :8], backend=backend), attention.cache(B, 2000)
-    for token in range(2000):
+    x, cache = mha.tensor(X[:, :1, :8], backend=backend), attention.cache(B, 200)
+    for token in range(200):
         _, cache = attention(x, x, x, causal=True, cache=cache)
         after_two = [*_functions] if token == 1 else after_two
         assert token < 2 or [*_functions] == after_two
-    assert mha.to_numpy(cache.lengths).tolist() == [2000] * B
+    assert mha.to_numpy(cache.lengths).tolist() == [200] * B
 
 
 @pytest.mark.backends("tensorflow")

@@ -1,8 +1,6 @@
 """The command line as a whole: help, version, and what is wrong with a command in one line."""
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import adapters
@@ -80,13 +78,6 @@ def test_errors_name_options_as_they_are_typed(values, code, typed):
     assert argument_names.setting(**values) == code
 
 
-def test_an_error_has_the_name_of_the_argument_in_python():
-    with argument_names.named({"num_heads": "--num-heads"}):
-        error = argument_names.LackingError("num_heads", "an int", "nothing says it")
-    assert str(error) == "--num-heads is not given, expected an int: nothing says it"
-    assert error.argument == "num_heads"
-
-
 def test_names_inside_others_are_those_of_the_outermost():
     with (
         argument_names.named({"scheme_a": "--from-a"}),
@@ -113,11 +104,6 @@ def test_nothing_that_is_installed_names_a_file_that_is_not():
     ours = {Path(mha.__file__).parent / "learn/grade/hand_out.py"}  # whose README is a file that it makes
     for path in {*Path(mha.__file__).parent.rglob("*.py"), *dispatch.FOLDER.rglob("*.py")} - ours:
         assert not re.search(r"\b(docs|examples|tests)/|\bREADME\b|\w\.md\b", path.read_text(encoding="utf-8")), path
-
-
-def test_python_m_mha_is_the_command():
-    ran = subprocess.run([sys.executable, "-m", "mha", "--version"], capture_output=True, text=True, check=True)
-    assert ran.stdout == run("--version").stdout
 
 
 def test_the_shell_can_complete():

@@ -86,9 +86,3 @@ def test_installed_demo_in_a_pipe_is_plain_text():
     assert "on the backend 'numpy'" in text
     assert "\x1b" not in text
     assert "█" in text
-
-
-def test_installed_demo_does_without_unicode():
-    result = run_installed("demo", PYTHONIOENCODING="ascii")
-    assert (result.returncode, result.stderr) == (0, b"")
-    assert "@@" in result.stdout.decode("ascii")

@@ -8,7 +8,6 @@ import pages
 import pytest
 from commands import narrow, run, run_installed
 from rich.cells import cell_len
-from rich.console import Console
 
 from mha import explain
 from mha.cli import explain as command
@@ -181,20 +180,6 @@ def test_what_is_wrong_is_one_line(arguments, text):
     assert result.stderr == f"mha: {text}\n"
 
 
-@pytest.mark.parametrize("size", ["--batch", "--queries", "--keys", "--hiddens", "--heads", "--kv-heads"])
-def test_sizes_are_positive(size):
-    result = run("explain", size, "0")
-    assert result.exit_code == 2
-    assert size in result.stderr
-
-
-def test_a_missing_framework_is_one_line_that_says_what_to_install(absent):
-    result = run("explain", "--backend", absent)
-    assert (result.exit_code, result.stdout) == (2, "")
-    assert 'pip install "no-such-framework>=3"' in result.stderr
-    assert result.stderr.count("\n") == 1
-
-
 def test_installed_in_a_pipe_that_has_no_unicode():
     result = run_installed("explain", "--values", "--lang", "vi", PYTHONIOENCODING="ascii", LANG="ja_JP.UTF-8")
     assert (result.returncode, result.stderr) == (0, b"")
@@ -211,10 +196,3 @@ def test_lines_of_any_language():
     assert wrapped_anywhere("a longer-word-than-that, b", 6) == ["a", "longer-word-than-that,", "b"]
     assert wrapped_anywhere("longer-word-than-that, b", 6, " ") == [" longer-word-than-that,", " b"]
     assert wrapped_anywhere("it is 1 * 2 = 2 here", 12) == ["it is", "1 * 2 = 2", "here"]
-
-
-@pytest.mark.parametrize(("width", "longest"), [(200, 80), (60, 60)])
-def test_lines_are_as_long_as_fits_a_usual_terminal(width, longest):
-    lines = command._lines(Console(width=width), "注" * 100)
-    assert max(map(cell_len, lines)) == longest
-    assert all(line.startswith("    ") for line in lines)

@@ -18,7 +18,9 @@ RATE = 0.75  # 1 / (1 - RATE) needs no rounding, which MXNet does in float32
 B, H, Q, K, d = 3, 2, 5, 7, 4
 
 
-@pytest.fixture(params=[blocks.SCORES, 2 * K], ids=["one-piece", "pieces"])
+@pytest.fixture(
+    params=[blocks.SCORES, pytest.param(2 * K, marks=pytest.mark.long(*adapters.COMPILED))], ids=["one-piece", "pieces"]
+)
 def pieces(request, backend, monkeypatch):
     """Calls in one piece, and in pieces of few queries."""
     monkeypatch.setattr(blocks, "SCORES", request.param)
@@ -97,7 +99,7 @@ def test_gradients_are_those_of_the_weights_that_dropout_kept(backend, pieces, r
     assert same(pull_back(cotangent), found)
 
 
-@pytest.mark.parametrize("pooling", ["dot", "additive"])
+@pytest.mark.parametrize("pooling", ["dot", pytest.param("additive", marks=pytest.mark.long(*adapters.COMPILED))])
 def test_the_output_is_the_calls_and_the_gradients_are_those_of_gradients(backend, rng, assert_same, pooling):
     attention, arrays, hiding = make(backend, pooling=pooling, bias=True), draw(rng), {"causal": True}
     output, pull_back = attention.vjp(*arrays, [3, 7], **hiding)
@@ -108,8 +110,7 @@ def test_the_output_is_the_calls_and_the_gradients_are_those_of_gradients(backen
     assert_same(pull_back(np.ones_like(cotangent)), attention.gradients(*arrays, [3, 7], **hiding))
 
 
-@pytest.mark.parametrize("hides", [False, True], ids=["all-seen", "hidden"])
-@pytest.mark.parametrize("kind", ["numpy", "own"])
+@pytest.mark.parametrize(("kind", "hides"), [("numpy", True), ("own", False)])
 def test_what_changes_after_the_call_does_not_count(backend, rng, kind, hides):
     attention, arrays = make(backend, dropout=0.5), draw(rng)
     arrays += [np.array([3, 7]), rng.random((2, 1, QUERIES, 7)) < 0.8] if hides else []

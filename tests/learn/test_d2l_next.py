@@ -127,10 +127,9 @@ def test_the_page_of_the_book_runs(backend):
 # The layer
 
 
-@BIAS
 @EACH_LENGTHS
-def test_a_layer_gives_the_numbers_of_the_lesson(backend, book, framework, rng, lengths, bias):
-    layer, reference = layer_and_reference(backend, book, rng, bias)
+def test_a_layer_gives_the_numbers_of_the_lesson(backend, book, framework, rng, lengths):
+    layer, reference = layer_and_reference(backend, book, rng, bias=True)
     (*inputs, valid_lens) = (*draw(backend, rng, (B, Q, D), (B, K, D), (B, K, D)), *adapters.of(backend).own(lengths))
     output, weights = framework.call(layer, *inputs, valid_lens)
     lesson = dispatch.lesson(backend)
@@ -144,8 +143,8 @@ def test_a_layer_gives_the_numbers_of_the_lesson(backend, book, framework, rng, 
 
 
 @BIAS
-@EACH_LENGTHS
-def test_gradients_are_those_of_mha(backend, book, framework, rng, lengths, bias):
+def test_gradients_are_those_of_mha(backend, book, framework, rng, bias):
+    lengths = LENGTHS["per query"]
     layer, reference = layer_and_reference(backend, book, rng, bias, dropout=0.0)
     inputs, cotangent = draw(backend, rng, (B, Q, D), (B, K, D), (B, K, D)), draw(backend, rng, (B, Q, D))[0]
     (valid_lens,) = adapters.of(backend).own(lengths)
@@ -301,9 +300,8 @@ def test_heads_are_split_and_merged_by_methods(backend, book, rng):
 
 
 @JAX
-@EACH_LENGTHS
-def test_a_compiled_layer_gives_the_same(backend, book, framework, rng, lengths):
-    nnx = framework.nnx
+def test_a_compiled_layer_gives_the_same(backend, book, framework, rng):
+    nnx, lengths = framework.nnx, LENGTHS["per query"]
     layer = nnx.view(book.MultiHeadAttention(D, H, 0.5), deterministic=True)
     (*inputs, valid_lens) = (*draw(backend, rng, (B, Q, D), (B, K, D), (B, K, D)), *adapters.of(backend).own(lengths))
     compiled = nnx.jit(lambda layer, *inputs: layer(*inputs))

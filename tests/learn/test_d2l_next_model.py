@@ -50,14 +50,13 @@ def story(tmp_path, monkeypatch):
 
 @WITH_NEXT
 @POSITIONS
-@pytest.mark.parametrize("bias", [False, True], ids=["plain", "bias"])
-def test_a_model_is_blocks_of_attention(backend, book, framework, rng, pos, bias):
+def test_a_model_is_blocks_of_attention(backend, book, framework, rng, pos):
     """As computed by NumPy's layers, in float64, from the weights of the model."""
-    small = book.TinyCharLM(N, D, H, BLOCKS, pos, max_len=T, bias=bias, **framework.seeded(1))
+    small = book.TinyCharLM(N, D, H, BLOCKS, pos, max_len=T, bias=True, **framework.seeded(1))
     X = rng.integers(0, N, (B, T))
     (own,) = adapters.of(backend).own(X)
     found, maps = small(own), small.attention_weights(own)
-    base, exact = (by_numpy(framework, small, X, pos, bias, dtype) for dtype in ("float32", "float64"))
+    base, exact = (by_numpy(framework, small, X, pos, dtype) for dtype in ("float32", "float64"))
     assert tuple(found.shape) == (B, T, N)
     assert len(maps) == BLOCKS
     for result, plain, expected in zip((found, *maps), base, exact, strict=True):
@@ -65,7 +64,7 @@ def test_a_model_is_blocks_of_attention(backend, book, framework, rng, pos, bias
     assert all(tuple(weights.shape) == (B, H, T, T) for weights in maps)
 
 
-def by_numpy(framework, small, X, pos, bias, dtype):
+def by_numpy(framework, small, X, pos, dtype):
     """The scores of a model, and the weights of its blocks, by layers of the NumPy backend in a dtype."""
     table = framework.table(small.token_emb).astype(dtype)
     rows, maps = table[X], []
@@ -77,15 +76,11 @@ def by_numpy(framework, small, X, pos, bias, dtype):
     options = {"rotary": mha.Rotary(interleaved=True)} if pos == "rope" else {}
     call = {"score_bias": mha.alibi(H, T, dtype=dtype)} if pos == "alibi" else {}
     for block in small.blks:
-        layer = mha.MultiHeadAttention(D, H, bias=bias, dtype=dtype, backend="numpy", **options)
+        layer = mha.MultiHeadAttention(D, H, bias=True, dtype=dtype, backend="numpy", **options)
         (kernel, at_bias), (last, at_last) = framework.read(block["qkv"]), framework.read(block["proj"])
-        weights = {f"W_{x}.kernel": X for x, X in zip("qkv", np.split(kernel, 3, 1), strict=True)} | {
-            "W_o.kernel": last
-        }
-        if bias:
-            weights |= {f"W_{x}.bias": X for x, X in zip("qkv", np.split(at_bias, 3), strict=True)} | {
-                "W_o.bias": at_last
-            }
+        weights = {f"W_{x}.kernel": X for x, X in zip("qkv", np.split(kernel, 3, 1), strict=True)}
+        weights |= {f"W_{x}.bias": X for x, X in zip("qkv", np.split(at_bias, 3), strict=True)}
+        weights |= {"W_o.kernel": last, "W_o.bias": at_last}
         layer.weights = {name: X.astype(dtype) for name, X in weights.items()}
         attended, seen = layer(rows, rows, rows, causal=True, return_weights=True, **call)
         rows = rows + attended

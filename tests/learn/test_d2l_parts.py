@@ -54,8 +54,11 @@ POOLINGS = {
 }
 
 
-@EACH_LENGTHS
-@pytest.mark.parametrize("pooling", POOLINGS)
+@pytest.mark.parametrize(
+    ("pooling", "lengths"),
+    list(zip(POOLINGS, [LENGTHS["per sample"], LENGTHS["per query"], None], strict=True)),
+    ids=POOLINGS,
+)
 def test_a_pooling_gives_the_numbers_of_numpy(backend, d2l, rng, pooling, lengths):
     query_size, key_size, make = POOLINGS[pooling]
     inputs = arrays(rng, (B, Q, query_size), (B, K, key_size), (B, K, dv))
@@ -76,12 +79,11 @@ def test_a_pooling_gives_the_numbers_of_numpy(backend, d2l, rng, pooling, length
 
 # These know by themselves whether they train; an argument overrules them.
 @pytest.mark.backends("torch", "mxnet")
-@EACH_LENGTHS
 @pytest.mark.parametrize("pooling", POOLINGS)
-def test_a_pooling_trains_if_it_is_told_to(backend, d2l, rng, pooling, lengths):
+def test_a_pooling_trains_if_it_is_told_to(backend, d2l, rng, pooling):
     query_size, key_size, make = POOLINGS[pooling]
     shapes = (B, Q, query_size), (B, K, key_size), (B, K, dv)
-    arguments = adapters.of(backend).own(*arrays(rng, *shapes), lengths)
+    arguments = adapters.of(backend).own(*arrays(rng, *shapes), LENGTHS["per query"])
     attention = adapters.of(backend).start(make(d2l), *arguments)
     evaluated, _ = adapters.of(backend).call_book(attention, *arguments)
     assert not np.array_equal(mha.to_numpy(attention(*arguments, True)), mha.to_numpy(evaluated))

@@ -10,7 +10,6 @@ from commands import run
 from layers import assert_same_weights
 
 import mha
-from mha import parity
 
 from .checkpoints import FIRST, INDEX, SECOND, SHARDS, H, model, of_layer, opening, places, write_index, write_shards
 
@@ -74,12 +73,6 @@ def test_a_directory_has_one_file_of_weights(tmp_path):
     assert_same_weights(mha.load(tmp_path, **options).weights, of_layer(SECOND).weights)
 
 
-def test_a_layer_of_ours_in_a_directory(tmp_path):
-    attention = mha.MultiHeadAttention(6, 2, backend="numpy")
-    attention.save(tmp_path / "layer.safetensors")
-    assert_same_weights(mha.load(tmp_path, "numpy").weights, attention.weights)
-
-
 def test_the_commands_take_directories(tmp_path):
     folder, out = tmp_path / "model", tmp_path / "layer.safetensors"
     folder.mkdir()
@@ -99,17 +92,6 @@ def test_the_commands_take_directories(tmp_path):
     assert_same_weights(mha.load(out, "numpy").weights, of_layer(SECOND).weights)
     same = run("compare", str(folder), str(out), "--prefix-a", SECOND)
     assert (same.exit_code, "the same" in same.stdout) == (0, True)
-
-
-def test_files_are_compared_by_their_directories(tmp_path):
-    other = tmp_path / "other"
-    other.mkdir()
-    arrays = model()
-    arrays[VALUE] = arrays[VALUE][:, ::-1].copy()
-    safetensors.numpy.save_file(arrays, other / "model.safetensors")
-    write_shards(tmp_path)
-    report = parity.compare_files(tmp_path, other)
-    assert [bool(one) for one in report.reports] == [True, False]
 
 
 # 2. What is refused
@@ -204,11 +186,6 @@ def test_what_is_no_index_is_refused(tmp_path, text, said):
     found = refusal(tmp_path)
     assert found.startswith(f"{tmp_path / INDEX} is not the index of a checkpoint in shards: ")
     assert said in found
-
-
-def test_an_index_without_arrays_has_no_layer(tmp_path):
-    write_index(tmp_path, {})
-    assert "no attention layer of a known scheme is there" in refusal(tmp_path, prefix=None)
 
 
 def test_a_directory_without_weights_says_what_it_has(tmp_path):
