@@ -31,7 +31,7 @@ from mha.core import dispatch
 from mha.parity.diagnosis.compare.comparison import report_of
 from mha.parity.diagnosis.mistakes import of_precision, of_weights
 from mha.parity.diagnosis.mistakes.catalogue import FORMS
-from mha.parity.diagnosis.pipeline.plan import Plan, plan_of
+from mha.parity.diagnosis.pipeline.plan import Plan, make_plan
 from mha.parity.rule.problem import problem
 
 PAGE = Path(__file__).with_name("mistakes.md")
@@ -113,7 +113,7 @@ class Row:
     def plans(self) -> tuple[Plan, Plan]:
         """The plan of the call without the mistake and with it."""
         layer, inputs, arguments = self.call.made(self.dtype)
-        right = plan_of(problem(layer, *inputs, planted.DEFAULTS | arguments, None), self.dtype)
+        right = make_plan(problem(layer, *inputs, planted.DEFAULTS | arguments, None), self.dtype)
         return right, self.change(right)
 
     def reports(self, backend: str) -> tuple[parity.Report, parity.Report]:
@@ -191,7 +191,7 @@ def unlike(backend: str, calls: Sequence[planted.Call] = planted.CALLS) -> str |
     """The first wrong step of a lesson whose functions are replaced by ones that do the same; None = none."""
     for call in calls:
         layer, inputs, arguments = call.made()
-        right = plan_of(problem(layer, *inputs, planted.DEFAULTS | arguments, None), "float32")
+        right = make_plan(problem(layer, *inputs, planted.DEFAULTS | arguments, None), "float32")
         theirs = planted_in_lessons.steps(backend, layer, inputs, arguments, right)
         if (row := parity.compare(layer, theirs, *inputs, **arguments, empty_rows=True).first) is not None:
             return row.name

@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 
 from mha.core import dispatch
-from mha.core.call import known
-from mha.core.call.of_parts import divides, softmax_lengths
+from mha.core.call import numpy_if_known
+from mha.core.call.of_parts import check_divides, softmax_lengths
 from mha.core.options import checks
 from mha.core.options.config import DTYPES, numpy_dtype
 from mha.core.options.names import ArrayDtype, BackendName
@@ -27,10 +27,10 @@ def tensor(data: Any, dtype: ArrayDtype | None = None, *, backend: BackendName |
             dtype or the backend is unknown.
     """
     if dispatch.backend_of(data) is None:  # numbers and lists
-        array = checks.listed("data", data)
+        array = checks.array_of("data", data)
         default = "float32" if array.dtype.kind == "f" or not array.size else array.dtype.name
     else:
-        array = known("data", np.asarray(data) if isinstance(data, np.generic) else data)
+        array = numpy_if_known("data", np.asarray(data) if isinstance(data, np.generic) else data)
         if not checks.is_numpy(array):
             raise TypeError(f"data is a {type(data).__name__}, expected numbers, nested lists or a dense array")
         default = checks.dtype_name(array.dtype)
@@ -85,7 +85,7 @@ def to_numpy(X: Any) -> np.ndarray:
     module = dispatch.module_of(X, "X")
     if checks.dtype_name(X.dtype) not in (*KNOWN, "complex64", "complex128"):
         raise TypeError(f"X has dtype {checks.dtype_name(X.dtype)}, expected numbers or booleans")
-    if (array := module.known(X)) is None:
+    if (array := module.value_of(X)) is None:
         raise TypeError(f"X is a {type(X).__name__} whose values are not known yet, expected one with values")
     return array
 
@@ -105,7 +105,7 @@ def transpose_qkv(X: Any, num_heads: int) -> Any:
     """
     module = dispatch.module_of(X, "X")
     num_heads = checks.size("num_heads", num_heads)
-    divides(module, "X", X, 2, "num_heads", num_heads)
+    check_divides(module, "X", X, 2, "num_heads", num_heads)
     with module.context(checks.dtype_name(X.dtype)):
         return module.transpose_qkv(X, num_heads)
 
@@ -117,7 +117,7 @@ def transpose_output(X: Any, num_heads: int) -> Any:
     """
     module = dispatch.module_of(X, "X")
     num_heads = checks.size("num_heads", num_heads)
-    divides(module, "X", X, 0, "num_heads", num_heads)
+    check_divides(module, "X", X, 0, "num_heads", num_heads)
     with module.context(checks.dtype_name(X.dtype)):
         return module.transpose_output(X, num_heads)
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from mha.core import dispatch
 from mha.core.cache import Cache, caching, slots
-from mha.core.call import Arguments, call_of, prepare, spelled
+from mha.core.call import Arguments, call_of, prepare, spell_out
 from mha.core.options import checks, seeds
 from mha.core.options.config import MODERN, ROWS, Config, shapes, special
 from mha.core.options.names import BackendName, GateName, KindName, KindStart, LayerDtype, NormName, PoolingName
@@ -180,7 +180,7 @@ class MultiHeadAttention:
         **call: Unpack[Arguments],
     ) -> tuple[Any, Cache]: ...
 
-    @spelled
+    @spell_out
     def __call__(
         self,
         queries: Any,
@@ -250,7 +250,7 @@ class MultiHeadAttention:
         Raises:
             TypeError, ValueError: if a size is no positive int, or if neither window nor chunk says one.
         """
-        return Cache.of_layer(self, slots.empty_for(self.layer, batch_size, size))
+        return Cache.of_layer(self, slots.empty_arrays_for(self.layer, batch_size, size))
 
     def cache_of(self, keys: Any, values: Any = None, valid_lens: Any = None, key_positions: Any = None) -> Cache:
         """A frozen cache for cross-attention: keys and values are projected once, and calls add nothing.
@@ -263,9 +263,9 @@ class MultiHeadAttention:
         Raises:
             TypeError, ValueError: if an argument does not fit; the message says what was expected.
         """
-        return caching.frozen(self, keys, values, valid_lens, key_positions)
+        return caching.frozen_cache(self, keys, values, valid_lens, key_positions)
 
-    @spelled
+    @spell_out
     def vjp(
         self,
         queries: Any,
@@ -289,21 +289,21 @@ class MultiHeadAttention:
         Raises:
             TypeError, ValueError: if an input or a cotangent is not as above; the message says what was expected.
         """
-        arrays, checked, back = prepare.checked(self, "vjp", queries, keys, values, valid_lens, call, training=training)
+        arrays, checked, back = prepare.convert(self, "vjp", queries, keys, values, valid_lens, call, training=training)
         module, config, place = self._module, self.config, self._module.place(self.layer)
         with module.context(config.dtype):
-            copies = {id(X): module.copied(X) for X in arrays}
-            arrays, checked = [copies[id(X)] for X in arrays], checked.mapped(module.copied)
+            copies = {id(X): module.clone(X) for X in arrays}
+            arrays, checked = [copies[id(X)] for X in arrays], checked.map_arrays(module.clone)
             output, pull = self._calls.vjp(self.layer, *arrays, checked)
 
         def pull_back(cotangent: Any) -> dict[str, Any]:
-            cotangent = prepare.cotangent(self, cotangent, output.shape, place)
+            cotangent = prepare.check_cotangent_of(self, cotangent, output.shape, place)
             with module.context(config.dtype):
                 return {name: back(gradient) for name, gradient in pull(cotangent).items()}
 
         return back(output), pull_back
 
-    @spelled
+    @spell_out
     def gradients(
         self,
         queries: Any,
@@ -327,15 +327,15 @@ class MultiHeadAttention:
         Raises:
             TypeError, ValueError: if an input is not as above; the message says what was expected.
         """
-        arrays, checked, back = prepare.checked(self, "gradients", queries, keys, values, valid_lens, call)
+        arrays, checked, back = prepare.convert(self, "gradients", queries, keys, values, valid_lens, call)
         if cotangent is not None:
             shape = *arrays[0].shape[:2], self.config.num_hiddens
-            cotangent = prepare.cotangent(self, cotangent, shape, self._module.place(self.layer))
+            cotangent = prepare.check_cotangent_of(self, cotangent, shape, self._module.place(self.layer))
         with self._module.context(self.config.dtype):
             gradients = self._calls.gradients(self.layer, *arrays, checked, cotangent)
             return {name: back(gradient) for name, gradient in gradients.items()}
 
-    @spelled
+    @spell_out
     def trace(
         self,
         queries: Any,
@@ -363,7 +363,7 @@ class MultiHeadAttention:
             TypeError, ValueError: if an input is not as above; the message says what was expected.
         """
         switches = {"cache": cache, "return_weights": cache is not None}  # by slots, as those of the steps are
-        arrays, checked, back = prepare.checked(self, "trace", queries, keys, values, valid_lens, call, **switches)
+        arrays, checked, back = prepare.convert(self, "trace", queries, keys, values, valid_lens, call, **switches)
         with self._module.context(self.config.dtype):
             steps = self._calls.trace(self.layer, *arrays, checked)
             return {name: back(step) for name, step in steps.items()}

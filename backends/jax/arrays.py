@@ -38,12 +38,12 @@ def is_known(X):
     return not isinstance(X, jax.core.Tracer)
 
 
-def known(X):
+def value_of(X):
     """X as a NumPy array; None if it stands for values that a compiler will know only later."""
     return to_numpy(X) if is_known(X) else None
 
 
-def copied(X):
+def clone(X):
     """X in memory of its own, as this framework's array: what becomes of X does not change it."""
     return jnp.array(X)
 

@@ -10,10 +10,10 @@ import jax
 from jax import numpy as jnp
 
 from mha.core.cache import LOST
-from mha.core.call import keep
+from mha.core.call import record_step
 
 from .hiding import four_axes, places
-from .slots import slots_after, taken
+from .slots import slots_after, take
 
 
 def place(queries, keys, values, call):
@@ -49,16 +49,16 @@ def remember(k, v, call):
     """
     cache = call.cache
     columns, slots, state = slots_after(cache.positions, cache.lengths, cache.lost, call)
-    keep("columns", columns)
+    record_step("columns", columns)
     key_positions = jnp.concatenate([cache.positions, call.key_positions], 1)  # (B, T)
     G, kept = cache.keys.shape[1], (cache.keys, cache.values)
     kept = [jax.lax.stop_gradient(X.reshape(-1, *X.shape[2:])) for X in kept]  # (B*G, S, d)
     k, v = (jnp.concatenate([X, new], 1) for X, new in zip(kept, (k, v), strict=True))  # (B*G, T, d)
     if not cache.frozen:
         heads = [jax.lax.stop_gradient(X.reshape(-1, G, *X.shape[1:])) for X in (k, v)]  # (B, G, T, d)
-        cache = cache.after(*(taken(X, columns[:, None, :, None], 2) for X in heads), *state)
-    pairs = {name: taken(four_axes(X), slots[:, None, None], 3) for name, X in call.pairs().items() if X.shape[-1] > 1}
-    return k, v, call._replace(key_positions=key_positions, offset=0, **pairs).planned(columns=columns), cache
+        cache = cache.after(*(take(X, columns[:, None, :, None], 2) for X in heads), *state)
+    pairs = {name: take(four_axes(X), slots[:, None, None], 3) for name, X in call.pairs().items() if X.shape[-1] > 1}
+    return k, v, call._replace(key_positions=key_positions, offset=0, **pairs).with_plan(columns=columns), cache
 
 
 def recall(output, weights, call, cache):
@@ -72,5 +72,5 @@ def recall(output, weights, call, cache):
         call.cache.use_up()
     if not call.return_weights:
         return output, cache
-    weights = taken(weights, call.plan.columns[:, None, None], 3)  # (B, H, Q, S)
+    weights = take(weights, call.plan.columns[:, None, None], 3)  # (B, H, Q, S)
     return output, jnp.where(kept[:, None], weights, jnp.nan), cache

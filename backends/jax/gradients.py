@@ -3,7 +3,7 @@
 import jax
 from jax import numpy as jnp
 
-from mha.core.call import keeping
+from mha.core.call import record_steps
 
 from .slots import by_slots
 from .weights import parameters
@@ -40,8 +40,8 @@ def gradients(layer, queries, keys, values, call, cotangent=None):
 
 def trace(layer, queries, keys, values, call):
     """Every step of a checked call without dropout, by name and in order."""
-    asked = call._replace(training=False).planned(traced=True)
+    asked = call._replace(training=False).with_plan(traced=True)
     module, variables = layer.unbind()
-    with keeping() as steps:
+    with record_steps() as steps:
         module.apply(variables, queries, keys, values, asked, method="attend")
     return steps if call.cache is None else by_slots(steps, call.cache)

@@ -13,7 +13,7 @@ import math
 from flax import linen as nn
 from jax import numpy as jnp
 
-from mha.core.call import keep
+from mha.core.call import record_step
 
 from .hiding import blank_unused, visible_softmax, widen
 from .weights import dense
@@ -39,18 +39,18 @@ class AttentionPooling(nn.Module):
 
     def weigh(self, queries, keys, values, visible=None, score_bias=None, training=None, sinks=None):
         """Pool queries, keys and values that are blank already where they are not used; arguments as of a call."""
-        scores = keep("scores", self.scores(queries, keys))  # (B, Q, K)
+        scores = record_step("scores", self.scores(queries, keys))  # (B, Q, K)
         weights = visible_softmax(self.bend(scores, visible, score_bias), visible, sinks)  # (B, Q, K)
-        kept = keep("weights", weights.astype(values.dtype))  # (B, Q, K)
+        kept = record_step("weights", weights.astype(values.dtype))  # (B, Q, K)
         pooled = jnp.matmul(self.drop(weights, training), widen(values))  # (B, Q, dv)
         return pooled.astype(values.dtype), kept
 
     def bend(self, scores, visible=None, score_bias=None):
         """Scores (B, Q, K) as the softmax takes them: capped, if there is a cap, and with the bias that is added."""
         if self.softcap is not None:
-            scores = keep("capped", cap(scores, self.softcap, visible))  # (B, Q, K)
+            scores = record_step("capped", cap(scores, self.softcap, visible))  # (B, Q, K)
         if score_bias is not None:
-            scores = keep("biased", scores + widen(score_bias))  # (B, Q, K)
+            scores = record_step("biased", scores + widen(score_bias))  # (B, Q, K)
         return scores
 
     def drop(self, weights, training):

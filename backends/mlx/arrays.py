@@ -12,7 +12,7 @@ NOTHING = contextlib.nullcontext()
 def tensor(array, place=None):
     """A NumPy array as this framework's own, with the same dtype, at the given place."""
     if array.dtype == ml_dtypes.bfloat16:
-        return evaluated(mx.array(array.view(np.uint16)).view(mx.bfloat16))
+        return evaluate(mx.array(array.view(np.uint16)).view(mx.bfloat16))
     # Unless it is told the dtype, MLX makes float32 of float64, and of a transposed array one that is slow to multiply.
     return mx.array(np.asarray(array, order="C"), getattr(mx, "bool_" if array.dtype == bool else array.dtype.name))
 
@@ -38,14 +38,14 @@ def is_known(X):
     return True
 
 
-def known(X):
+def value_of(X):
     """X as a NumPy array; None if it stands for values that a compiler will know only later."""
     return to_numpy(X) if is_known(X) else None
 
 
-def copied(X):
+def clone(X):
     """X in memory of its own, as this framework's array: what becomes of X does not change it."""
-    array = known(X)
+    array = value_of(X)
     return mx.array(X) if array is None else tensor(array)
 
 
@@ -63,7 +63,7 @@ def value_and_gradient(function, X):
     _, gradient = mx.value_and_grad(value)(X)
     if isinstance(found[0], tuple):
         return found[0]
-    return (found[0], evaluated(gradient)) if is_own(found[0]) else (found[0], None)
+    return (found[0], evaluate(gradient)) if is_own(found[0]) else (found[0], None)
 
 
 def context(dtype, tracked=True):
@@ -83,7 +83,7 @@ def device():
     return "gpu" if mx.default_device() == mx.gpu else "cpu"
 
 
-def evaluated(X):
+def evaluate(X):
     """An array, or a list or dict of arrays, evaluated where it is made: no other thread could do that.
 
     Inside of a compiler, as it is.

@@ -11,11 +11,11 @@ import math
 import mlx.core as mx
 
 from mha.core.cache import LOST
-from mha.core.call import keep
+from mha.core.call import record_step
 
-from .arrays import evaluated
+from .arrays import evaluate
 from .hiding import four_axes, places, where
-from .slots import slots_after, taken
+from .slots import slots_after, take
 
 
 def place(queries, keys, values, call):
@@ -52,16 +52,16 @@ def remember(k, v, call):
     """
     cache = call.cache
     columns, slots, state = slots_after(cache.positions, cache.lengths, cache.lost, call)
-    keep("columns", columns)
+    record_step("columns", columns)
     key_positions = mx.concatenate([cache.positions, call.key_positions], 1)  # (B, T)
     (B, G), kept = cache.keys.shape[:2], (cache.keys, cache.values)
     kept = [mx.stop_gradient(X).reshape(B * G, *X.shape[2:]) for X in kept]  # (B*G, S, d)
     k, v = (mx.concatenate([X, new], 1) for X, new in zip(kept, (k, v), strict=True))  # (B*G, T, d)
     if not cache.frozen:
         heads = [mx.stop_gradient(X).reshape(B, G, *X.shape[1:]) for X in (k, v)]  # (B, G, T, d)
-        cache = cache.after(*evaluated([*(taken(X, columns[:, None, :, None], 2) for X in heads), *state]))
-    pairs = {name: taken(four_axes(X), slots[:, None, None], 3) for name, X in call.pairs().items() if X.shape[-1] > 1}
-    return k, v, call._replace(key_positions=key_positions, offset=0, **pairs).planned(columns=columns), cache
+        cache = cache.after(*evaluate([*(take(X, columns[:, None, :, None], 2) for X in heads), *state]))
+    pairs = {name: take(four_axes(X), slots[:, None, None], 3) for name, X in call.pairs().items() if X.shape[-1] > 1}
+    return k, v, call._replace(key_positions=key_positions, offset=0, **pairs).with_plan(columns=columns), cache
 
 
 def recall(output, weights, call, cache):
@@ -75,5 +75,5 @@ def recall(output, weights, call, cache):
         call.cache.use_up()
     if not call.return_weights:
         return output, cache
-    weights = taken(weights, call.plan.columns[:, None, None], 3)  # (B, H, Q, S)
+    weights = take(weights, call.plan.columns[:, None, None], 3)  # (B, H, Q, S)
     return output, where(kept[:, None], weights, math.nan), cache

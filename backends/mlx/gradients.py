@@ -2,10 +2,10 @@
 
 import mlx.core as mx
 
-from mha.core.call import keeping
+from mha.core.call import record_steps
 
-from .arrays import copied, evaluated
-from .pooling import drawing, drawn_key
+from .arrays import clone, evaluate
+from .pooling import draw_key, drawing
 from .slots import by_slots
 from .weights import canonical, parameters, put, twin
 
@@ -18,12 +18,12 @@ def vjp(layer, queries, keys, values, call):
     layer, and as often as one likes.
     """
     arrays, output_of = function_of(twin(layer), queries, keys, values, call)  # the layer itself may change
-    arrays = {name: copied(X) for name, X in arrays.items()}
+    arrays = {name: clone(X) for name, X in arrays.items()}
 
     def pull_back(cotangent):
         return gradients_of(output_of, arrays, cotangent)  # which runs the call again
 
-    return evaluated(output_of(*arrays.values())), pull_back
+    return evaluate(output_of(*arrays.values())), pull_back
 
 
 def gradients(layer, queries, keys, values, call, cotangent=None):
@@ -36,8 +36,8 @@ def gradients(layer, queries, keys, values, call, cotangent=None):
 
 def trace(layer, queries, keys, values, call):
     """Every step of a checked call without dropout, by name and in order."""
-    asked = call._replace(training=False).planned(traced=True)
-    with keeping() as steps:
+    asked = call._replace(training=False).with_plan(traced=True)
+    with record_steps() as steps:
         layer.attend(queries, keys, values, asked)
     return steps if call.cache is None else by_slots(steps, call.cache)
 
@@ -49,7 +49,7 @@ def function_of(layer, queries, keys, values, call):
     """
     inputs, weights = {"queries": queries, "keys": keys, "values": values} | call.differentiable(), parameters(layer)
     arguments = call.arguments()
-    key = drawn_key() if call.training and layer.config.dropout else None
+    key = draw_key() if call.training and layer.config.dropout else None
 
     def output_of(*arrays):
         given = dict(zip([*inputs, *weights], arrays, strict=True))
@@ -66,4 +66,4 @@ def gradients_of(output_of, arrays, cotangent):
     """The gradients of a function by its arrays, by their names, those of weights in the canonical layout."""
     _, by_all = mx.vjp(output_of, list(arrays.values()), [cotangent])
     found = zip(arrays, by_all, strict=True)
-    return evaluated({name: canonical(X) if "." in name else X for name, X in found})
+    return evaluate({name: canonical(X) if "." in name else X for name, X in found})

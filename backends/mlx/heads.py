@@ -10,7 +10,7 @@ Su et al., RoFormer: Enhanced Transformer with Rotary Position Embedding (2021),
 import mlx.core as mx
 from mlx import nn
 
-from .arrays import context, evaluated
+from .arrays import context, evaluate
 from .hiding import where, widen
 
 
@@ -74,7 +74,7 @@ class HeadNorm(nn.Module):
     def __init__(self, norm, num_heads, width, dtype):
         super().__init__()
         self.norm, self.num_heads = norm, num_heads
-        self.scale = evaluated(mx.ones(norm.size(num_heads, width), getattr(mx, dtype)))
+        self.scale = evaluate(mx.ones(norm.size(num_heads, width), getattr(mx, dtype)))
 
     def __call__(self, X):
         """X (B*H, T, d) over its root mean square, of what is left after the mean in "layer", times the scale."""

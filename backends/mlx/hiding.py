@@ -46,7 +46,7 @@ def visible_keys(queries, keys, call):
     if call.key_positions is not None:
         conditions.append(each_key >= 0)  # (B or 1, 1, 1, K)
     if call.segments is not None:
-        own, others = call.packed().values()
+        own, others = call.segment_ids().values()
         own = places(queries, own)[:, None, :, None]  # (B or 1, 1, Q, 1)
         others = places(keys, others)[:, None, None]  # (B or 1, 1, 1, K)
         conditions += [own >= 0, own == others]  # (B or 1, 1, Q, 1), (B or 1, 1, Q, K)
@@ -149,22 +149,22 @@ def where(condition, X, Y):
 
     The gradient of `mx.where` is one of 0 times the cotangent, which is no number where the cotangent is none.
     """
-    return _chosen(condition, X, Y if isinstance(Y, mx.array) else mx.array(Y, X.dtype))
+    return _choose(condition, X, Y if isinstance(Y, mx.array) else mx.array(Y, X.dtype))
 
 
 @mx.custom_function
-def _chosen(condition, X, Y):
+def _choose(condition, X, Y):
     return mx.where(condition, X, Y.astype(X.dtype))
 
 
-@_chosen.vjp
+@_choose.vjp
 def _pull(primals, cotangent, output):
     condition, _, Y = primals
     zero = mx.zeros_like(cotangent)
     return mx.zeros_like(condition), mx.where(condition, cotangent, zero), mx.zeros_like(Y)
 
 
-@_chosen.jvp
+@_choose.jvp
 def _push(primals, tangents):
     return mx.where(primals[0], tangents[1], mx.zeros_like(tangents[1]))
 

@@ -15,9 +15,9 @@ import threading
 import mlx.core as mx
 from mlx import nn
 
-from mha.core.call import keep
+from mha.core.call import record_step
 
-from .arrays import evaluated
+from .arrays import evaluate
 from .hiding import blank_unused, visible_softmax, where, widen
 from .weights import dense
 
@@ -40,18 +40,18 @@ class AttentionPooling(nn.Module):
 
     def weigh(self, queries, keys, values, visible=None, score_bias=None, training=None, sinks=None):
         """Pool queries, keys and values that are blank already where they are not used; arguments as of a call."""
-        scores = keep("scores", self.scores(queries, keys))  # (B, Q, K)
+        scores = record_step("scores", self.scores(queries, keys))  # (B, Q, K)
         weights = visible_softmax(self.bend(scores, visible, score_bias), visible, sinks)  # (B, Q, K)
-        kept = keep("weights", weights.astype(values.dtype))  # (B, Q, K)
+        kept = record_step("weights", weights.astype(values.dtype))  # (B, Q, K)
         pooled = self.drop(weights, training) @ widen(values)  # (B, Q, dv)
         return pooled.astype(values.dtype), kept
 
     def bend(self, scores, visible=None, score_bias=None):
         """Scores (B, Q, K) as the softmax takes them: capped, if there is a cap, and with the bias that is added."""
         if self.softcap is not None:
-            scores = keep("capped", cap(scores, self.softcap, visible))  # (B, Q, K)
+            scores = record_step("capped", cap(scores, self.softcap, visible))  # (B, Q, K)
         if score_bias is not None:
-            scores = keep("biased", scores + widen(score_bias))  # (B, Q, K)
+            scores = record_step("biased", scores + widen(score_bias))  # (B, Q, K)
         return scores
 
     def drop(self, weights, training):
@@ -106,9 +106,9 @@ def next_key():
     return key
 
 
-def drawn_key():
+def draw_key():
     """A key that is drawn as random numbers are."""
-    return evaluated(mx.random.randint(0, 2**31 - 1, (2,), key=next_key()).astype(mx.uint32))
+    return evaluate(mx.random.randint(0, 2**31 - 1, (2,), key=next_key()).astype(mx.uint32))
 
 
 @contextlib.contextmanager

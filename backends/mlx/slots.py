@@ -9,7 +9,7 @@ import mlx.core as mx
 from mha.core.cache import LOST, left_of
 from mha.core.options.config import STEPS_OF_PAIRS
 
-from .arrays import evaluated
+from .arrays import evaluate
 from .heads import repeat_groups
 
 
@@ -24,7 +24,7 @@ def slots_after(positions, lengths, lost, call):
     count, slot = real.sum(1), mx.arange(S)  # (B,), (S,)
     order = mx.argsort((~real).astype(mx.uint8), 1).astype(mx.int32)  # (B, Q): the real tokens first
     rank = count[:, None] - 1 - ((lengths + count)[:, None] - 1 - slot) % S  # (B, S): of the token that is written last
-    columns = mx.where(rank >= 0, S + taken(order, mx.maximum(rank, 0), 1), slot)  # (B, S)
+    columns = mx.where(rank >= 0, S + take(order, mx.maximum(rank, 0), 1), slot)  # (B, S)
     number = mx.cumsum(real, 1) - 1  # (B, Q): of a real token among those of the call
     slots = mx.concatenate([mx.broadcast_to(slot, positions.shape), (lengths[:, None] + number) % S], 1)  # (B, T)
     pushed_out = mx.concatenate([(columns != slot), real & (number < count[:, None] - S)], 1)  # (B, T)
@@ -37,21 +37,21 @@ def slots_after(positions, lengths, lost, call):
     wrong = wrong | (first <= positions.max(1))  # (B,)
     if call.pairs() or call.return_weights:
         wrong = wrong | (pushed >= 0) & (pushed >= first - left)  # (B,)
-    state = taken(before, columns, 1), lengths + count, mx.where(wrong, LOST, found)
+    state = take(before, columns, 1), lengths + count, mx.where(wrong, LOST, found)
     return columns, slots, [X.astype(mx.int32) for X in state]
 
 
-def taken(X, columns, axis):
+def take(X, columns, axis):
     """The columns of X along an axis, other ones for each sample; columns have as many axes, of any size elsewhere."""
     sizes = [n if m == 1 else m for m, n in zip(X.shape, columns.shape, strict=True)]
     sizes[axis] = X.shape[axis]
     shape = [*sizes[:axis], columns.shape[axis], *sizes[axis + 1 :]]
-    return evaluated(mx.take_along_axis(mx.broadcast_to(X, sizes), mx.broadcast_to(columns, shape), axis))
+    return evaluate(mx.take_along_axis(mx.broadcast_to(X, sizes), mx.broadcast_to(columns, shape), axis))
 
 
 def samples(X, rows):
     """The samples of X (B, ...) that rows, integers (any number,), name, each as often as it is named."""
-    return evaluated(X[rows])
+    return evaluate(X[rows])
 
 
 def by_slots(steps, cache):
@@ -63,7 +63,7 @@ def by_slots(steps, cache):
     new = 0 if cache.frozen else steps["W_q"].shape[1]
     for name, X in steps.items():
         if name in STEPS_OF_PAIRS:
-            steps[name] = taken(X, columns, 2)  # (B*H, Q, S)
+            steps[name] = take(X, columns, 2)  # (B*H, Q, S)
         elif name.endswith(("_k", "_v")):
             steps[name] = X[:, :new]  # (B, Q or 0, G*d), (B*G, Q or 0, d)
     return steps

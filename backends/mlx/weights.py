@@ -7,7 +7,7 @@ from mlx import nn
 
 from mha.core.options.config import shapes
 
-from .arrays import evaluated, tensor, to_numpy
+from .arrays import evaluate, tensor, to_numpy
 
 
 def dense(in_size, out_size, bias, dtype):
@@ -28,7 +28,7 @@ def get_weights(layer):
 def set_weights(layer, weights):
     """The layer with these canonical weights, which must fit it."""
     for name in parameters(layer):
-        put(layer, name, evaluated(canonical(tensor(weights[name]))))  # a view of (in, out), for fast products
+        put(layer, name, evaluate(canonical(tensor(weights[name]))))  # a view of (in, out), for fast products
     return layer
 
 
@@ -48,9 +48,9 @@ class Dense(nn.Linear):
 
     def __init__(self, in_size, out_size, bias, dtype):
         nn.Module.__init__(self)  # `nn.Linear` draws numbers: a process whose threads did that may abort at its end
-        self.weight = evaluated(mx.zeros((out_size, in_size), getattr(mx, dtype)))
+        self.weight = evaluate(mx.zeros((out_size, in_size), getattr(mx, dtype)))
         if bias:
-            self.bias = evaluated(mx.zeros(out_size, getattr(mx, dtype)))
+            self.bias = evaluate(mx.zeros(out_size, getattr(mx, dtype)))
 
     def __call__(self, X):
         """X (..., in) as (..., out)."""

@@ -5,7 +5,7 @@ import copy
 from mxnet import autograd, np
 from mxnet.gluon import nn
 
-from mha.core.call import keeping
+from mha.core.call import record_steps
 
 from .slots import by_slots
 from .weights import canonical, data, parameters, reading
@@ -22,7 +22,7 @@ def vjp(layer, queries, keys, values, call):
     inputs = {name: X.detach() for name, X in given.items()}
     for X in inputs.values():
         X.attach_grad()
-    twin = thawed(layer)  # the layer itself may be frozen, or change
+    twin = thaw(layer)  # the layer itself may be frozen, or change
     weights = {name: data(X) for name, X in parameters(twin).items()}
     queries, keys, values = (inputs[name] for name in ("queries", "keys", "values"))
     with autograd.record(train_mode=call.training):
@@ -47,13 +47,13 @@ def gradients(layer, queries, keys, values, call, cotangent=None):
 
 def trace(layer, queries, keys, values, call):
     """Every step of a checked call without dropout, by name and in order."""
-    asked = call._replace(training=False).planned(traced=True)
-    with keeping() as steps:
+    asked = call._replace(training=False).with_plan(traced=True)
+    with record_steps() as steps:
         layer.attend(queries, keys, values, asked)
     return steps if call.cache is None else by_slots(steps, call.cache)
 
 
-def thawed(layer):
+def thaw(layer):
     """A copy of a layer, of which no parameter is frozen; it has no trainer."""
     kept = {id(parameter._trainer): None for parameter in layer.collect_params().values()}  # by `copy`, not copied
 

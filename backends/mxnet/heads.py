@@ -11,7 +11,7 @@ from mxnet import np, npx
 from mxnet.gluon import nn
 
 from .hiding import over_axes, where, widen
-from .weights import data, filled
+from .weights import add_parameter, data
 
 
 def transpose_qkv(X, num_heads):
@@ -75,7 +75,7 @@ class HeadNorm(nn.Block):
     def __init__(self, norm, num_heads, width, dtype):
         super().__init__()
         self.norm, self.num_heads = norm, num_heads
-        self.scale = filled(self, "scale", (norm.size(num_heads, width),), dtype, "ones")
+        self.scale = add_parameter(self, "scale", (norm.size(num_heads, width),), dtype, "ones")
 
     def forward(self, X):
         """X (B*H, T, d) over its root mean square, of what is left after the mean in "layer", times the scale."""

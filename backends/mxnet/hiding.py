@@ -48,7 +48,7 @@ def visible_keys(queries, keys, call):
     if call.key_positions is not None:
         conditions.append(each_key >= 0)  # (B or 1, 1, 1, K)
     if call.segments is not None:
-        own, others = call.packed().values()
+        own, others = call.segment_ids().values()
         own = places(queries, own)[:, None, :, None]  # (B or 1, 1, Q, 1)
         others = places(keys, others)[:, None, None]  # (B or 1, 1, 1, K)
         conditions += [own >= 0, own == others]  # (B or 1, 1, Q, 1), (B or 1, 1, Q, K)

@@ -24,7 +24,7 @@ def slots_after(positions, lengths, lost, call):
     count, slot = real.astype("int64").sum(1), np.arange(S, dtype="int64")  # (B,), (S,)
     order = np.argsort(np.where(real, 0, Q) + np.arange(Q), 1).astype("int64")  # (B, Q): the real tokens first
     rank = count[:, None] - 1 - ((lengths + count)[:, None] - 1 - slot) % S  # (B, S): of the token that is written last
-    columns = np.where(rank >= 0, S + taken(order, np.maximum(rank, 0), 1), slot)  # (B, S)
+    columns = np.where(rank >= 0, S + take(order, np.maximum(rank, 0), 1), slot)  # (B, S)
     number = np.cumsum(real.astype("int64"), 1) - 1  # (B, Q): of a real token among those of the call
     slots = np.concatenate([np.broadcast_to(slot, positions.shape), (lengths[:, None] + number) % S], 1)  # (B, T)
     pushed_out = np.concatenate([columns != slot, real * (number < count[:, None] - S)], 1)  # (B, T)
@@ -37,15 +37,15 @@ def slots_after(positions, lengths, lost, call):
     wrong = wrong + (first <= positions.max(1))  # (B,)
     if call.pairs() or call.return_weights:
         wrong = wrong + (pushed >= 0) * (pushed >= first - left)  # (B,)
-    state = taken(before, columns, 1), lengths + count, np.where(wrong > 0, np.full_like(found, LOST), found)
+    state = take(before, columns, 1), lengths + count, np.where(wrong > 0, np.full_like(found, LOST), found)
     return columns, slots, [X.astype("int32") for X in state]
 
 
-def taken(X, columns, axis):
+def take(X, columns, axis):
     """The columns of X along an axis, other ones for each sample; columns have as many axes, of any size elsewhere."""
     (B, *_), n = columns.shape, columns.size // columns.shape[0]
     if X.dtype == bool:  # MXNet 1.9 swaps no axes of booleans
-        return taken(X.astype("int8"), columns, axis) > 0
+        return take(X.astype("int8"), columns, axis) > 0
     X = np.broadcast_to(X, (B, *X.shape[1:])).swapaxes(1, axis)  # (B, T, any)
     rows = np.broadcast_to(np.arange(B, dtype="int64")[:, None], (B, n))  # (B, any number)
     found = npx.gather_nd(X, np.stack([rows, columns.astype("int64").reshape(B, n)]))  # (B, any number, any)
@@ -66,7 +66,7 @@ def by_slots(steps, cache):
     new = 0 if cache.frozen else steps["W_q"].shape[1]
     for name, X in steps.items():
         if name in STEPS_OF_PAIRS:
-            steps[name] = taken(X, columns, 2)  # (B*H, Q, S)
+            steps[name] = take(X, columns, 2)  # (B*H, Q, S)
         elif name.endswith(("_k", "_v")):
             steps[name] = X[:, :new]  # (B, Q or 0, G*d), (B*G, Q or 0, d)
     return steps

@@ -65,7 +65,7 @@ def data(parameter):
         return parameter.data()
 
 
-def filled(block, name, shape, dtype, numbers):
+def add_parameter(block, name, shape, dtype, numbers):
     """A parameter of "ones" or "zeros" for a block; in MXNet 1.9 the block's own dictionary must make it."""
     made = {"shape": shape, "dtype": dtype, "init": numbers}
     return gluon.Parameter(name, **made) if type(block.params) is dict else block.params.get(name, **made)

@@ -26,12 +26,12 @@ def is_known(X):
     return True
 
 
-def known(X):
+def value_of(X):
     """X as a NumPy array; None if it stands for values that a compiler will know only later."""
     return to_numpy(X)
 
 
-def copied(X):
+def clone(X):
     """X in memory of its own, as this framework's array: what becomes of X does not change it."""
     return X.copy()
 

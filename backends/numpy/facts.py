@@ -31,9 +31,9 @@ ALONE = {
     "gradients.py: through_gate": "no automatic differentiation",
     "gradients.py: through_dense": "no automatic differentiation",
     "gradients.py: through_norm": "no automatic differentiation",
-    "gradients.py: summed": "no automatic differentiation",
-    "gradients.py: added": "no automatic differentiation",
-    "gradients.py: copied": "no automatic differentiation",
+    "gradients.py: sum_to_shape": "no automatic differentiation",
+    "gradients.py: add_by_name": "no automatic differentiation",
+    "gradients.py: twin_of": "no automatic differentiation",
     "weights.py: Dense": "no layers of its own",
     "weights.py: matmul": "no layers of its own",
 }

@@ -9,7 +9,7 @@ import math
 
 import numpy as np
 
-from mha.core.call import ALL, Call, keeping
+from mha.core.call import ALL, Call, record_steps
 from mha.core.options import checks
 from mha.core.options.config import shapes
 
@@ -32,10 +32,10 @@ def vjp(layer, queries, keys, values, call):
     twin = copy.deepcopy(layer)  # the layer itself may change
     if call.training:
         twin.attention.random = np.random.default_rng(layer.attention.random.integers(2**63))
-    again, inputs, kept = copied(twin.attention), [checks.plain(X) for X in (queries, keys, values)], []
+    again, inputs, kept = twin_of(twin.attention), [checks.plain(X) for X in (queries, keys, values)], []
     parts = layer.parts(queries, keys, call) if hasattr(layer, "parts") else [ALL]  # samples that are computed together
     for samples in parts:
-        with keeping() as steps:
+        with record_steps() as steps:
             twin.attend(*(X[samples] for X in inputs), call.part(samples))
         kept.append(steps)
     output = np.concatenate([steps["output"] for steps in kept])  # (B, Q, D)
@@ -44,14 +44,14 @@ def vjp(layer, queries, keys, values, call):
         given = dict(zip(("queries", "keys", "values"), inputs, strict=True)) | call.differentiable()
         found = {name: np.zeros_like(widen(X)) for name, X in given.items()}
         by_call = Call(**{name: found[name] for name in call.differentiable()})
-        attention = copied(again)
+        attention = twin_of(again)
         for samples, steps in zip(parts, kept, strict=True):
             by_part = through_steps(twin, attention, steps, cotangent[samples])
             seen = steps.get("seen", ALL)
             places = {name: found[name][samples, seen if name != "queries" else ALL] for name in list(found)[:3]}
             for name, place in (places | by_call.part(samples, keys=seen).arrays()).items():
                 place += by_part.pop(name)
-            found |= added({name: X for name, X in found.items() if name in by_part}, by_part)
+            found |= add_by_name({name: X for name, X in found.items() if name in by_part}, by_part)
         names = [*given, *shapes(layer.config)]
         return {name: found[name].astype(layer.config.dtype, copy=False) for name in names}
 
@@ -66,8 +66,8 @@ def gradients(layer, queries, keys, values, call, cotangent=None):
 
 def trace(layer, queries, keys, values, call):
     """Every step of a checked call without dropout, by name and in order."""
-    asked = call._replace(training=False).planned(traced=True)
-    with keeping() as steps:
+    asked = call._replace(training=False).with_plan(traced=True)
+    with record_steps() as steps:
         layer.attend(queries, keys, values, asked)
     return steps if call.cache is None else by_slots(steps, call.cache)
 
@@ -81,7 +81,7 @@ def through_steps(layer, attention, steps, by_output):
     steps: those that the call kept; attention: the pooling, which drops what it dropped then. Every step is rounded to
     the layer's dtype.
     """
-    (queries, keys, values, call), config, by_more = steps["blanked"], layer.config, {}
+    (queries, keys, values, call), config, by_more = steps["inputs"], layer.config, {}
     B, H, G = queries.shape[0], config.num_heads, config.num_key_value_heads
     by_merged, by_weights = through_dense(layer.W_o, "W_o", steps["merged"], by_output)  # (B, Q, H*dv)
     by_pooled, by_opened = transpose_qkv(by_merged, H), 0  # (B*H, Q, dv)
@@ -138,7 +138,7 @@ def through_pooling(attention, q, k, v, num_heads, call, by_pooled):
     by_biased = by_biased.reshape(B, num_heads, Q, K)  # (B, H, Q, K)
     if call.plan.sinks is not None:
         by_parameters["sinks"] = by_sinks.reshape(B, num_heads, Q).sum((0, 2))  # (H,)
-    return by_q, by_k, by_v, None if bias is None else summed(by_biased, bias.shape), by_parameters
+    return by_q, by_k, by_v, None if bias is None else sum_to_shape(by_biased, bias.shape), by_parameters
 
 
 def through_weights(attention, queries, keys, values, visible, score_bias, sinks, training, by_pooled):
@@ -225,18 +225,18 @@ def through_norm(norm, name, X, by_output):
     return by_X, {f"{name}.scale": by_scale}
 
 
-def summed(by_X, shape):
+def sum_to_shape(by_X, shape):
     """The gradient by an array of this shape, all axes kept, that was broadcast to that of by_X."""
     axes = tuple(axis for axis, size in enumerate(shape) if size == 1)
     return by_X.sum(axes, keepdims=True)
 
 
-def added(these, those):
+def add_by_name(these, those):
     """Gradients of the same names, added; a name that only one of the dicts has stays as it is."""
     return these | those | {name: these[name] + those[name] for name in these.keys() & those}
 
 
-def copied(pooling):
+def twin_of(pooling):
     """A pooling with the same weights that draws for its dropout what this one would draw next."""
     twin = copy.copy(pooling)
     twin.random = copy.deepcopy(pooling.random)

@@ -23,7 +23,7 @@ def slots_after(positions, lengths, lost, call):
     count, slot = real.sum(1), np.arange(S)  # (B,), (S,)
     order = np.argsort(~real, 1, kind="stable")  # (B, Q): the real tokens first
     rank = count[:, None] - 1 - ((lengths + count)[:, None] - 1 - slot) % S  # (B, S): of the token that is written last
-    columns = np.where(rank >= 0, S + taken(order, np.maximum(rank, 0), 1), slot)  # (B, S)
+    columns = np.where(rank >= 0, S + take(order, np.maximum(rank, 0), 1), slot)  # (B, S)
     number = np.cumsum(real, 1) - 1  # (B, Q): of a real token among those of the call
     slots = np.concatenate([np.broadcast_to(slot, positions.shape), (lengths[:, None] + number) % S], 1)  # (B, T)
     pushed_out = np.concatenate([(columns != slot), real & (number < count[:, None] - S)], 1)  # (B, T)
@@ -36,11 +36,11 @@ def slots_after(positions, lengths, lost, call):
     wrong = wrong | (first <= positions.max(1))  # (B,)
     if call.pairs() or call.return_weights:
         wrong = wrong | (pushed >= 0) & (pushed >= first - left)  # (B,)
-    state = taken(before, columns, 1), lengths + count, np.where(wrong, LOST, found)
+    state = take(before, columns, 1), lengths + count, np.where(wrong, LOST, found)
     return columns, slots, [X.astype(np.int32) for X in state]
 
 
-def taken(X, columns, axis):
+def take(X, columns, axis):
     """The columns of X along an axis, other ones for each sample; columns have as many axes, of any size elsewhere."""
     sizes = [n if m == 1 else m for m, n in zip(X.shape, columns.shape, strict=True)]
     sizes[axis] = X.shape[axis]
@@ -62,7 +62,7 @@ def by_slots(steps, cache):
     new = 0 if cache.frozen else steps["W_q"].shape[1]
     for name, X in steps.items():
         if name in STEPS_OF_PAIRS:
-            steps[name] = taken(X, columns, 2)  # (B*H, Q, S)
+            steps[name] = take(X, columns, 2)  # (B*H, Q, S)
         elif name.endswith(("_k", "_v")):
             steps[name] = X[:, :new]  # (B, Q or 0, G*d), (B*G, Q or 0, d)
     return steps

@@ -4,7 +4,7 @@ The chapters, in the order of the book: hiding.py, pooling.py, heads.py, layer.p
 cache.py.
 """
 
-from .arrays import context, copied, device, is_known, is_own, known, place, tensor, to_numpy, value_and_gradient
+from .arrays import clone, context, device, is_known, is_own, place, tensor, to_numpy, value_and_gradient, value_of
 from .engine.calls import gradients, trace, vjp
 from .engine.layer import MultiHeadAttention
 from .facts import DTYPES
@@ -12,5 +12,5 @@ from .heads import transpose_output, transpose_qkv
 from .hiding import masked_softmax, visible_keys, visible_softmax
 from .layer import attend
 from .pooling import AdditiveAttention, AttentionPooling, DotProductAttention
-from .slots import samples, taken
+from .slots import samples, take
 from .weights import build, get_weights, set_weights

@@ -37,14 +37,14 @@ def is_known(X):
     return isinstance(X, np.ndarray) or not (isinstance(X, keras.KerasTensor) or tf.is_symbolic_tensor(X))
 
 
-def known(X):
+def value_of(X):
     """X as a NumPy array; None if it stands for values that a compiler will know only later."""
     if isinstance(X, np.ndarray):
         return X
     return to_numpy(X) if is_known(X) else None
 
 
-def copied(X):
+def clone(X):
     """X in memory of its own, as this framework's array: what becomes of X does not change it."""
     return tf.constant(np.array(X)) if isinstance(X, np.ndarray) else tf.identity(X)
 
@@ -101,7 +101,7 @@ def must_fit(queries, keys, call, values=None, num_heads=None):
     (B, Q, _), K = shape_of(queries), shape_of(keys)[1]
     full = {"B": B, "Q": Q, "K": K, "H": num_heads}
     given = [("keys", keys, "B", False)] + ([] if values is None else [("values", values, "BK", False)])
-    packed = {name: X for name, X in call.packed().items() if X is not None}
+    packed = {name: X for name, X in call.segment_ids().items() if X is not None}
     for name, X in (call.arrays() | packed).items():
         axes = next(axes for axes in ROWS[name].axes if len(axes) == len(X.shape))
         given.append((name, X, axes, ROWS[name].broadcasts))

@@ -2,7 +2,7 @@
 
 import tensorflow as tf
 
-from mha.core.call import keeping
+from mha.core.call import record_steps
 
 from .slots import by_slots
 from .weights import parameters
@@ -37,7 +37,7 @@ def gradients(layer, queries, keys, values, call, cotangent=None):
 
 def trace(layer, queries, keys, values, call):
     """Every step of a checked call without dropout, by name and in order."""
-    asked = call._replace(training=False).planned(traced=True)
-    with keeping() as steps:
+    asked = call._replace(training=False).with_plan(traced=True)
+    with record_steps() as steps:
         layer.attend(queries, keys, values, asked)
     return steps if call.cache is None else by_slots(steps, call.cache)

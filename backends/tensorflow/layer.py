@@ -14,8 +14,8 @@ import dataclasses
 import keras
 import tensorflow as tf
 
-from mha.core.call import check, keep, takes_call, whole_heads
-from mha.core.options.config import Config, of_recorded
+from mha.core.call import check, check_widths, record_step, takes_call
+from mha.core.options.config import Config, config_of_record
 
 from . import arrays
 from .arrays import must_fit, refuse_masks, shape_of
@@ -82,18 +82,18 @@ class MultiHeadAttention(keras.layers.Layer):
         """Take the steps in their order; call: a checked `Call`. Returns what the layer does."""
         q, k, v, call = self.project(queries, keys, values, call)  # (B*H, Q, d), (B*G, K, d), (B*G, K, dv)
         if self.config.value_norm:
-            v = keep("norm_v", self.v_norm(v))  # (B*G, K, dv)
-        q, k = self.turn(q, k, call)
+            v = record_step("norm_v", self.v_norm(v))  # (B*G, K, dv)
+        q, k = self.transform_heads(q, k, call)
         if call.cache is not None:
             k, v, call, cache = self.remember(k, v, call)  # (B*G, T, d), (B*G, T, dv)
         pooled, weights = self.pool(q, k, v, call)  # (B*H, Q, dv), (B, H, Q, K)
-        pooled = keep("pooled", pooled)
+        pooled = record_step("pooled", pooled)
         if call.head_gates is not None:
-            pooled = keep("head_gated", gate(pooled, call.head_gates, self.config.num_heads))  # (B*H, Q, dv)
+            pooled = record_step("head_gated", gate(pooled, call.head_gates, self.config.num_heads))  # (B*H, Q, dv)
         if call.plan.gates is not None:
-            pooled = keep("gated", self.gate_by(pooled, call.plan.gates))  # (B*H, Q, dv)
-        merged = keep("merged", self.merge(pooled))  # (B, Q, H*dv)
-        output = keep("output", self.W_o(merged))  # (B, Q, D)
+            pooled = record_step("gated", self.gate_by(pooled, call.plan.gates))  # (B*H, Q, dv)
+        merged = record_step("merged", self.merge(pooled))  # (B, Q, H*dv)
+        output = record_step("output", self.W_o(merged))  # (B, Q, D)
         if call.cache is not None:
             return self.recall(output, weights, call, cache)
         return (output, weights) if call.return_weights else output
@@ -101,19 +101,19 @@ class MultiHeadAttention(keras.layers.Layer):
     def project(self, queries, keys, values, call):
         """Heads of queries (B*H, Q, d), keys (B*G, K, d) and values (B*G, K, dv); and the call that is left to do."""
         H, G = self.config.num_heads, self.config.num_key_value_heads
-        queries, keys, values, call = self.blanked(queries, keys, values, call)
+        queries, keys, values, call = self.zero_unused(queries, keys, values, call)
         W_q, W_k, W_v = self.W_q(queries), self.W_k(keys), self.W_v(values)  # (B, T, H*d)
-        whole_heads(self.config, keep("W_q", W_q), keep("W_k", W_k), keep("W_v", W_v))
+        check_widths(self.config, record_step("W_q", W_q), record_step("W_k", W_k), record_step("W_v", W_v))
         q, k, v = transpose_qkv(W_q, H), transpose_qkv(W_k, G), transpose_qkv(W_v, G)  # (B*H, T, d)
         call = self.beside_gates(queries, call)
-        return keep("split_q", q), keep("split_k", k), keep("split_v", v), call
+        return record_step("split_q", q), record_step("split_k", k), record_step("split_v", v), call
 
     def beside_gates(self, queries, call):
         """The call with projections of queries (B, Q, query_size) for the output gate, if the layer has one."""
         gates = transpose_qkv(self.W_g(queries), self.config.num_heads) if self.config.output_gate else None
-        return call.planned(gates=gates)  # (B*H, Q, dv or 1)
+        return call.with_plan(gates=gates)  # (B*H, Q, dv or 1)
 
-    def blanked(self, queries, keys, values, call):
+    def zero_unused(self, queries, keys, values, call):
         """The inputs with zeros where they are not used, and the call that is left to do: the same, in the lesson."""
         if call.cache is not None:
             return place(queries, keys, values, call)
@@ -123,30 +123,30 @@ class MultiHeadAttention(keras.layers.Layer):
         in_any_head = None if visible is None else tf.reduce_any(visible, 1)  # (B or 1, Q or 1, K)
         return *blank_unused(queries, keys, values, in_any_head), call
 
-    def turn(self, q, k, call):
+    def transform_heads(self, q, k, call):
         """Heads of queries (B*H, Q, d) and keys (B*G, K, d) as they are compared: normed, rotated, tempered, if so."""
         config, H, G = self.config, self.config.num_heads, self.config.num_key_value_heads
         if config.qk_norm and not config.qk_norm.after:
-            q, k = self.normed(q, k)  # (B*H, T, d)
+            q, k = self.norm_heads(q, k)  # (B*H, T, d)
         if config.rotary:
-            q = keep("rotate_q", rotate(q, places(q, call.positions, call.offset), config.rotary, H))
-            k = keep("rotate_k", rotate(k, places(k, call.key_positions), config.rotary, G))
+            q = record_step("rotate_q", rotate(q, places(q, call.positions, call.offset), config.rotary, H))
+            k = record_step("rotate_k", rotate(k, places(k, call.key_positions), config.rotary, G))
         if config.qk_norm and config.qk_norm.after:
-            q, k = self.normed(q, k)  # (B*H, T, d)
+            q, k = self.norm_heads(q, k)  # (B*H, T, d)
         if config.temperature:
             given = places(q, call.positions, call.offset), config.temperature, H
-            q = keep("tempered_q", temper(q, *given))  # (B*H, Q, d)
+            q = record_step("tempered_q", temper(q, *given))  # (B*H, Q, d)
         return q, k
 
-    def normed(self, q, k):
+    def norm_heads(self, q, k):
         """Heads of queries (B*H, Q, d) and keys (B*G, K, d) after their norms."""
-        return keep("norm_q", self.q_norm(q)), keep("norm_k", self.k_norm(k))  # (B*H, T, d)
+        return record_step("norm_q", self.q_norm(q)), record_step("norm_k", self.k_norm(k))  # (B*H, T, d)
 
     def beside_sinks(self, call):
         """The call with the sinks of the layer, if it has any, as scores of each query: (1, H, 1, 1)."""
         if not self.config.sinks:
             return call
-        return call.planned(sinks=tf.reshape(self.sinks, (1, -1, 1, 1)))  # (1, H, 1, 1)
+        return call.with_plan(sinks=tf.reshape(self.sinks, (1, -1, 1, 1)))  # (1, H, 1, 1)
 
     def pool(self, q, k, v, call):
         """The pooled heads (B*H, Q, dv), and their weights (B, H, Q, K)."""
@@ -179,4 +179,4 @@ def attend(layer, queries, keys, values, call):
 
 def _config(options):
     """The configuration with these options, as `get_config` gives them."""
-    return of_recorded(options)
+    return config_of_record(options)

@@ -24,7 +24,7 @@ def slots_after(positions, lengths, lost, call):
     count, slot = tf.reduce_sum(tf.cast(real, tf.int32), 1), tf.range(S)  # (B,), (S,)
     order = tf.argsort(tf.cast(~real, tf.int32), 1, stable=True)  # (B, Q): the real tokens first
     rank = count[:, None] - 1 - ((lengths + count)[:, None] - 1 - slot) % S  # (B, S): of the token that is written last
-    columns = tf.where(rank >= 0, S + taken(order, tf.maximum(rank, 0), 1), slot)  # (B, S)
+    columns = tf.where(rank >= 0, S + take(order, tf.maximum(rank, 0), 1), slot)  # (B, S)
     number = tf.cumsum(tf.cast(real, tf.int32), 1) - 1  # (B, Q): of a real token among those of the call
     slots = tf.concat([tf.broadcast_to(slot, shape_of(positions)), (lengths[:, None] + number) % S], 1)  # (B, T)
     pushed_out = tf.concat([(columns != slot), real & (number < count[:, None] - S)], 1)  # (B, T)
@@ -37,11 +37,11 @@ def slots_after(positions, lengths, lost, call):
     wrong = wrong | (first <= tf.reduce_max(positions, 1))  # (B,)
     if call.pairs() or call.return_weights:
         wrong = wrong | (pushed >= 0) & (pushed >= first - left)  # (B,)
-    state = taken(before, columns, 1), lengths + count, tf.where(wrong, LOST, found)
+    state = take(before, columns, 1), lengths + count, tf.where(wrong, LOST, found)
     return columns, slots, state
 
 
-def taken(X, columns, axis):
+def take(X, columns, axis):
     """The columns of X along an axis, other ones for each sample; columns have as many axes, of any size elsewhere."""
     X = tf.broadcast_to(X, (shape_of(columns)[0], *shape_of(X)[1:]))
     columns = tf.reshape(columns, (shape_of(columns)[0], -1))  # (B, any)
@@ -62,7 +62,7 @@ def by_slots(steps, cache):
     new = 0 if cache.frozen else steps["W_q"].shape[1]
     for name, X in steps.items():
         if name in STEPS_OF_PAIRS:
-            steps[name] = taken(X, columns, 2)  # (B*H, Q, S)
+            steps[name] = take(X, columns, 2)  # (B*H, Q, S)
         elif name.endswith(("_k", "_v")):
             steps[name] = X[:, :new]  # (B, Q or 0, G*d), (B*G, Q or 0, d)
     return steps

@@ -38,7 +38,7 @@ def is_known(X):
     return not (torch.compiler.is_compiling() or torch.jit.is_tracing())
 
 
-def known(X):
+def value_of(X):
     """X as a NumPy array; None if it stands for values that a compiler will know only later."""
     if not is_known(X):
         return None
@@ -48,7 +48,7 @@ def known(X):
         return None
 
 
-def copied(X):
+def clone(X):
     """X in memory of its own, as this framework's array: what becomes of X does not change it."""
     return X.detach().clone()
 

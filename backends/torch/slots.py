@@ -23,7 +23,7 @@ def slots_after(positions, lengths, lost, call):
     count, slot = real.sum(1), torch.arange(S, device=new.device)  # (B,), (S,)
     order = torch.argsort((~real).to(torch.uint8), dim=1, stable=True)  # (B, Q): the real tokens first
     rank = count[:, None] - 1 - ((lengths + count)[:, None] - 1 - slot) % S  # (B, S): of the token that is written last
-    columns = torch.where(rank >= 0, S + taken(order, rank.clamp(min=0), 1), slot)  # (B, S)
+    columns = torch.where(rank >= 0, S + take(order, rank.clamp(min=0), 1), slot)  # (B, S)
     number = torch.cumsum(real, 1) - 1  # (B, Q): of a real token among those of the call
     slots = torch.cat([torch.broadcast_to(slot, positions.shape), (lengths[:, None] + number) % S], 1)  # (B, T)
     pushed_out = torch.cat([(columns != slot), real & (number < count[:, None] - S)], 1)  # (B, T)
@@ -36,11 +36,11 @@ def slots_after(positions, lengths, lost, call):
     wrong = wrong | (first <= positions.amax(1))  # (B,)
     if call.pairs() or call.return_weights:
         wrong = wrong | (pushed >= 0) & (pushed >= first - left)  # (B,)
-    state = taken(before, columns, 1), lengths + count, torch.where(wrong, LOST, found)
+    state = take(before, columns, 1), lengths + count, torch.where(wrong, LOST, found)
     return columns, slots, [X.to(torch.int32) for X in state]
 
 
-def taken(X, columns, axis):
+def take(X, columns, axis):
     """The columns of X along an axis, other ones for each sample; columns have as many axes, of any size elsewhere."""
     sizes = [n if m == 1 else m for m, n in zip(X.shape, columns.shape, strict=True)]
     sizes[axis] = X.shape[axis]
@@ -62,7 +62,7 @@ def by_slots(steps, cache):
     new = 0 if cache.frozen else steps["W_q"].shape[1]
     for name, X in steps.items():
         if name in STEPS_OF_PAIRS:
-            steps[name] = taken(X, columns, 2)  # (B*H, Q, S)
+            steps[name] = take(X, columns, 2)  # (B*H, Q, S)
         elif name.endswith(("_k", "_v")):
             steps[name] = X[:, :new]  # (B, Q or 0, G*d), (B*G, Q or 0, d)
     return steps

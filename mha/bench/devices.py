@@ -18,14 +18,14 @@ from mha.core.options.names import BackendName
 from mha.parity.cases.run.groups import DEVICES, LOOPBACK, RANKS
 from mha.parity.cases.run.processes import why_it_ended
 
-BACKENDS = dispatch.having("bench/frameworks/ranks/*.py")
+BACKENDS = dispatch.backends_with("bench/frameworks/ranks/*.py")
 SHAPES = ("XL-all", "C")  # where nobody names others
 LIMIT = 600.0  # seconds that one rank waits for another
 WORKER = "mha.bench.ranks"
 
 
 @dataclasses.dataclass
-class Row:
+class SplitMeasurement:
     """The measurements of one way to split a layer; None = not measured, or there is no such number.
 
     Attributes:
@@ -52,19 +52,19 @@ class Row:
 
 
 @dataclasses.dataclass
-class Report:
+class SplitReport:
     """All measurements over a number of devices, and a line for each that failed."""
 
     devices: int
-    rows: list[Row] = dataclasses.field(default_factory=list)
+    rows: list[SplitMeasurement] = dataclasses.field(default_factory=list)
     failed: list[str] = dataclasses.field(default_factory=list)
 
 
-class Runner:
+class SplitRunner:
     """Runs the measurements over a number of devices; calls `progress` with a text for each part of the work."""
 
     def __init__(self, devices: int, seconds: float, progress: Callable[[str], None]) -> None:
-        self.report = Report(devices)
+        self.report = SplitReport(devices)
         self.seconds = seconds
         self.progress = progress
 
@@ -79,7 +79,7 @@ class Runner:
         for name, found in result["ways"].items():
             if found.pop("failed", False):
                 self.report.failed.append(f"{place}, {name}: {found['problem']}")
-            self.report.rows.append(Row(backend, kind, shape.name, name, **found))
+            self.report.rows.append(SplitMeasurement(backend, kind, shape.name, name, **found))
 
 
 def work(backend: BackendName, devices: int, arguments: dict[str, Any], progress: Callable[[str], None]) -> dict:
@@ -102,7 +102,7 @@ def work(backend: BackendName, devices: int, arguments: dict[str, Any], progress
             for rank in range(count):
                 ranks = {"rank": rank, "count": devices, "meet": os.path.join(folder, "meet"), "limit": LIMIT}
                 given = json.dumps(arguments | {"backend": backend, "ranks": ranks})
-                with open(_said(folder, rank), "w", encoding="utf-8") as said, _uninterrupted():
+                with open(_stderr_path(folder, rank), "w", encoding="utf-8") as said, _without_interrupts():
                     process = subprocess.Popen(
                         [sys.executable, "-m", WORKER, given], stdout=subprocess.PIPE, stderr=said,
                         stdin=subprocess.DEVNULL, encoding="utf-8", start_new_session=True, env=environment,
@@ -122,7 +122,7 @@ def work(backend: BackendName, devices: int, arguments: dict[str, Any], progress
 
 
 @contextlib.contextmanager
-def _uninterrupted() -> Iterator[None]:
+def _without_interrupts() -> Iterator[None]:
     """Let an interrupt wait, so that no process is started that nobody ends."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
@@ -131,7 +131,7 @@ def _uninterrupted() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _said(folder: str, rank: int) -> str:
+def _stderr_path(folder: str, rank: int) -> str:
     """The path of the file that takes a rank's stderr."""
     return os.path.join(folder, f"said by {rank}")
 
@@ -152,7 +152,7 @@ def _listen(
             elif rank == 0:
                 progress(report["now"])
     if result is None:
-        with open(_said(folder, rank), encoding="utf-8", errors="replace") as file:
+        with open(_stderr_path(folder, rank), encoding="utf-8", errors="replace") as file:
             result = {"error": why_it_ended(process.returncode, file.read())}
     return rank, result
 

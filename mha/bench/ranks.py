@@ -52,7 +52,7 @@ def measure(
         "problem", with "failed", whether it should have been measured.
     """
     group = importlib.import_module(f"mha.bench.frameworks.ranks.{backend}").Group(**ranks)
-    ways, found = _checked(group, group.ways(cases.find(shape), kind), say)
+    ways, found = _check_ways(group, group.ways(cases.find(shape), kind), say)
     if UNSPLIT not in ways:
         return found
     say("times")
@@ -88,7 +88,7 @@ def summary(rounds: list[dict[str, tuple[float, list[float]]]]) -> Found:
     return found
 
 
-def _checked(
+def _check_ways(
     group: Any, makers: dict[str, Callable[[], Way]], say: Callable[[str], None]
 ) -> tuple[dict[str, Way], Found]:
     """The ways that give the same numbers as the unsplit layer, and the problems of the others."""
@@ -98,8 +98,8 @@ def _checked(
     for name, make in makers.items():
         say(f"check of {name}")
         try:
-            way, here = _alike(group, functools.partial(_called, make))
-            results = _alike(group, functools.partial(_agreed, name, way, here, expected))
+            way, here = _alike(group, functools.partial(_call_once, make))
+            results = _alike(group, functools.partial(_check_results, name, way, here, expected))
         except _WayError as error:
             found[name] = {"problem": str(error), "failed": error.failed}
             continue
@@ -131,20 +131,20 @@ def _alike(group: Any, run: Callable[[], Any]) -> Any:
     return result
 
 
-def _called(make: Callable[[], Way]) -> tuple[Way, Results | None]:
+def _call_once(make: Callable[[], Way]) -> tuple[Way, Results | None]:
     """Make a way and call it once; return it with the results on this rank."""
     way = make()
     return way, way.step() if way.step else None
 
 
-def _agreed(name: str, way: Way, here: Results | None, expected: Results) -> Results:
+def _check_results(name: str, way: Way, here: Results | None, expected: Results) -> Results:
     """The results of the whole layer by a way; raises ValueError if they are not the expected ones."""
     results = way.whole(here)
-    check_agreement({UNSPLIT: _given(expected), name: _given(results)})
+    check_agreement({UNSPLIT: _constant_step(expected), name: _constant_step(results)})
     return results
 
 
-def _given(results: Results) -> Step:
+def _constant_step(results: Results) -> Step:
     """A step that returns these results without any work."""
     return lambda: results
 

@@ -7,7 +7,7 @@ from typing import Any
 from rich.table import Table
 
 from mha.bench import cases, devices
-from mha.bench.run import Row
+from mha.bench.run import Measurement
 from mha.core.tables import plain_table
 
 # Colours of Okabe and Ito, for the colour-blind; the marks are for print without colours.
@@ -37,7 +37,7 @@ def about(machine: dict[str, Any]) -> str:
     )
 
 
-def table(rows: list[Row]) -> Table:
+def table(rows: list[Measurement]) -> Table:
     """The rows of one backend and kind, shape by shape."""
     found = plain_table("shape", "implementation", "ms", "the layer is x times as fast", "us more", "MiB")
     found.title, found.title_justify, found.title_style = f"{rows[0].backend}, {rows[0].kind}", "left", "bold"
@@ -57,7 +57,7 @@ def table(rows: list[Row]) -> Table:
     return found
 
 
-def table_of_devices(rows: list[devices.Row], count: int) -> Table:
+def table_of_devices(rows: list[devices.SplitMeasurement], count: int) -> Table:
     """The rows of one backend and kind over so many devices, shape by shape."""
     found = plain_table("shape", "way", "ms", "processor time", "busiest", "MiB", "of memory", "note")
     title = f"{rows[0].backend}, {rows[0].kind}, {count} devices"
@@ -83,7 +83,7 @@ def formats() -> list[str]:
     return sorted(Figure().canvas.get_supported_filetypes())
 
 
-def picture(rows: list[Row], suffix: str) -> bytes:
+def picture(rows: list[Measurement], suffix: str) -> bytes:
     """Time and peak memory against T, a column for each backend, as a file in the format of the suffix."""
     from matplotlib.figure import Figure
 

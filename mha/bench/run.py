@@ -21,7 +21,7 @@ from mha.parity.cases.run.processes import available, why_it_ended
 
 
 @dataclasses.dataclass
-class Row:
+class Measurement:
     """The measurements of one implementation; None = not measured.
 
     Attributes:
@@ -54,8 +54,8 @@ class Row:
 class Report:
     """All measurements, for the tables and for the sweep over T; and a line for each that failed or was left out."""
 
-    rows: list[Row] = dataclasses.field(default_factory=list)
-    sweep: list[Row] = dataclasses.field(default_factory=list)
+    rows: list[Measurement] = dataclasses.field(default_factory=list)
+    sweep: list[Measurement] = dataclasses.field(default_factory=list)
     failed: list[str] = dataclasses.field(default_factory=list)
     left_out: list[str] = dataclasses.field(default_factory=list)
 
@@ -89,7 +89,10 @@ class Runner:
 
     def table(self, backend: BackendName, kind: str, shape: Shape, memory: bool) -> None:
         """Measure one shape; memory: True = its memory, too."""
-        rows = [Row(backend, kind, shape.name, name, role) for name, role in self.roles(backend, kind, shape).items()]
+        rows = [
+            Measurement(backend, kind, shape.name, name, role)
+            for name, role in self.roles(backend, kind, shape).items()
+        ]
         self.report.rows += rows
         if memory:
             # An implementation that fails here would stop the others when they are timed together.
@@ -101,7 +104,7 @@ class Runner:
         free, (first, *_, last) = available(), cases.SWEEP.values()
         roles = self.roles(backend, kind, first)
         for shape in cases.SWEEP.values():
-            rows = [Row(backend, kind, shape.name, name, role) for name, role in roles.items()]
+            rows = [Measurement(backend, kind, shape.name, name, role) for name, role in roles.items()]
             self.report.sweep += rows
             rows = [row for row in rows if self._memory(row)]
             self._times(rows, shape)
@@ -115,13 +118,13 @@ class Runner:
                     for row in large
                 ]
 
-    def _memory(self, row: Row) -> bool:
+    def _memory(self, row: Measurement) -> bool:
         """Measure the memory of an implementation; returns False if that failed."""
         result = self._measure("memory", row, row.implementation, name=row.implementation)
         row.mebibytes = result.get("mebibytes")
         return row.mebibytes is not None
 
-    def _times(self, rows: list[Row], shape: Shape) -> None:
+    def _times(self, rows: list[Measurement], shape: Shape) -> None:
         if not rows:
             return
         names = [row.implementation for row in rows]
@@ -135,7 +138,7 @@ class Runner:
             row.rounds, row.rate = result["rounds"], result["rate"]
             row.floor = None if shape.decodes else shape.floor(row.kind, result["rate"])
 
-    def _measure(self, what: str, row: Row, shown: str, **arguments: Any) -> dict[str, Any]:
+    def _measure(self, what: str, row: Measurement, shown: str, **arguments: Any) -> dict[str, Any]:
         place = {"backend": row.backend, "kind": row.kind, "shape": row.shape}
         return self._run(what, ", ".join(place.values()), shown, **place, **arguments)
 

@@ -95,9 +95,9 @@ def check_agreement(steps: dict[str, Step]) -> None:
     Results that one of the two does not have are not compared.
     """
     (first, step), *others = steps.items()
-    expected = _compared(step())
+    expected = _arrays_to_compare(step())
     for name, step in others:
-        for result, found in _compared(step()).items():
+        for result, found in _arrays_to_compare(step()).items():
             if result in expected:
                 error, largest = parity.error(found, expected[result]), parity.largest(expected[result])
                 if error > DIFFERENCE * largest:
@@ -106,14 +106,14 @@ def check_agreement(steps: dict[str, Step]) -> None:
                     )
 
 
-def _compared(results: Results) -> dict[str, Any]:
+def _arrays_to_compare(results: Results) -> dict[str, Any]:
     """The arrays of results by name that implementations must agree on: the output and the gradient by the input."""
     found = {} if results.output is None else {"the output": mha.to_numpy(results.output)}
     return found | ({"the gradient": sum(map(mha.to_numpy, results.by_input))} if results.by_input else {})
 
 
 def _implementations(backend: BackendName, shape: Shape, kind: str) -> dict[str, Implementation]:
-    made: dict[str, Implementation] = _made(backend, shape, kind)
+    made: dict[str, Implementation] = _make_all(backend, shape, kind)
     for other, simpler in shape.simpler().items():
         make = functools.partial(_layer_alone, backend, simpler, kind)
         made[f"{REFERENCE}, {other}"] = Implementation("simpler layer", make)
@@ -122,7 +122,7 @@ def _implementations(backend: BackendName, shape: Shape, kind: str) -> dict[str,
 
 def _layer_alone(backend: BackendName, shape: Shape, kind: str) -> Step:
     """A step of the layer for another shape; it returns no results, since they are different ones."""
-    step = _made(backend, shape, kind)[REFERENCE].make()
+    step = _make_all(backend, shape, kind)[REFERENCE].make()
 
     def alone() -> Results:
         step()
@@ -131,7 +131,7 @@ def _layer_alone(backend: BackendName, shape: Shape, kind: str) -> Step:
     return alone
 
 
-def _made(backend: BackendName, shape: Shape, kind: str) -> Any:
+def _make_all(backend: BackendName, shape: Shape, kind: str) -> Any:
     """The implementations of a backend for a shape."""
     attention = shape.layer(backend)
     if kind == "decoding":

@@ -6,7 +6,7 @@ import typer
 
 from mha import parity
 from mha.cli import terminal, weights
-from mha.cli.names import parsed, taught
+from mha.cli.names import parse_names, user_layers
 
 
 def audit(
@@ -53,8 +53,8 @@ def audit(
     file cannot be used, if no layer is known, or if the command is wrong.
     """
     file = terminal.json_file(json_file)
-    options = weights.options_said(rotary, None) | ({} if num_heads is None else {"num_heads": num_heads})
-    layers = taught(parsed("names", names), options, causal)
+    options = weights.layer_options(rotary, None) | ({} if num_heads is None else {"num_heads": num_heads})
+    layers = user_layers(parse_names("names", names), options, causal)
     try:
         report = parity.audit_record(record, like, layers, track=lambda events: terminal.track("Judging", events))
     except FileNotFoundError as error:

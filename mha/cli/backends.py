@@ -31,7 +31,7 @@ def show() -> None:
     Example:
       MHA_BACKEND=jax mha backends
     """
-    selected = chosen(None)
+    selected = choose_backend(None)
     works = False
     table = plain_table("backend", "version", "device", "note")
     for name, backend in dispatch.backends().items():
@@ -49,19 +49,19 @@ def show() -> None:
     raise typer.Exit(0 if works else 1)
 
 
-def chosen(backend: str | None) -> BackendName:
+def choose_backend(backend: str | None) -> BackendName:
     """Return the name of the backend to use; None = the one that MHA_BACKEND chooses.
 
     An unknown name ends the command, and so does an MHA_READABLE that is neither 0 nor 1.
     """
     try:
         dispatch.is_readable()
-        return dispatch.backend_name() if backend is None else dispatch.named("--backend", backend)
+        return dispatch.backend_name() if backend is None else dispatch.parse_backend("--backend", backend)
     except ValueError as error:
         terminal.fail(error)
 
 
-def chosen_all(backends: str | None, elsewhere: Collection[BackendName] = ()) -> list[BackendName]:
+def choose_backends(backends: str | None, elsewhere: Collection[BackendName] = ()) -> list[BackendName]:
     """Return the named backends, each once; None = all that are installed. The command ends if one is not.
 
     elsewhere: those that need not be installed here.
@@ -71,7 +71,7 @@ def chosen_all(backends: str | None, elsewhere: Collection[BackendName] = ()) ->
     try:
         dispatch.is_readable()
         if backends is not None:
-            asked = [dispatch.named("--backends", name.strip()) for name in backends.split(",")]
+            asked = [dispatch.parse_backend("--backends", name.strip()) for name in backends.split(",")]
     except ValueError as error:
         terminal.fail(error)
     names = list(dict.fromkeys(asked))

@@ -11,7 +11,7 @@ import typer
 
 from mha.bench import cases, devices, report, run
 from mha.cli import terminal
-from mha.cli.backends import Backends, chosen_all
+from mha.cli.backends import Backends, choose_backends
 from mha.core import dispatch
 from mha.core.options import checks
 from mha.core.options.names import BackendName
@@ -123,7 +123,7 @@ def bench(
     """
     if count is not None:
         _split(count, backends, shapes, kinds, seconds, not no_memory, to, plot)
-    names = chosen_all(backends)
+    names = choose_backends(backends)
     known = tuple(cases.SHAPES)
     chosen = [cases.SHAPES[name] for name in _choices("--shapes", _or(shapes, known), known)]
     both = _choices("--kinds", _or(kinds, cases.KINDS), cases.KINDS)
@@ -178,7 +178,7 @@ def _split(
 
 def _which_split(backends: str | None) -> list[BackendName]:
     """Return the named backends, or all that are installed and split layers."""
-    names, able = chosen_all(backends), " or ".join(devices.BACKENDS)
+    names, able = choose_backends(backends), " or ".join(devices.BACKENDS)
     found = [name for name in names if name in devices.BACKENDS]
     if backends is not None and found != names:
         unable = next(name for name in names if name not in found)
@@ -191,11 +191,11 @@ def _which_split(backends: str | None) -> list[BackendName]:
 
 def _measure_devices(
     count: int, backends: list[BackendName], kinds: list[str], shapes: list[cases.Shape], seconds: float, memory: bool
-) -> devices.Report:
+) -> devices.SplitReport:
     """Run all measurements over so many devices, with a progress bar where stderr is a terminal."""
     with terminal.progress() as progress:
         task = progress.add_task("", total=None)
-        runner = devices.Runner(count, seconds, lambda now: progress.update(task, description=now))
+        runner = devices.SplitRunner(count, seconds, lambda now: progress.update(task, description=now))
         tables = list(itertools.product(backends, kinds, shapes))
         progress.update(task, total=len(tables))
         for one in tables:
@@ -225,7 +225,7 @@ def _measure(
 def _picture(name: str) -> tuple[str, str]:
     """Return the file of a picture and its format; a wrong name ends the command before anything is measured."""
     if importlib.util.find_spec("matplotlib") is None:
-        terminal.fail(f"--plot needs matplotlib: {dispatch.pip(dispatch.PLOTS)}")
+        terminal.fail(f"--plot needs matplotlib: {dispatch.pip_for(dispatch.PLOTS)}")
     known, suffix = report.formats(), os.path.splitext(name)[1].lower()[1:]
     if suffix not in known:
         terminal.fail(f"--plot is {name}, expected a file whose suffix is one of {', '.join(known)}")

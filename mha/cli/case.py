@@ -9,7 +9,7 @@ import typer
 from rich.table import Table
 
 from mha.cli import terminal
-from mha.cli.backends import chosen_all
+from mha.cli.backends import choose_backends
 from mha.core import dispatch
 from mha.core.options import checks
 from mha.core.options.config import DTYPES
@@ -86,7 +86,7 @@ def check(
     Exit code 0 if every error is within its bound. 1 if one is not (the command names the first step that leaves its
     bound), or if a framework is broken. 2 if a file is no case file, or if the command is wrong.
     """
-    chosen = chosen_all(backends)
+    chosen = choose_backends(backends)
     cases = {file: _read(file) for name in names for file in _files(name)}
     dtypes = {name: dispatch.FRAMEWORKS[name].dtypes for name in chosen}
     pairs = [(file, name) for file in cases for name in chosen if cases[file].config.dtype in dtypes[name]]
@@ -97,7 +97,7 @@ def check(
     results = {(file, name): case_files.check(cases[file], name) for file, name in terminal.track("Checking", pairs)}
     console = terminal.console()
     console.print((_of_one if len(cases) == 1 else _of_many)(cases, chosen, results))
-    failures = [f"{file} on {name}: {_failure(found)}" for (file, name), found in results.items() if _failed(found)]
+    failures = [f"{file} on {name}: {_failure(found)}" for (file, name), found in results.items() if _failures(found)]
     for line in failures:
         console.print(line)
     if not failures:
@@ -130,7 +130,7 @@ def _of_one(cases: dict[str, case_files.CaseFile], backends: list[BackendName], 
     ratios = {name: {one.where: one for one in results.get((file, name), [])} for name in backends}
     table = plain_table(case.name, "bound", *backends)
     for where, bound in case.bounds.items():
-        table.add_row(where, format(bound, ".1e"), *(_shown(ratios[name].get(where)) for name in backends))
+        table.add_row(where, format(bound, ".1e"), *(_ratio_text(ratios[name].get(where)) for name in backends))
     return table
 
 
@@ -140,22 +140,22 @@ def _of_many(cases: dict[str, case_files.CaseFile], backends: list[BackendName],
     for file, case in cases.items():
         found = (results.get((file, name), []) for name in backends)
         worst = (max(one, key=lambda result: result.ratio, default=None) for one in found)
-        table.add_row(file, case.config.dtype, *map(_shown, worst))
+        table.add_row(file, case.config.dtype, *map(_ratio_text, worst))
     return table
 
 
-def _shown(result: Result | None) -> str:
+def _ratio_text(result: Result | None) -> str:
     """Format a ratio, if there is one."""
     return "-" if result is None else f"{result.ratio:.2f}" + ("" if result.passed else " FAIL")
 
 
-def _failed(results: list[Result]) -> list[Result]:
+def _failures(results: list[Result]) -> list[Result]:
     return [result for result in results if not result.passed]
 
 
 def _failure(results: list[Result]) -> str:
     """Describe the first result outside its bound, or the error that was raised."""
-    first, *_ = _failed(results)
+    first, *_ = _failures(results)
     if first.error == math.inf and len(results) == 1:
         return first.where
     return f"{first.where} leaves its bound first: error {first.error:.1e}, bound {first.bound:.1e}"

@@ -7,7 +7,7 @@ import typer
 
 from mha import parity
 from mha.cli import terminal, weights
-from mha.cli.names import parsed, taught
+from mha.cli.names import parse_names, user_layers
 from mha.models.records.reading import is_record
 from mha.weights import schemes
 
@@ -106,17 +106,17 @@ def compare(
             other = (a, b)[records.index(False)]
             kind = "is no record, but the other file is one; give two of a kind"
             terminal.fail(f"{other} {kind}" if os.path.exists(other) else f"there is no file {other}")
-        options = weights.options_said(rotary, qk_norm) | ({} if num_heads is None else {"num_heads": num_heads})
-        layers: Any = taught(parsed("names", names), options, causal)
+        options = weights.layer_options(rotary, qk_norm) | ({} if num_heads is None else {"num_heads": num_heads})
+        layers: Any = user_layers(parse_names("names", names), options, causal)
         if names_b is not None:
-            layers = layers, taught(parsed("names_b", names_b), options, causal)
+            layers = layers, user_layers(parse_names("names_b", names_b), options, causal)
         _records(a, b, path, layers, json_file)
     for option, given in (("--path", path), ("--causal", causal), ("--json", json_file)):
         if given:
             terminal.fail(f"{option} is for records, which A and B are not; leave it out")
     said: dict[str, Any] = {"scheme_a": scheme_a, "scheme_b": scheme_b, "prefix_a": prefix_a, "prefix_b": prefix_b}
-    said |= {"names": parsed("names", names), "names_b": parsed("names_b", names_b)}
-    said |= weights.options_said(rotary, qk_norm)
+    said |= {"names": parse_names("names", names), "names_b": parse_names("names_b", names_b)}
+    said |= weights.layer_options(rotary, qk_norm)
     try:
         report = parity.compare_files(
             a, b, num_heads=num_heads, track=lambda pairs: terminal.track("Comparing", pairs), **said

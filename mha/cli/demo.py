@@ -13,12 +13,12 @@ from rich.table import Table
 
 import mha
 from mha.cli import grids, terminal
-from mha.cli.backends import chosen
+from mha.cli.backends import choose_backend
 from mha.core import dispatch
 from mha.core.options import checks
 from mha.core.options.config import Config
 from mha.core.options.names import BackendName
-from mha.core.tables import plain_table, wrapped
+from mha.core.tables import plain_table, wrap
 from mha.layer import restore
 from mha.learn.explain.lines import place
 from mha.learn.explain.path import INPUTS, letters
@@ -36,7 +36,7 @@ def demo(
     Example:
       mha demo --backend jax
     """
-    name = chosen(backend)
+    name = choose_backend(backend)
     try:
         dispatch.load(name)
     except ModuleNotFoundError as error:
@@ -96,7 +96,7 @@ def show(console: Console) -> None:
 def _paragraphs(console: Console, *texts: str, style: str = "") -> None:
     """Print indented texts, each on a new line; "" = an empty line. Lines are no longer than in a usual terminal."""
     for text in texts:
-        console.print("\n".join(wrapped(text, min(console.width, 80), "   ")), style=style)
+        console.print("\n".join(wrap(text, min(console.width, 80), "   ")), style=style)
 
 
 def steps_table(backend: BackendName, config: Config, steps: dict[str, Any]) -> Table:

@@ -14,10 +14,10 @@ from rich.text import Text
 
 import mha
 from mha.cli import terminal
-from mha.cli.backends import chosen
+from mha.cli.backends import choose_backend
 from mha.core.options import checks
 from mha.core.options.names import BackendName, LanguageName
-from mha.core.tables import plain_table, wrapped, wrapped_anywhere
+from mha.core.tables import plain_table, wrap, wrap_anywhere
 from mha.learn import explain
 from mha.learn.explain import Step
 from mha.learn.languages import LANGUAGES, catalogue
@@ -81,7 +81,7 @@ def show(
 
     Exit code 0 if all is well, 2 if the command is wrong or if the backend's framework is not installed.
     """
-    name = chosen(backend)
+    name = choose_backend(backend)
     given = {
         "--batch": batch, "--queries": queries, "--keys": keys, "--hiddens": num_hiddens, "--heads": num_heads,
         "--kv-heads": num_key_value_heads, "--lens": lens, "--decode": decode, "--slots": slots,
@@ -257,7 +257,7 @@ def _number(value: float | bool) -> str:
 def _print_source(console: Console, source: str | None) -> None:
     """Print the lines that compute a step, if any do."""
     for text in (source or "").splitlines():
-        console.print("\n".join(wrapped(text, console.width, "      ")), style="cyan")
+        console.print("\n".join(wrap(text, console.width, "      ")), style="cyan")
 
 
 def _print(console: Console, text: str) -> None:
@@ -266,7 +266,7 @@ def _print(console: Console, text: str) -> None:
 
 def _lines(console: Console, text: str, indent: str = "    ") -> list[str]:
     """Return a text in any language as lines that fit in a usual terminal."""
-    return wrapped_anywhere(text, min(console.width, 80), indent)
+    return wrap_anywhere(text, min(console.width, 80), indent)
 
 
 def _report(backend: BackendName, language: LanguageName, steps: list[Step], values: bool) -> dict[str, Any]:

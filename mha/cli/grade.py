@@ -7,7 +7,7 @@ import typer
 
 from mha.cli import terminal
 from mha.core import dispatch
-from mha.core.tables import counted, plain_table
+from mha.core.tables import plain_table, plural
 from mha.learn.grade import classes, levels
 from mha.learn.grade import hand_out as assignment
 from mha.learn.grade.grade import Grader
@@ -88,7 +88,7 @@ def grade(
     2 if the command is wrong; 3 if all levels pass, or a class was graded, but a submission is flagged.
     """
     try:
-        framework, asked = dispatch.named("--backend", backend), levels.chosen(chosen)
+        framework, asked = dispatch.parse_backend("--backend", backend), levels.parse_levels(chosen)
         if hand_out is not None:
             _hand_out(hand_out, asked, path, output)
     except ValueError as error:
@@ -124,7 +124,7 @@ def _hand_out(name: str, asked: tuple[levels.Level, ...], path: str | None, outp
     if output is None:
         terminal.fail("--hand-out needs a folder: -o assignment/")
     try:
-        assignment.write(Path(output), dispatch.named("--hand-out", name), asked)
+        assignment.write(Path(output), dispatch.parse_backend("--hand-out", name), asked)
     except OSError as error:
         terminal.fail(f"--output is {output}, where nothing can be written: {error.strerror}")
     terminal.console().print(f"wrote {', '.join(assignment.FILES)} to {output}")
@@ -161,7 +161,7 @@ def _class(
         console.print()
         console.print(counts)
     mean = sum(row["points"] for row in rows) / len(rows)
-    console.print(f"{counted(len(rows), 'submission')}, {mean:.1f} of {rows[0]['most']} points on average")
+    console.print(f"{plural(len(rows), 'submission')}, {mean:.1f} of {rows[0]['most']} points on average")
     if flagged:
         console.print(f"{len(flagged)} flagged, whose code somebody should read: {', '.join(flagged)}")
     if to is not None:

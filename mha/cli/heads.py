@@ -11,10 +11,10 @@ from rich.panel import Panel
 
 import mha
 from mha.cli import grids, terminal
-from mha.cli.backends import chosen
+from mha.cli.backends import choose_backend
 from mha.cli.bert import Encoder, tokenizer
 from mha.core import dispatch
-from mha.core.tables import wrapped
+from mha.core.tables import wrap
 from mha.learn.plot.pictures import ENDINGS
 
 
@@ -45,7 +45,7 @@ def heads(
 
     Exit code 0 if the heads were shown, 2 if a file cannot be used, or if the command is wrong.
     """
-    name = chosen(backend)
+    name = choose_backend(backend)
     if path is not None and os.path.splitext(path)[1].lower() not in ENDINGS:
         terminal.fail(f"--output is {path!r}, expected a name that ends in {' or '.join(ENDINGS)}")
     picture = None if path is None else terminal.writable("--output", path)
@@ -98,7 +98,7 @@ def print_grids(console: Console, weights: np.ndarray, shown: list[int], tokens:
         )
         return
     keys = "  ".join(f"{number} {token}" for number, token in enumerate(tokens))
-    console.print("\n".join(["Columns:", *wrapped(keys, min(console.width, 100), "  ")]))
+    console.print("\n".join(["Columns:", *wrap(keys, min(console.width, 100), "  ")]))
     frames = (
         Panel(grids.heat_map(weights[one], marks, tokens, width), title=f"head {one}", padding=0, expand=False)
         for one in shown

@@ -5,12 +5,12 @@ from typing import Any
 
 from mha.cli import terminal
 from mha.weights import argument_names
-from mha.weights.projections import parts_said
+from mha.weights.projections import check_parts
 
 SPELT = "W_q=to_q,W_k=to_k,W_v=to_v,W_o=to_out"
 
 
-def parsed(argument: str, text: str | None) -> dict[str, str] | None:
+def parse_names(argument: str, text: str | None) -> dict[str, str] | None:
     """Parse --names, W_q=to_q,W_k=to_k,..., to a dict; argument: its name in Python."""
     if text is None:
         return None
@@ -24,13 +24,13 @@ def parsed(argument: str, text: str | None) -> dict[str, str] | None:
             )
         named[role.strip()] = name.strip()
     try:
-        parts_said(argument, named)
+        check_parts(argument, named)
     except ValueError as error:
         terminal.fail(error)
     return named
 
 
-def taught(names: Mapping[str, str] | None, options: Mapping[str, Any], causal: bool) -> dict[str, Any] | None:
+def user_layers(names: Mapping[str, str] | None, options: Mapping[str, Any], causal: bool) -> dict[str, Any] | None:
     """Return layers= for models with these names; None without names. Other options need names."""
     if names is not None:
         return {"*": {**names, **options, "causal": causal}}

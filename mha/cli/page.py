@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from mha.cli import parity, terminal
-from mha.cli.backends import Backends, chosen_all
+from mha.cli.backends import Backends, choose_backends
 from mha.core.options.names import BackendName
 from mha.learn import page
 from mha.parity.cases.run.workers import Runner
@@ -35,10 +35,10 @@ def write(
     Exit code 0 if all is well, 1 if a framework could not be measured or if a result of mha parity failed; the page
     shows both.
     """
-    names = chosen_all(backends)
+    names = choose_backends(backends)
     file = terminal.writable("--output", output)
-    compared = _finished(report) if report else parity.finish(Runner(), names)
-    measured = _measured(names)
+    compared = _read_report(report) if report else parity.finish(Runner(), names)
+    measured = _measure(names)
     terminal.write(file, page.make(measured, compared).encode())
     broken = [name for name, found in measured.items() if "problem" in found]
     failed = sum(not one["passed"] for one in compared["results"])
@@ -48,7 +48,7 @@ def write(
     raise typer.Exit(1 if said else 0)
 
 
-def _finished(file: str) -> dict[str, Any]:
+def _read_report(file: str) -> dict[str, Any]:
     """Read the report in a file; any other file ends the command."""
     try:
         with open(file, encoding="utf-8") as opened:
@@ -62,7 +62,7 @@ def _finished(file: str) -> dict[str, Any]:
     return report
 
 
-def _measured(names: list[BackendName]) -> dict[BackendName, dict[str, Any]]:
+def _measure(names: list[BackendName]) -> dict[BackendName, dict[str, Any]]:
     """Measure the differences of each framework, with a progress bar if stderr is a terminal."""
     with terminal.progress() as bar:
         task = bar.add_task("differences", total=len(names))

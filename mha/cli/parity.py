@@ -13,7 +13,7 @@ from rich.table import Table
 
 import mha
 from mha.cli import terminal
-from mha.cli.backends import Backends, chosen_all
+from mha.cli.backends import Backends, choose_backends
 from mha.core import dispatch
 from mha.core.options import checks
 from mha.core.options.config import DTYPES
@@ -23,7 +23,7 @@ from mha.parity import Result
 from mha.parity.cases import devices
 from mha.parity.cases.run import groups as groups_of
 from mha.parity.cases.run import pages
-from mha.parity.cases.run.workers import Outcome, Runner
+from mha.parity.cases.run.workers import Runner, RunOutcome
 from mha.parity.cases.suite import ALL_CASES
 
 SUITES = ("quick", "full")
@@ -94,9 +94,9 @@ def compare(
         run = _groups(distributed, backends, python, suite, case, dtype, limit)
     else:
         pythons = _pythons(python or [])
-        names = chosen_all(backends, elsewhere=list(pythons))
+        names = choose_backends(backends, elsewhere=list(pythons))
         known = tuple(one.name for one in ALL_CASES)
-        runner = Runner(**_chosen(suite, case, dtype, known), pythons=pythons, limit=limit)
+        runner = Runner(**_runner_options(suite, case, dtype, known), pythons=pythons, limit=limit)
         run = partial(_run, runner, names)
     file = terminal.json_file(to)
     xml, page = (terminal.writable(option, name) if name else None for option, name in _files(junit, html))
@@ -130,7 +130,7 @@ def _files(junit: str | None, html: str | None) -> list[tuple[str, str | None]]:
 def _groups(
     distributed: list[str], backends: str | None, python: list[str] | None, suite: str, case: list[str] | None,
     dtype: list[str] | None, limit: float,
-) -> Callable[[], list[Outcome]]:  # fmt: skip
+) -> Callable[[], list[RunOutcome]]:  # fmt: skip
     """Return a function that runs the groups of --distributed; wrong options end the command."""
     for option, value in (("--backends", backends), ("--python", python)):
         if value:
@@ -140,13 +140,15 @@ def _groups(
     except ValueError as error:
         terminal.fail(error)
     for one in groups:
-        chosen_all(one.backend)
+        choose_backends(one.backend)
     known = tuple(dict.fromkeys(name for one in groups for name in one.cases))
-    runner = groups_of.GroupRunner(**_chosen(suite, case, dtype, known), limit=limit)
+    runner = groups_of.GroupRunner(**_runner_options(suite, case, dtype, known), limit=limit)
     return partial(_run, runner, groups)
 
 
-def _chosen(suite: str, case: list[str] | None, dtype: list[str] | None, known: tuple[str, ...]) -> dict[str, Any]:
+def _runner_options(
+    suite: str, case: list[str] | None, dtype: list[str] | None, known: tuple[str, ...]
+) -> dict[str, Any]:
     """Return the arguments of `Runner` that say what to compare; an unknown name ends the command."""
     try:
         return {
@@ -164,7 +166,7 @@ def _pythons(given: list[str]) -> dict[BackendName, str]:
     for one in given:
         name, _, path = one.partition("=")
         try:
-            backend = dispatch.named("--python", name)
+            backend = dispatch.parse_backend("--python", name)
         except ValueError as error:
             terminal.fail(error)
         if not path or shutil.which(path) is None:
@@ -179,7 +181,7 @@ def finish(runner: Runner, names: list[BackendName]) -> dict[str, Any]:
     return _report(outcomes, [result for outcome in outcomes for result in outcome.results])
 
 
-def _run(runner: Any, what: list[Any]) -> list[Outcome]:
+def _run(runner: Any, what: list[Any]) -> list[RunOutcome]:
     """Return the outcome of each backend or group, with a progress bar for each if stderr is a terminal."""
     with terminal.progress() as bar:
         names = {getattr(one, "name", one) for one in what}
@@ -209,7 +211,7 @@ def _number(value: float, form: str) -> str:
     return format(value, form) if value else "0"
 
 
-def _report(outcomes: list[Outcome], results: list[Result]) -> dict[str, Any]:
+def _report(outcomes: list[RunOutcome], results: list[Result]) -> dict[str, Any]:
     """Return versions and results, ready for JSON: None stands for a number that is not finite."""
 
     def row(result: Result) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.progress import Progress
 
-from mha.core.tables import wrapped
+from mha.core.tables import wrap
 from mha.weights import argument_names, files
 
 T = TypeVar("T")
@@ -103,12 +103,12 @@ class Terminal(Console):
     def print(self, *objects: Any, **options: Any) -> None:
         """Print as `rich` does, except that a word wider than the terminal is neither broken nor cut."""
         if self.is_terminal:
-            objects = tuple("\n".join(self._fitted(one)) if isinstance(one, str) else one for one in objects)
+            objects = tuple("\n".join(self._fit_lines(one)) if isinstance(one, str) else one for one in objects)
         super().print(*objects, overflow="ignore", crop=False, **options)
 
-    def _fitted(self, text: str) -> Iterator[str]:
+    def _fit_lines(self, text: str) -> Iterator[str]:
         for line in text.split("\n"):
-            yield from wrapped(line, self.width) if cell_len(line) > self.width else [line]
+            yield from wrap(line, self.width) if cell_len(line) > self.width else [line]
 
 
 def console(stderr: bool = False) -> Terminal:
@@ -131,7 +131,7 @@ def command(function: Callable) -> Callable:
     @functools.wraps(function)
     def run(**given: Any) -> None:
         try:
-            with argument_names.named(options):
+            with argument_names.use_names(options):
                 function(**given)
         except CommandError as error:
             complain(error)

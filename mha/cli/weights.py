@@ -44,7 +44,7 @@ def show(
     Exit code 0, even if no attention layer is found; 2 if it is no valid file of weights.
     """
     table = plain_table("array", "shape", "dtype", "norm", folded="array")
-    with _opened(file) as source:
+    with _open(file) as source:
         for name in terminal.track("Reading", list(source.entries)):
             entry = source.entries[name]
             norm = _norm(source.read(name)) if entry.dtype in readers.FLOATS else ""
@@ -103,14 +103,14 @@ def convert(
     Exit code 0 if the layer was converted, 2 if not; then OUT stays as it was.
     """
     path = terminal.writable("OUT", target)
-    said = options_said(rotary, qk_norm) | ({} if length is None else {"length": length})
-    with _opened(source) as opened:
+    said = layer_options(rotary, qk_norm) | ({} if length is None else {"length": length})
+    with _open(source) as opened:
         if path in (os.path.realpath(own) for own in opened.paths):
             terminal.fail(f"OUT is {target}, a file of IN; choose another OUT")
         try:
             chosen, at = weights.choose(opened, scheme, prefix)
             own = [name for name in opened.entries if name.startswith(at)]
-            chosen = schemes.laid({name: opened.entries[name].shape for name in own}, chosen, at)
+            chosen = schemes.fitting_twin({name: opened.entries[name].shape for name in own}, chosen, at)
             if schemes.SCHEMES[chosen].interleaved and said.get("rotary"):
                 said["rotary"] = dataclasses.replace(said["rotary"], interleaved=True)
             config, arrays = weights.take(
@@ -120,7 +120,7 @@ def convert(
             raise ValueError(f"does not say everything: {error}") from error
         names = set(opened.entries)
     console = terminal.console()
-    console.print(f"{source}: {_described(chosen, at)}")
+    console.print(f"{source}: {_layer_title(chosen, at)}")
     console.print(_options(config))
     console.print(_origins(config, arrays, chosen, at, names), "", sep="\n")
     if dry_run:
@@ -134,10 +134,10 @@ def convert(
 
 
 @contextlib.contextmanager
-def _opened(name: str) -> Iterator[Source]:
+def _open(name: str) -> Iterator[Source]:
     """Open a file of weights; a problem with the file ends the command."""
     try:
-        with readers.opened(name) as source:
+        with readers.open_weights(name) as source:
             yield source
     except FileNotFoundError:
         terminal.fail(f"there is no file {name}")
@@ -145,11 +145,11 @@ def _opened(name: str) -> Iterator[Source]:
         terminal.fail(error)
 
 
-def options_said(rotary: str | None, qk_norm: str | None) -> dict[str, Any]:
+def layer_options(rotary: str | None, qk_norm: str | None) -> dict[str, Any]:
     """Return the options of a layer that --rotary and --qk-norm give."""
     said = {"rotary": rotary, "qk_norm": qk_norm}
     try:
-        return {name: commands.part(name, text) for name, text in said.items() if text is not None}
+        return {name: commands.parse_option(name, text) for name, text in said.items() if text is not None}
     except (TypeError, ValueError) as error:
         terminal.fail(error)
 
@@ -171,14 +171,14 @@ def _layers(source: Source) -> Table | str:
         return f"a layer of mha: {_options(config)}"
     found = schemes.recognise(source.entries, source.format_of)
     if not found:
-        if unread := weights.unread(source):
+        if unread := weights.unread_error(source):
             return f"no attention layer that can be read: the file {unread}"
         return f"no attention layer of a known scheme: {', '.join(schemes.SCHEMES)}"
     rows = []
     sizes = {name: entry.shape for name, entry in source.entries.items()}
     for scheme, prefix in found:
-        scheme = schemes.laid(sizes, scheme, prefix)
-        heads = schemes.shown_heads(sizes, scheme, prefix)
+        scheme = schemes.fitting_twin(sizes, scheme, prefix)
+        heads = schemes.heads_in_shapes(sizes, scheme, prefix)
         try:
             path, form = models.beside(source.path, scheme), source.format_at(prefix)
             recorded = models.options(path, scheme, prefix, form=form)
@@ -194,7 +194,7 @@ def _layers(source: Source) -> Table | str:
     table = plain_table(*columns, folded="prefix")
     for row in rows:
         table.add_row(*row[: len(columns)])
-    reasons = [(layer, reason) for layer in found if (reason := weights.unread(source, layer))]
+    reasons = [(layer, reason) for layer in found if (reason := weights.unread_error(source, layer))]
     for (_, prefix), reason in reasons[:1]:
         more = f", nor can {len(reasons) - 1} more" if len(reasons) > 1 else ""
         table.caption = f"the layer at prefix {prefix!r} cannot be read{more}: it {reason}"
@@ -213,7 +213,7 @@ def _option(value: Any) -> str:
     return str(value)
 
 
-def _described(scheme: SchemeName, prefix: str) -> str:
+def _layer_title(scheme: SchemeName, prefix: str) -> str:
     return f"scheme {scheme}" + (f", prefix {prefix}" if prefix else "")
 
 

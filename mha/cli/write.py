@@ -111,10 +111,10 @@ def write(
         terminal.fail("--layer is given without --like, expected both: it is a layer of a checkpoint")
     try:
         if window is not None:
-            given["window"] = commands.window(window)
+            given["window"] = commands.parse_window(window)
         for name in commands.PARTS:
             if given[name] is not None:
-                given[name] = commands.part(name, given[name])
+                given[name] = commands.parse_option(name, given[name])
         config = Config(**given) if like is None else _like(like, layer)
         asked = [] if call is None else call.split(",")
         paths = written.write(config, backend, output, call=asked, names=names, fused=fused, kind=kind, force=force)
@@ -133,7 +133,7 @@ OPTIONS = {name: row.default for name, row in ROWS.items() if row.default is not
 
 def _like(path: str, layer: int | None) -> Config:
     """Return the configuration of a layer of a checkpoint: of its first, or of that with this number in its names."""
-    with readers.opened(path) as source:
+    with readers.open_weights(path) as source:
         found = [] if weights.is_own(source) else schemes.recognise(source.entries, source.format_of)
         numbers = {prefix: [int(n) for n in re.findall(r"\d+", prefix)] for _, prefix in found}
         chosen = [one for one in found if layer is None or layer in numbers[one[1]]]

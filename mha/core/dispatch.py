@@ -52,7 +52,7 @@ NOTEBOOKS = ("nbformat>=5",)  # reads notebooks that are handed in
 WRITE = ("libcst>=1.5", "ruff>=0.12")  # read the lesson and form a file of its own
 
 
-def _read(name: BackendName) -> dict[str, Any]:
+def _read_facts(name: BackendName) -> dict[str, Any]:
     """Read the facts of a backend from its file; to import the folder would import the framework."""
     spec: Any = importlib.util.spec_from_file_location(f"mha.backends.{name}.facts", FOLDER / name / "facts.py")
     module = importlib.util.module_from_spec(spec)
@@ -62,7 +62,7 @@ def _read(name: BackendName) -> dict[str, Any]:
 
 # A new backend is a folder in `backends/` and its name in `BackendName`; one whose folder is gone counts for nothing.
 FACTS: dict[BackendName, dict[str, Any]] = {
-    name: _read(name) for name in get_args(BackendName) if (FOLDER / name / "facts.py").is_file()
+    name: _read_facts(name) for name in get_args(BackendName) if (FOLDER / name / "facts.py").is_file()
 }
 FRAMEWORKS: dict[BackendName, Framework] = {
     name: Framework(**{key: facts[key.upper()] for key in Framework.__match_args__ if key.upper() in facts})
@@ -102,11 +102,11 @@ def backend_name(backend: str | None = None) -> BackendName:
     Raises TypeError or ValueError with the known names if it is none of them.
     """
     if backend is None and os.environ.get("MHA_BACKEND"):
-        return named("MHA_BACKEND", os.environ["MHA_BACKEND"])
-    return named("backend", "numpy" if backend is None else backend)
+        return parse_backend("MHA_BACKEND", os.environ["MHA_BACKEND"])
+    return parse_backend("backend", "numpy" if backend is None else backend)
 
 
-def named(argument: str, value: object, known: Collection[BackendName] = tuple(FRAMEWORKS)) -> BackendName:
+def parse_backend(argument: str, value: object, known: Collection[BackendName] = tuple(FRAMEWORKS)) -> BackendName:
     """The backend that an argument names, one of those that are known.
 
     Raises TypeError or ValueError, listing these, if it is none of them.
@@ -128,7 +128,7 @@ def load(name: BackendName) -> Any:
     loaded = sys.modules.get(f"mha.backends.{name}")
     if loaded is not None and not getattr(loaded.__spec__, "_initializing", False):  # by another thread, at this moment
         return loaded
-    if missing := _missing(name):
+    if missing := _missing_modules(name):
         raise ModuleNotFoundError(f"backend {name!r} needs {' and '.join(missing)}: {install(name)}", name=missing[0])
     return importlib.import_module(f"mha.backends.{name}")
 
@@ -154,15 +154,15 @@ def is_readable(readable: bool | None = None) -> bool:
 def install(name: BackendName) -> str:
     """The command that installs what a backend needs; it works wherever `mha` was installed from."""
     known = FRAMEWORKS[name]
-    return " && ".join(filter(None, [pip(known.packages), known.last]))
+    return " && ".join(filter(None, [pip_for(known.packages), known.last]))
 
 
-def pip(packages: Sequence[str]) -> str:
+def pip_for(packages: Sequence[str]) -> str:
     """The command that installs packages, with quotes that every shell understands."""
     return " ".join(["pip install", *(f'"{package}"' for package in packages)])
 
 
-def having(files: str) -> tuple[BackendName, ...]:
+def backends_with(files: str) -> tuple[BackendName, ...]:
     """List the backends that have a file of `mha` such as "models/frameworks/*.py", where * is the backend's name."""
     room = Path(__file__).parents[1]
     return tuple(name for name in FRAMEWORKS if (room / files.replace("*", name)).is_file())
@@ -204,12 +204,12 @@ def module_of(array: Any, name: str) -> Any:
     return module
 
 
-def _missing(name: BackendName) -> list[str]:
+def _missing_modules(name: BackendName) -> list[str]:
     return [module for module in FRAMEWORKS[name].needs if importlib.util.find_spec(module) is None]
 
 
 def _describe(name: BackendName) -> Backend:
-    if missing := _missing(name):
+    if missing := _missing_modules(name):
         return Backend(name, False, None, f"{' and '.join(missing)} not installed: {install(name)}")
     return Backend(name, True, version(FRAMEWORKS[name].needs[0]), None)
 
@@ -218,12 +218,12 @@ def version(module: str) -> str | None:
     """The version of the package that provides a module."""
     from importlib import metadata  # here, since it takes longer than the rest of `import mha`
 
-    package = next(iter(_packages().get(module, ())), None)
+    package = next(iter(_packages_by_module().get(module, ())), None)
     return package and metadata.version(package)
 
 
 @functools.cache
-def _packages() -> Mapping[str, list[str]]:
+def _packages_by_module() -> Mapping[str, list[str]]:
     """Map each module to the installed packages that provide it; the search takes a while, and is done once."""
     from importlib import metadata
 

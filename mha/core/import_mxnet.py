@@ -43,7 +43,7 @@ class _NumPyForMXNet(types.ModuleType):
             setattr(self, name, found)  # MXNet looks up the same few names in every operation
             return found
         if name in _GONE:
-            return _gone(name, numpy.__version__)
+            return _stub(name, numpy.__version__)
         successors = _successors(numpy)
         return successors[name] if name in successors else getattr(numpy, name)
 
@@ -59,7 +59,7 @@ def _successors(numpy: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _gone(name: str, version: str) -> Callable[..., Any]:
+def _stub(name: str, version: str) -> Callable[..., Any]:
     def function(*_: Any, **__: Any) -> Any:
         raise NotImplementedError(f"numpy.{name} was removed from NumPy; this NumPy is {version}")
 

@@ -28,7 +28,7 @@ class PlainTable(Table):
     """
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        if self._least() <= options.max_width:
+        if self._least_width() <= options.max_width:
             yield from super().__rich_console__(console, options)
             return
         if self.title:
@@ -36,10 +36,10 @@ class PlainTable(Table):
         names = [str(column.header) for column in self.columns]
         for row in zip(*(map(str, column.cells) for column in self.columns), strict=True):
             rest = "; ".join(f"{name} {value}" for name, value in zip(names[1:], row[1:], strict=True) if value)
-            for line in (*wrapped(f"{names[0]} {row[0]}", options.max_width), *wrapped(rest, options.max_width, "  ")):
+            for line in (*wrap(f"{names[0]} {row[0]}", options.max_width), *wrap(rest, options.max_width, "  ")):
                 yield Text(line, no_wrap=True, overflow="ignore")
 
-    def _least(self) -> int:
+    def _least_width(self) -> int:
         """The width below which a word would be broken."""
         least = 2 * (len(self.columns) - 1)  # between the columns
         for column in self.columns:
@@ -59,14 +59,14 @@ def plain_table(*columns: str, folded: str | None = None) -> PlainTable:
     return table
 
 
-def wrapped(text: str, width: int, indent: str = "") -> list[str]:
+def wrap(text: str, width: int, indent: str = "") -> list[str]:
     """Break a text into indented lines of at most this width, between words alone; a longer word has its own line."""
     return textwrap.wrap(
         text, width, initial_indent=indent, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
     )
 
 
-def wrapped_anywhere(text: str, width: int, indent: str = "") -> list[str]:
+def wrap_anywhere(text: str, width: int, indent: str = "") -> list[str]:
     """Wrap a text in any language; wide characters take two columns, and a line may break between them."""
     lines = [indent]
     for chunk in CHUNK.findall(text):
@@ -76,7 +76,7 @@ def wrapped_anywhere(text: str, width: int, indent: str = "") -> list[str]:
     return [line.rstrip() for line in lines]
 
 
-def counted(count: int, thing: str) -> str:
+def plural(count: int, thing: str) -> str:
     """Write a count with its noun: 1 array, 2 arrays."""
     return f"{count} {thing}" if count == 1 else f"{count} {thing}s"
 
@@ -88,7 +88,7 @@ def number(value: float) -> str:
 
 def lines(text: str, options: ConsoleOptions) -> RenderResult:
     """Break a text between words, as wide as the console."""
-    for line in wrapped(text, options.max_width) or [""]:
+    for line in wrap(text, options.max_width) or [""]:
         yield Text(line, no_wrap=True, overflow="ignore")
 
 

@@ -85,11 +85,11 @@ def split_axes(config: Config, count: int) -> dict[str, int]:
 
     A weight without such an axis is in every part: whole if all heads share it, else with its heads of keys.
     """
-    whole = copied(config, count)
+    whole = names_of_copies(config, count)
     return {name: axis for name, axis in _axes(config).items() if name not in whole}
 
 
-def copied(config: Config, count: int) -> set[str]:
+def names_of_copies(config: Config, count: int) -> set[str]:
     """The names of weights with heads of keys that do not divide by `count`, so that parts have copies of heads."""
     return OF_KEYS & _axes(config).keys() if config.num_key_value_heads % count else set()
 
@@ -141,11 +141,11 @@ def unshard(parts: Sequence[Part], num_key_value_heads: int | None = None) -> Pa
                     "them; when parts are trained, add up their gradients"
                 )
     whole = _whole_of(first, count, num_key_value_heads)
-    return whole, {name: _joined(name, [arrays[name] for _, arrays in parts], whole) for name in own}
+    return whole, {name: _join(name, [arrays[name] for _, arrays in parts], whole) for name in own}
 
 
 def _part(name: str, X: np.ndarray, config: Config, index: int, count: int) -> np.ndarray:
-    if name in copied(config, count):
+    if name in names_of_copies(config, count):
         of_heads = X.reshape(*X.shape[:-1], config.num_key_value_heads, -1)  # (any, G, d)
         own = of_heads[..., heads_of_keys(config, count)[index], :]  # (any, heads of keys here, d)
         return own.reshape(*X.shape[:-1], -1)  # (any, heads of keys here * d)
@@ -167,8 +167,8 @@ def _whole_of(part: Config, count: int, num_key_value_heads: int | None) -> Conf
     return dataclasses.replace(part, num_heads=heads, num_key_value_heads=groups)
 
 
-def _joined(name: str, parts: list[np.ndarray], whole: Config) -> np.ndarray:
-    if name in copied(whole, len(parts)):
+def _join(name: str, parts: list[np.ndarray], whole: Config) -> np.ndarray:
+    if name in names_of_copies(whole, len(parts)):
         return _without_copies(name, parts, heads_of_keys(whole, len(parts)))
     if name in SPLIT:
         return np.concatenate(parts, SPLIT[name])

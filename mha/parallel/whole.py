@@ -36,12 +36,12 @@ def write(path: str | os.PathLike[str], config: Config, arrays: dict[str, np.nda
     return None
 
 
-def in_bytes(problem: Exception | None) -> np.ndarray:
+def error_bytes(problem: Exception | None) -> np.ndarray:
     """The text of an error, "" for none, as an array of bytes that the writing rank sends to the others."""
     return np.frombuffer(str(problem or "").encode()[:ROOM].ljust(ROOM, b"\0"), np.uint8)
 
 
-def failed(rank: int, sent: np.ndarray) -> FileError | None:
+def error_of_rank(rank: int, sent: np.ndarray) -> FileError | None:
     """The error that the other ranks raise if the writing rank failed; None if it did not."""
     problem = sent.tobytes().rstrip(b"\0").decode(errors="replace")
     return FileError(f"rank {rank} could not write the file: {problem}") if problem else None

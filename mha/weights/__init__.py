@@ -11,11 +11,11 @@ from mha.core import lazy
 
 if TYPE_CHECKING:
     from mha.weights.canonical import initial
-    from mha.weights.checkpoints import choose, load, sayable, take, unread
+    from mha.weights.checkpoints import choose, load, sayable, take, unread_error
     from mha.weights.files import FileError
     from mha.weights.own_format import is_own, save
     from mha.weights.schemes import SCHEMES
 else:
     __getattr__, __dir__ = lazy.attach(__name__)
 
-__all__ = ["SCHEMES", "FileError", "choose", "initial", "is_own", "load", "save", "sayable", "take", "unread"]
+__all__ = ["SCHEMES", "FileError", "choose", "initial", "is_own", "load", "save", "sayable", "take", "unread_error"]

@@ -27,7 +27,7 @@ class LackingError(TypeError):
 
 
 @contextlib.contextmanager
-def named(names: Mapping[str, str]) -> Iterator[None]:
+def use_names(names: Mapping[str, str]) -> Iterator[None]:
     """Inside, errors call arguments by other names, such as {"scheme": "--from"}."""
     outer = _NAMES.get({})
     token = _NAMES.set({**outer, **{argument: outer.get(other, other) for argument, other in names.items()}})
@@ -48,11 +48,11 @@ def setting(**values: Any) -> str:
     if not any(option.startswith("--") for option in options):
         written = (value if isinstance(value, Code) else repr(value) for value in values.values())
         return ", ".join(f"{option}={value}" for option, value in zip(options, written, strict=True))
-    typed = [_typed(option, *given) for option, given in zip(options, values.items(), strict=True)]
+    typed = [_option_text(option, *given) for option, given in zip(options, values.items(), strict=True)]
     return (", " if any(one.startswith("no ") for one in typed) else " ").join(typed)
 
 
-def _typed(option: str, argument: str, value: Any) -> str:
+def _option_text(option: str, argument: str, value: Any) -> str:
     """Return the text to type for one option of a command."""
     if argument == "rotary":  # whose option is a base
         return f"{option} {'none' if value is None else 'BASE'}"

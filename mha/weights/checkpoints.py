@@ -27,7 +27,7 @@ def load(
 ) -> tuple[Config, dict[str, np.ndarray]]:
     """Read the configuration and canonical weights of a layer at a path; arguments and errors as for `mha.load`."""
     given = sayable(options or {})
-    with readers.opened(path) as source:
+    with readers.open_weights(path) as source:
         chosen = choose(source, scheme, prefix)
         try:
             return take(source, *chosen, num_heads, given)
@@ -48,8 +48,8 @@ def choose(source: Source, scheme: str = "auto", prefix: str | None = None) -> t
     own = own_format.is_own(source)
     if own and scheme in ("auto", "mha") and prefix in (None, ""):
         return "mha", ""
-    with _explained(source):
-        chosen, prefix = _chosen(source, scheme, prefix)
+    with _with_reason(source):
+        chosen, prefix = _choose(source, scheme, prefix)
         if (chosen, scheme) == ("mha", "auto") and not own:
             asked = argument_names.setting(scheme="mha"), argument_names.setting(num_heads=argument_names.Code("..."))
             raise ValueError(
@@ -101,35 +101,35 @@ def take(
     found = models.options(path, scheme, prefix, length, source.format_at(prefix))
     if length is not None and "rotary" not in found:
         raise ValueError("length is given, but nothing beside the file says a rotation; leave it out")
-    num_heads, folded, options = recorded.joined(found, num_heads, given, f"has {path} beside it")
-    with _explained(source):
+    num_heads, folded, options = recorded.join_options(found, num_heads, given, f"has {path} beside it")
+    with _with_reason(source):
         if len(dtypes := {entry.numpy_dtype(name): name for name, entry in entries.items()}) > 1:
             shown = " and ".join(f"{dtype} ({name})" for dtype, name in dtypes.items())
             raise ValueError(f"its arrays have dtypes {shown}, expected one")
-        claimed = {name: entry.claimed(name) for name, entry in entries.items()}
+        claimed = {name: entry.stand_in(name) for name, entry in entries.items()}
         schemes.describe(claimed, scheme, prefix, num_heads, options=options)  # refuses a wrong layer before it is read
         schemes.ask(scheme, options)
     read = {name: source.read(name) for name in track(list(entries))}
-    with _explained(source):
+    with _with_reason(source):
         config, weights = schemes.to_canonical(read, scheme, prefix, num_heads, options=options)
         if folded:
             recorded.fold(config, weights)
         return config, weights
 
 
-def _chosen(source: Source, scheme: str, prefix: str | None) -> tuple[SchemeName, str]:
+def _choose(source: Source, scheme: str, prefix: str | None) -> tuple[SchemeName, str]:
     """Choose as `choose` does; an UnreadError if the configuration beside the file says why names show nothing."""
     try:
         return schemes.choose(source.entries, scheme, prefix, source.format_of)
     except schemes.UnreadError:
         raise
     except ValueError:
-        if not schemes.recognise(source.entries, source.format_of) and (found := unread(source)):
+        if not schemes.recognise(source.entries, source.format_of) and (found := unread_error(source)):
             raise found from None
         raise
 
 
-def unread(
+def unread_error(
     source: Source, layer: tuple[SchemeName, str] | None = None, packed: bool = False
 ) -> schemes.UnreadError | None:
     """Return the error for a layer of an open file, if it is of a kind that is not read; else None.
@@ -140,40 +140,40 @@ def unread(
         if layer is not None:
             _entries(source, *layer)
             return None
-        with _explained(source):
+        with _with_reason(source):
             if found := schemes.unreadable(source.entries, packed):
                 raise found
     except schemes.UnreadError as error:
         return error
     except ValueError:  # it is wrong for another reason
         return None
-    method = quantised_by(source.path)
-    return schemes.UnreadError(schemes.of_method(method), method=method, subject="") if method else None
+    method = quantising_method(source.path)
+    return schemes.UnreadError(schemes.kind_by_method(method), method=method, subject="") if method else None
 
 
 def _entries(source: Source, scheme: SchemeName, prefix: str) -> dict[str, Entry]:
     """Describe the arrays of a layer; ValueError as of `schemes.wanted`, UnreadError if they are packed."""
-    with _explained(source):
-        names = schemes.wanted(source.entries, scheme, prefix)
+    with _with_reason(source):
+        names = schemes.layer_names(source.entries, scheme, prefix)
     entries = {name: source.entries[name] for name in names}
     for name, entry in entries.items():
-        if kind := schemes.of_dtype(entry.dtype):
-            with _explained(source):
+        if kind := schemes.kind_by_dtype(entry.dtype):
+            with _with_reason(source):
                 expected = f"expected one of {', '.join(readers.FLOATS)}"
                 raise schemes.UnreadError(kind, f"{name} has dtype {entry.dtype}, {expected}")
     return entries
 
 
-def quantised_by(path: Path) -> str:
+def quantising_method(path: Path) -> str:
     """Return the method of quantising that the configuration beside a file names; "" = it names none."""
     with contextlib.suppress(OSError, ValueError):  # which others report
-        data = models.data_of(path.with_name("config.json"))
-        return "" if data is None else schemes.method_of(models.parsed(data))
+        data = models.read_bytes(path.with_name("config.json"))
+        return "" if data is None else schemes.method_of(models.parse_model(data))
     return ""
 
 
 @contextlib.contextmanager
-def _explained(source: Source) -> Iterator[None]:
+def _with_reason(source: Source) -> Iterator[None]:
     """Begin a ValueError with the words that the file lacks the layer; `opened` puts the path before both.
 
     An UnreadError needs no such beginning.
@@ -181,6 +181,6 @@ def _explained(source: Source) -> Iterator[None]:
     try:
         yield
     except schemes.UnreadError as error:
-        raise error.with_method(quantised_by(source.path), subject="") from None
+        raise error.with_method(quantising_method(source.path), subject="") from None
     except ValueError as error:
         raise ValueError(f"does not hold the layer that is asked for: {error}") from error

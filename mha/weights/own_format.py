@@ -10,7 +10,7 @@ from typing import Any, TypeGuard
 import numpy as np
 
 from mha.core.options import checks
-from mha.core.options.config import MODERN, ROWS, Config, of_recorded, shapes, special
+from mha.core.options.config import MODERN, ROWS, Config, config_of_record, shapes, special
 from mha.core.options.norms import Norm
 from mha.weights import files, json_text, safetensors_writer
 from mha.weights.readers import SafetensorsFile, Source
@@ -59,7 +59,7 @@ def read(source: SafetensorsFile) -> tuple[Config, dict[str, np.ndarray]]:
     config = _config(source.metadata)
     try:
         checks.weights(
-            shapes(config), config.dtype, {name: entry.claimed(name) for name, entry in source.entries.items()}
+            shapes(config), config.dtype, {name: entry.stand_in(name) for name, entry in source.entries.items()}
         )
     except (TypeError, ValueError) as error:
         raise ValueError(f"does not fit its own configuration: {error}") from error
@@ -112,6 +112,6 @@ def parse_config(text: str) -> Config:
     """Return the configuration in a JSON text; ValueError if it is missing, or if no layer can have it."""
     try:
         recorded = json_text.parse(text)
-        return of_recorded(recorded)
+        return config_of_record(recorded)
     except (AttributeError, TypeError, ValueError) as error:
         raise ValueError(f"holds no valid configuration: {error}") from error

@@ -66,13 +66,13 @@ class Parts:
 
     def at(self, path: str) -> "Parts":
         """Return the same with the numbers in a layer's path in the place of {}; ValueError if there are too few."""
-        names = {role: numbered(name, path) for role, name in self.names.items()}
+        names = {role: fill_numbers(name, path) for role, name in self.names.items()}
         return dataclasses.replace(
-            self, names=names, path=None if self.path is None else numbered(self.path, path).rstrip(".")
+            self, names=names, path=None if self.path is None else fill_numbers(self.path, path).rstrip(".")
         )
 
 
-def parts_said(argument: str, names: Any) -> Parts:
+def check_parts(argument: str, names: Any) -> Parts:
     """Check a caller's names of projections, such as {"W_q": "to_q", ...}, and return them; argument: its name.
 
     Raises TypeError or ValueError if it is nothing of the kind.
@@ -99,7 +99,7 @@ def parts_said(argument: str, names: Any) -> Parts:
 
 
 @dataclasses.dataclass(frozen=True)
-class Taken:
+class LayerArrays:
     """The arrays of a layer by the names of a scheme, kernels (out, in), missing biases as 0.
 
     Attributes:
@@ -119,7 +119,7 @@ class Taken:
     convolved: tuple[str, ...] = ()
 
 
-def numbered(text: str, path: str) -> str:
+def fill_numbers(text: str, path: str) -> str:
     """Put the last numbers of a path in the place of each {} in a text; ValueError if it has too few."""
     numbers, wanted = re.findall(r"\d+", path), text.count("{}")
     if wanted > len(numbers):
@@ -129,21 +129,21 @@ def numbered(text: str, path: str) -> str:
     return text
 
 
-def named(own: str, kinds: Sequence[str], arrays: Collection[str]) -> str | None:
+def array_name(own: str, kinds: Sequence[str], arrays: Collection[str]) -> str | None:
     """Return the name of a module's array of one of these kinds, such as "weight"; None if it has none."""
     every = (f"{own}.{kind}" if kind else own for kind in kinds)
     return next((name for name in every if name in arrays), None)
 
 
-def lacking(path: str, parts: Parts, arrays: Collection[str]) -> list[str]:
+def missing_kernels(path: str, parts: Parts, arrays: Collection[str]) -> list[str]:
     """Return the names of the projections that have no kernel in a layer at this path."""
     every = dict.fromkeys(parts.names[role] for role in ROLES if role in parts.names)
-    return [name for name in every if named(path_below(path, name), KERNELS, arrays) is None]
+    return [name for name in every if array_name(join_path(path, name), KERNELS, arrays) is None]
 
 
-def beginnings(parts: Parts, arrays: Collection[str]) -> list[str]:
+def possible_paths(parts: Parts, arrays: Collection[str]) -> list[str]:
     """Return the paths at which there is a kernel of at least one of these names."""
-    ends = [path_below(name, kind) for name in dict.fromkeys(parts.names.values()) for kind in KERNELS]
+    ends = [join_path(name, kind) for name in dict.fromkeys(parts.names.values()) for kind in KERNELS]
     found = {
         name.removesuffix(end).rstrip("."): None
         for end in ends for name in arrays if name == end or name.endswith(f".{end}")
@@ -151,12 +151,12 @@ def beginnings(parts: Parts, arrays: Collection[str]) -> list[str]:
     return [*found]
 
 
-def prefixes(parts: Parts, arrays: Collection[str]) -> list[str]:
+def layer_paths(parts: Parts, arrays: Collection[str]) -> list[str]:
     """Return the paths at which there is a layer with kernels of all these names."""
-    return [path for path in beginnings(parts, arrays) if not lacking(path, parts, arrays)]
+    return [path for path in possible_paths(parts, arrays) if not missing_kernels(path, parts, arrays)]
 
 
-def path_below(path: str, name: str) -> str:
+def join_path(path: str, name: str) -> str:
     """Join two paths; either may be empty."""
     return f"{path}.{name}" if path and name else path or name
 
@@ -164,36 +164,36 @@ def path_below(path: str, name: str) -> str:
 def modules_of(path: str, parts: Parts) -> dict[str, str]:
     """Return the paths of the modules of a layer, by the first role of each."""
     names = PACKED if parts.is_packed else APART
-    own = {role: path_below(path, parts.names[role]) for role in names if role in parts.names}
+    own = {role: join_path(path, parts.names[role]) for role in names if role in parts.names}
     own.pop("W_v" if parts.is_halved else "", None)  # both are in that of W_k
     return own
 
 
 def biases_of(arrays: Collection[str], path: str, parts: Parts) -> dict[str, str | None]:
     """Return the names of the biases of a layer, by the first role of each module; None if it has none."""
-    return {role: named(module, BIASES, arrays) for role, module in modules_of(path, parts).items()}
+    return {role: array_name(module, BIASES, arrays) for role, module in modules_of(path, parts).items()}
 
 
 def names_of(arrays: Collection[str], path: str, parts: Parts) -> list[str]:
     """Return the names of the arrays of a layer."""
-    own = {role: path_below(path, name) for role, name in parts.names.items()}
+    own = {role: join_path(path, name) for role, name in parts.names.items()}
     kinds = {role: SCALES if role in NORMS else KERNELS for role in own}
-    every = [named(own[role], kinds[role], arrays) for role in own]
-    every += [named(module, BIASES, arrays) for role, module in own.items() if role in ROLES]
+    every = [array_name(own[role], kinds[role], arrays) for role in own]
+    every += [array_name(module, BIASES, arrays) for role, module in own.items() if role in ROLES]
     return [name for name in every if name is not None]
 
 
-def take(
+def read_arrays(
     arrays: Mapping[str, Any],
     path: str,
     parts: Parts,
     modules: Mapping[str, Any],
-    beside: Taken | None = None,
+    beside: LayerArrays | None = None,
     turned: bool = False,
     whose: str = "",
-    formats: Callable[[str], str] = schemes.unsaid,
-) -> Taken:
-    """Read the arrays of a layer, of which none is `lacking`.
+    formats: Callable[[str], str] = schemes.no_format,
+) -> LayerArrays:
+    """Read the arrays of a layer, of which none is `missing_kernels`.
 
     Args:
         arrays: by name.
@@ -211,12 +211,12 @@ def take(
     names = PACKED if parts.is_packed else APART
     kernels = {}
     for role, module in modules_of(path, parts).items():
-        name = named(module, KERNELS, arrays) or module
+        name = array_name(module, KERNELS, arrays) or module
         outward = dispatch.backend_of(arrays[name]) in OUTWARD
         outward |= formats(name) in OUTWARD_FORMATS
         X, features_first = without_window(name, to_numpy(name, arrays[name]), modules.get(module))
         kernels[role] = Kernel(name, X, modules.get(module), outward, features_first)
-    sizes = {} if beside is None else sizes_of(beside, parts)
+    sizes = {} if beside is None else kernel_sizes(beside, parts)
     shown = {role: kernel.by_size(sizes.get(role), whose) for role, kernel in kernels.items()}
     common = set(filter(None, shown.values()))
     others = common.pop() if len(common) == 1 else ""  # as the rest of the same arrays
@@ -243,7 +243,7 @@ def take(
             found[f"k_proj.{kind}"], found[f"v_proj.{kind}"] = np.split(both, 2)  # (G*d, ...)
     for role in NORMS:
         if role in parts.names:
-            scale = named(path_below(path, parts.names[role]), SCALES, arrays)
+            scale = array_name(join_path(path, parts.names[role]), SCALES, arrays)
             if scale is None:
                 raise ValueError(
                     f"{role}={parts.names[role]!r} has no weight at {path or 'the top'} of {whose or 'the model'}"
@@ -252,10 +252,10 @@ def take(
     biased = {role: bias is not None for role, bias in biases.items()}
     guessed = tuple(one.name for role, one in kernels.items() if one.is_guess and not (shown[role] or said_way))
     convolved = tuple(parts.names[role] for role, one in kernels.items() if one.convolved)
-    return Taken("phi3" if parts.is_packed else "llama", found, biased, unsure, guessed, convolved)
+    return LayerArrays("phi3" if parts.is_packed else "llama", found, biased, unsure, guessed, convolved)
 
 
-def sizes_of(beside: Taken, parts: Parts) -> dict[str, tuple[int, int]]:
+def kernel_sizes(beside: LayerArrays, parts: Parts) -> dict[str, tuple[int, int]]:
     """Return the sizes (out, in) of kernels with the names of `parts`, by those of another layer."""
     packed, output = beside.arrays.get("qkv_proj.weight"), beside.arrays["o_proj.weight"]
     if packed is None:

@@ -12,7 +12,7 @@ from mha.weights import argument_names, models
 from mha.weights.schemes.sizes import NORMED
 
 
-def joined(
+def join_options(
     recorded: Mapping[str, Any], num_heads: int | None, given: Mapping[str, Any], where: str
 ) -> tuple[int | None, bool, dict[str, Any]]:
     """Return the number of heads, whether norms multiply by 1 + w, and the other options of a layer.

@@ -47,7 +47,7 @@ class Adapter(adapters.Adapter):
     def forget_programs(self):
         calls.PLANS.clear()
         calls.program.cache_clear()
-        calls._pulled.clear_cache()
+        calls._pull.clear_cache()
 
     def compile_with_gradient(self, attention, callee):
         if callee is attention.layer:

@@ -16,7 +16,7 @@ from commands import run
 
 from mha.bench import cases, report
 from mha.bench import run as parent
-from mha.bench.run import Report, Row
+from mha.bench.run import Measurement, Report
 from mha.cli import bench as command
 from mha.cli import terminal
 
@@ -61,11 +61,13 @@ def test_tables_and_json(tmp_path):
 
 def test_a_table_of_given_numbers():
     rows = [
-        Row("torch", "training", "XL", "attention.layer", "layer", 1234.5, 9, None, None, 2048.06, 61.28, 99.0),
-        Row("torch", "training", "XL", "kernel", "kernel", 12.34, 9, [0.5, 1.25, 2.0], 7.0, None, 61.28, 99.0),
-        Row("torch", "training", "XL", "called", "call", 12.34, 9, [0.5, 1.25, 2.0], 1234.5, 3.0, 61.28, 99.0),
-        Row("torch", "training", "XL", "from NumPy", "NumPy call", 12.34, 9, [0.5, 1.25, 2.0], -5.6, 3.0, 61.28, 99.0),
-        Row("torch", "training", "C", "attention.layer", "layer"),
+        Measurement("torch", "training", "XL", "attention.layer", "layer", 1234.5, 9, None, None, 2048.06, 61.28, 99.0),
+        Measurement("torch", "training", "XL", "kernel", "kernel", 12.34, 9, [0.5, 1.25, 2.0], 7.0, None, 61.28, 99.0),
+        Measurement("torch", "training", "XL", "called", "call", 12.34, 9, [0.5, 1.25, 2.0], 1234.5, 3.0, 61.28, 99.0),
+        Measurement(
+            "torch", "training", "XL", "from NumPy", "NumPy call", 12.34, 9, [0.5, 1.25, 2.0], -5.6, 3.0, 61.28, 99.0
+        ),
+        Measurement("torch", "training", "C", "attention.layer", "layer"),
     ]
     console = terminal.console()
     with console.capture() as capture:
@@ -106,7 +108,7 @@ def measured(monkeypatch):
     """Nothing is measured: the rows of a sweep that was given; the list holds what was asked for."""
     asked = []
     sweep = [
-        Row(backend, kind, shape.name, name, role, len(kind) * shape.T + i, 5, mebibytes=1e-3 * shape.T + i)
+        Measurement(backend, kind, shape.name, name, role, len(kind) * shape.T + i, 5, mebibytes=1e-3 * shape.T + i)
         for backend in ROLES
         for kind in cases.PASSES
         for shape in cases.SWEEP.values()

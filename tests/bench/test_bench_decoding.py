@@ -20,7 +20,7 @@ def test_every_implementation_decodes_the_same(backend, monkeypatch, G):
     if backend == "torch":  # its own compiler needs another one
         module = worker._module(backend, "decoding")
         monkeypatch.setattr(module.torch, "compile", functools.partial(module.torch.compile, backend="eager"))
-    steps = {name: one.make() for name, one in worker._made(backend, shape, "decoding").items()}
+    steps = {name: one.make() for name, one in worker._make_all(backend, shape, "decoding").items()}
     keys, values = (X[:, :, :7] for X in decoding.heads(shape))
     W, x = attention.weights, np.repeat(shape.inputs(), 3, 1)
     k, v = ((x @ W[f"W_{one}.kernel"]).reshape(2, 3, G or 4, 6).swapaxes(1, 2) for one in "kv")

@@ -14,7 +14,7 @@ from commands import run
 from one_rank import OF_RANKS, measured, of_ranks
 
 from mha.bench import cases, devices, ranks, report
-from mha.bench.devices import Report, Row
+from mha.bench.devices import SplitMeasurement, SplitReport
 from mha.bench.steps import UNSPLIT, Results, UnavailableError, Way
 from mha.cli import bench as command
 from mha.cli import terminal
@@ -253,10 +253,10 @@ def test_what_rounds_come_to():
 
 def test_a_table_of_given_numbers():
     rows = [
-        Row("torch", "training", "C", UNSPLIT, 1234.5, 9, 1.0, None, 2048.06, 1.0),
-        Row("torch", "training", "C", "ring", 12.34, 9, 2.344, 1.468, 114.5, 0.0559),
-        Row("torch", "training", "C", "context_parallel", problem="no such call"),
-        Row("torch", "training", "S", UNSPLIT, 1.0, 9, 1.0, None, None, None),
+        SplitMeasurement("torch", "training", "C", UNSPLIT, 1234.5, 9, 1.0, None, 2048.06, 1.0),
+        SplitMeasurement("torch", "training", "C", "ring", 12.34, 9, 2.344, 1.468, 114.5, 0.0559),
+        SplitMeasurement("torch", "training", "C", "context_parallel", problem="no such call"),
+        SplitMeasurement("torch", "training", "S", UNSPLIT, 1.0, 9, 1.0, None, None, None),
     ]
     console = terminal.console()
     with console.capture() as capture:
@@ -279,7 +279,7 @@ def test_a_table_of_given_numbers():
 def asked(monkeypatch):
     """Nothing is measured; the list holds what was asked for."""
     found = []
-    monkeypatch.setattr(command, "_measure_devices", lambda *given: found.append(given) or Report(given[0]))
+    monkeypatch.setattr(command, "_measure_devices", lambda *given: found.append(given) or SplitReport(given[0]))
     return found
 
 

@@ -7,7 +7,7 @@ from playwright.sync_api import expect
 import mha
 from mha.learn.languages import LANGUAGES, catalogue
 from mha.learn.plot import copying
-from mha.learn.plot.cache_bytes import BYTES, by_groups, name_of, shown
+from mha.learn.plot.cache_bytes import BYTES, by_groups, byte_text, name_of
 from mha.learn.plot.masks import compose
 from mha.learn.plot.slots import fill as filled
 
@@ -154,7 +154,7 @@ def test_bytes_are_those_that_python_counts(visit, H, d, S, B, L, dtype):
     rows = opened.locator("#bytes-table tr").evaluate_all(
         "all => all.map(row => row.innerText.split('\\t').slice(0, 2))"
     )
-    assert rows == [[f"{name_of(G, H)}, G = {G}", shown(count)] for G, count in bars.items()]
+    assert rows == [[f"{name_of(G, H)}, G = {G}", byte_text(count)] for G, count in bars.items()]
     widths = opened.locator("#bytes-table .meter > span").evaluate_all(
         "all => all.map(one => parseFloat(one.style.width))"
     )
@@ -213,8 +213,8 @@ def test_heads_copy_what_those_of_python_do(visit, percent):
     opened.locator("#copies-share").fill(str(percent))
     opened.locator("#copies-sample").select_option("4")
     found = opened.evaluate("copiesPicture.found")
-    one = copying.constructed(of, copying.one_head(2, percent / 100))(*of[:3])
-    two = copying.constructed(of, copying.shares_of(2, 2))(*of[:3])
+    one = copying.best_layer(of, copying.one_head(2, percent / 100))(*of[:3])
+    two = copying.best_layer(of, copying.shares_of(2, 2))(*of[:3])
     for name, output in (("one", one), ("two", two)):
         errors = copying.errors(of, output)
         np.testing.assert_allclose(found[name]["wanted"], of.wanted[:, 0], rtol=1e-12)
@@ -231,7 +231,7 @@ def test_heads_copy_what_those_of_python_do(visit, percent):
 
 
 def test_errors_of_heads_are_shown(visit):
-    opened, found = visit(), copying.embedded()
+    opened, found = visit(), copying.page_data()
     errors = [[found[kind][at] for kind in ("least", "constructed")] + [found["fits"][at][-1]] for at in range(2)]
     assert tables(opened, "copies-errors") == [[[f"{error:.4f}" for error in row] for row in errors]]
     assert opened.locator("#copies-curve polyline").count() == 3

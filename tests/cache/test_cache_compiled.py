@@ -268,7 +268,7 @@ def test_the_slot_of_one_token_is_that_of_any_number(rng, window, masked):
         new = newest + torch.tensor(rng.choice([1, 1, 1, 2, 4, 0], B))
         new = torch.where(torch.tensor(rng.random(B) < 0.3), -1, new)[:, None]  # (B, 1)
         call = Call(key_positions=new, mask=torch.ones(1, S, dtype=torch.bool) if masked else None)
-        call = call.planned(window=window)
+        call = call.with_plan(window=window)
         _, slots, expected = slots_after(*cache.arrays()[2:], call)
         there, found = slot_of_one(cache, call)
         real = new[:, 0] >= 0

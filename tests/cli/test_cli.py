@@ -73,15 +73,15 @@ OPTIONS = {"scheme": "--from", "prefix": "--prefix", "num_heads": "--num-heads",
 )
 def test_errors_name_options_as_they_are_typed(values, code, typed):
     assert argument_names.setting(**values) == code
-    with argument_names.named(OPTIONS):
+    with argument_names.use_names(OPTIONS):
         assert argument_names.setting(**values) == typed
     assert argument_names.setting(**values) == code
 
 
 def test_names_inside_others_are_those_of_the_outermost():
     with (
-        argument_names.named({"scheme_a": "--from-a"}),
-        argument_names.named({"scheme": "scheme_a", "prefix": "prefix_a"}),
+        argument_names.use_names({"scheme_a": "--from-a"}),
+        argument_names.use_names({"scheme": "scheme_a", "prefix": "prefix_a"}),
     ):
         assert (argument_names.name("scheme"), argument_names.name("prefix"), argument_names.name("num_heads")) == (
             "--from-a",

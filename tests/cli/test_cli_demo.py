@@ -54,7 +54,7 @@ def test_demo_runs_the_lines_that_it_points_at(monkeypatch, backend):
     monkeypatch.setattr(pooling, "visible_softmax", lambda *arrays: ran.append(arrays) or visible_softmax(*arrays))
     run("demo", "--backend", backend)
     # For the steps, and for the weights of the heads. A compiler may trace the same lines for the example's own call.
-    assert sum(dispatch.load(backend).known(scores) is not None for scores, *_ in ran) >= 2
+    assert sum(dispatch.load(backend).value_of(scores) is not None for scores, *_ in ran) >= 2
 
 
 def test_demo_shows_every_head(monkeypatch, backend):

@@ -11,7 +11,7 @@ from rich.cells import cell_len
 
 from mha import explain
 from mha.cli import explain as command
-from mha.core.tables import wrapped_anywhere
+from mha.core.tables import wrap_anywhere
 from mha.learn.languages import LANGUAGES, catalogue
 
 FRAMES = "│╭╮╰╯─|+-"
@@ -189,10 +189,10 @@ def test_installed_in_a_pipe_that_has_no_unicode():
 
 
 def test_lines_of_any_language():
-    assert wrapped_anywhere("one two three", 9, "  ") == ["  one two", "  three"]
-    assert wrapped_anywhere("注意力权重之和为 1，而", 8) == ["注意力权", "重之和为", "1，而"]  # noqa: RUF001
+    assert wrap_anywhere("one two three", 9, "  ") == ["  one two", "  three"]
+    assert wrap_anywhere("注意力权重之和为 1，而", 8) == ["注意力权", "重之和为", "1，而"]  # noqa: RUF001
     # No line begins with a closing mark, or ends with an opening one.
-    assert wrapped_anywhere("キーと値。（隠す）", 6) == ["キーと", "値。", "（隠", "す）"]  # noqa: RUF001
-    assert wrapped_anywhere("a longer-word-than-that, b", 6) == ["a", "longer-word-than-that,", "b"]
-    assert wrapped_anywhere("longer-word-than-that, b", 6, " ") == [" longer-word-than-that,", " b"]
-    assert wrapped_anywhere("it is 1 * 2 = 2 here", 12) == ["it is", "1 * 2 = 2", "here"]
+    assert wrap_anywhere("キーと値。（隠す）", 6) == ["キーと", "値。", "（隠", "す）"]  # noqa: RUF001
+    assert wrap_anywhere("a longer-word-than-that, b", 6) == ["a", "longer-word-than-that,", "b"]
+    assert wrap_anywhere("longer-word-than-that, b", 6, " ") == [" longer-word-than-that,", " b"]
+    assert wrap_anywhere("it is 1 * 2 = 2 here", 12) == ["it is", "1 * 2 = 2", "here"]

@@ -9,7 +9,7 @@ from stored import stored
 import mha
 from mha import parity
 from mha.bench import devices
-from mha.bench.run import Report, Row
+from mha.bench.run import Measurement, Report
 from mha.cli import bench
 from mha.core import dispatch
 from mha.core.tables import text
@@ -19,7 +19,7 @@ from .words import keeps_words, shown
 PREFIX = "model.text_encoder.layers.0.attention."
 COMMANDS = ["demo", "explain", "backends", "parity", "bench", "weights", "weights show", "convert", "compare", "audit"]
 CALL = "attention(...), NumPy arrays"
-ROW = Row("numpy", "inference", "S", CALL, "NumPy call", 0.262, 9, [1.54, 1.61, 1.86], 36.0, 0.04)
+ROW = Measurement("numpy", "inference", "S", CALL, "NumPy call", 0.262, 9, [1.54, 1.61, 1.86], 36.0, 0.04)
 MACHINE = {
     "processor": "Abacus(R) of Many Beads 9999 @ 2.50 Hz", "cores": 2, "system": "Linux-6.18.44-x86_64-with-glibc2.36",
     "mha": "0.1.0", "python": "3.11.7", "frameworks": {"numpy": "2.4.6", "torch": "2.13.0+cpu", "tensorflow": "2.21.0"},
@@ -69,13 +69,13 @@ def test_bench(monkeypatch):
 
 def test_bench_of_devices(monkeypatch):
     rows = [
-        devices.Row("torch", "training", "XL-all", "unsplit", 2625.4, 5, 1.0, None, 77.5, 1.0),
-        devices.Row("torch", "training", "XL-all", "ring", 2571.7, 5, 2.18, 1.04, 114.5, 1.48),
-        devices.Row("torch", "training", "XL-all", "context_parallel", problem="it takes no lengths"),
+        devices.SplitMeasurement("torch", "training", "XL-all", "unsplit", 2625.4, 5, 1.0, None, 77.5, 1.0),
+        devices.SplitMeasurement("torch", "training", "XL-all", "ring", 2571.7, 5, 2.18, 1.04, 114.5, 1.48),
+        devices.SplitMeasurement("torch", "training", "XL-all", "context_parallel", problem="it takes no lengths"),
     ]
     monkeypatch.setattr(devices, "BACKENDS", ("numpy",))
     monkeypatch.setattr(bench.run, "machine", lambda names: MACHINE)
-    monkeypatch.setattr(bench, "_measure_devices", lambda *asked: devices.Report(4, rows))
+    monkeypatch.setattr(bench, "_measure_devices", lambda *asked: devices.SplitReport(4, rows))
     lines = keeps_words(monkeypatch, "bench", "--backends", "numpy", "--devices", "4")
     assert "processor time 2.18" in " ".join(lines)
 

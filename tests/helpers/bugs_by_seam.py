@@ -13,7 +13,7 @@ import numpy as np
 import seams
 
 from mha.core import dispatch
-from mha.core.call import ARGUMENTS, Plan, keep
+from mha.core.call import ARGUMENTS, Plan, record_step
 from mha.core.engine.visible_range import reach
 
 
@@ -87,7 +87,7 @@ def of_call(**changes):
         for name, change in changes.items():
             X = getattr(call.plan if name in Plan._fields else call, name)
             if X is not None:
-                call = (call.planned if name in Plan._fields else call._replace)(**{name: change(X)})
+                call = (call.with_plan if name in Plan._fields else call._replace)(**{name: change(X)})
         return right(queries, keys, call)
 
     return wrong
@@ -131,17 +131,17 @@ def of_sinks(change):
 
 
 def of_turn(norm, *order):
-    """Of `turn`: norm(layer, q, k) in the place of the norms, before the rotation, or after it."""
+    """Of `transform_heads`: norm(layer, q, k) in the place of the norms, before the rotation, or after it."""
 
     def wrong(right, self, q, k, call):
         config, found = self.config, lesson(q)
         for step in order or ("norm", "rotate"):
             if step == "norm" and config.qk_norm:
-                q, k = map(keep, ("norm_q", "norm_k"), norm(self, q, k))
+                q, k = map(record_step, ("norm_q", "norm_k"), norm(self, q, k))
             elif step == "rotate" and config.rotary:
                 q = found.rotate(q, found.places(q, call.positions, call.offset), config.rotary, config.num_heads)
                 k = found.rotate(k, found.places(k, call.key_positions), config.rotary, config.num_key_value_heads)
-                q, k = keep("rotate_q", q), keep("rotate_k", k)
+                q, k = record_step("rotate_q", q), record_step("rotate_k", k)
         return q, k
 
     return wrong
@@ -300,14 +300,14 @@ OPTIONS = {
         of_rotary(lambda rotary: dataclasses.replace(rotary, frequencies=[X**0.5 for X in rotary.angles()]))),
     "angles in half precision": ("rotate",
         of_rotary(lambda rotary: dataclasses.replace(rotary, frequencies=np.float32(rotary.angles()).tolist()))),
-    "the rotation is off by one": ("MultiHeadAttention.turn",
+    "the rotation is off by one": ("MultiHeadAttention.transform_heads",
         lambda right, self, q, k, call: right(self, q, k, call._replace(offset=call.offset + 1))),
-    "the rotation begins again at every offset": ("MultiHeadAttention.turn",
+    "the rotation begins again at every offset": ("MultiHeadAttention.transform_heads",
         lambda right, self, q, k, call: right(self, q, k, call._replace(offset=0))),
-    "the norm comes after the rotation": ("MultiHeadAttention.turn",
+    "the norm comes after the rotation": ("MultiHeadAttention.transform_heads",
         of_turn(lambda self, q, k: (self.q_norm(q), self.k_norm(k)), "rotate", "norm")),
-    "keys have no norm": ("MultiHeadAttention.turn", of_turn(lambda self, q, k: (self.q_norm(q), k))),
-    "the norm of queries for that of keys": ("MultiHeadAttention.turn",
+    "keys have no norm": ("MultiHeadAttention.transform_heads", of_turn(lambda self, q, k: (self.q_norm(q), k))),
+    "the norm of queries for that of keys": ("MultiHeadAttention.transform_heads",
         of_turn(lambda self, q, k: (self.q_norm(q), self.q_norm(k)))),
     "the default scale for the model's own": ("DotProductAttention.scores", own_scale_forgotten),
     "the cap comes after the bias": ("AttentionPooling.weigh", capped_last),
@@ -337,10 +337,10 @@ PIECES = {
     "the bias of the first queries in every block": ("of_part", of_first("Q", "score_bias")),
     "the mask of the first queries in every block": ("of_part", of_first("Q", "mask")),
     "arguments of the first samples in every part": ("of_part", of_first("B", *ARGUMENTS)),
-    "a query that sees nothing counts as seeing": ("used",
+    "a query that sees nothing counts as seeing": ("usage",
         lambda right, of, q, k, call: ((found := right(of, q, k, call))[0] == found[0], found[1])),
     "unseen positions keep what they hold": ("blank", lambda right, q, k, v, *used: (q, k, v)),
-    "nothing is ever unused": ("all_used", lambda right, *arguments: True),
+    "nothing is ever unused": ("uses_all", lambda right, *arguments: True),
     "the longest sample loses a key": ("longest", lambda right, call, num_keys: max(1, right(call, num_keys) - 1)),
     "lengths hide nothing": ("lengths_hide", lambda right, *arguments: False),
     "causal order ends before the block does": ("span",
@@ -363,7 +363,7 @@ PLACED = {
     "the order of rows hides, too": ("by_mask",
         lambda right, of, q, k, call: right(of, q, k, call)._replace(causal=call.causal)),
     "the window of rows hides, too": ("by_mask",
-        lambda right, of, q, k, call: right(of, q, k, call).planned(window=call.plan.window)),
+        lambda right, of, q, k, call: right(of, q, k, call).with_plan(window=call.plan.window)),
     "positions may be anywhere": ("near", lambda right, name, X: X),
 }  # fmt: skip
 
@@ -402,7 +402,7 @@ FURTHER = {
         X, places, dataclasses.replace(temperature, shift=0), num_heads)),
     "queries have no temperature": ("temper", lambda right, X, *rest: X),
     "rotations are not magnified": ("rotate", of_rotary(lambda rotary: dataclasses.replace(rotary, magnitude=1.0))),
-    "the norm comes before the rotation in any case": ("MultiHeadAttention.turn",
+    "the norm comes before the rotation in any case": ("MultiHeadAttention.transform_heads",
         of_turn(lambda self, q, k: (self.q_norm(q), self.k_norm(k)))),
     "chunks are one longer": ("visible_keys", of_call(chunk=lambda n: n + 1)),
     "chunks are forgotten": ("visible_keys", of_call(chunk=lambda n: None)),

@@ -11,7 +11,7 @@ from mha.core.call import ROWS
 from mha.core.options.config import numpy_dtype
 from mha.parity.diagnosis.mistakes.with_mistakes import Bench
 from mha.parity.diagnosis.pipeline.parts import PART_OF
-from mha.parity.diagnosis.pipeline.plan import plan_of
+from mha.parity.diagnosis.pipeline.plan import make_plan
 from mha.parity.rule.problem import problem
 
 SQUARE = {"num_hiddens": 24, "num_heads": 4, "bias": True}
@@ -170,7 +170,7 @@ def planted_in(form, names=("output",), dtype="float32"):
 def possible(change, call, dtype="float32"):
     """Whether a mistake can be made in a call."""
     layer, inputs, arguments = call.made(dtype)
-    return change(plan_of(problem(layer, *inputs, DEFAULTS | arguments, None), dtype)) is not None
+    return change(make_plan(problem(layer, *inputs, DEFAULTS | arguments, None), dtype)) is not None
 
 
 def alike(X, expected):

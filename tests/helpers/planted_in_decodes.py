@@ -131,19 +131,19 @@ def unguarded(framework, right, output, weights, call, cache):
     return right(output, weights, call, cache.after(*cache.arrays()[:4], call.cache.lost))
 
 
-# Where new tokens are: in place of the layer's method `blanked`, which says it
+# Where new tokens are: in place of the layer's method `zero_unused`, which says it
 
 
 def moved(by):
     """Positions of new tokens further by so many; by: a function of the newest in the slots, (B, 1)."""
 
-    def blanked(framework, right, layer, *given):
+    def zero_unused(framework, right, layer, *given):
         *inputs, call = right(layer, *given)
         newest = framework.numpy(call.cache.positions).max(1, keepdims=True)  # (B, 1)
         positions = framework.own(framework.numpy(call.positions) + by(newest))  # (B, Q)
         return *inputs, call._replace(positions=positions, key_positions=positions)
 
-    return {"MultiHeadAttention.blanked": blanked}
+    return {"MultiHeadAttention.zero_unused": zero_unused}
 
 
 def padding_kept(framework, right, layer, queries, keys, values, call):
@@ -166,11 +166,11 @@ def padding_kept_beside(framework, right, layer, *given):
 def by_slots(*names):
     """Turn by the numbers of slots what has positions of these names: tokens of a ring that came one after another."""
 
-    def turn(framework, right, layer, q, k, call):
+    def transform_heads(framework, right, layer, q, k, call):
         slots = framework.own(framework.numpy(call.key_positions) % call.cache.sizes[1])  # (B, Q)
         return right(layer, q, k, call._replace(**dict.fromkeys(names, slots)))
 
-    return {"MultiHeadAttention.turn": turn}
+    return {"MultiHeadAttention.transform_heads": transform_heads}
 
 
 def stretched(factor, whole):
@@ -294,7 +294,7 @@ def seen_by_slots(framework, call):
     """The call, where a query sees the slots up to the one that goes with its position, and no other."""
     S = framework.numpy(call.key_positions).shape[1]
     queries, slots = framework.numpy(call.positions) % S, np.arange(S, dtype="int32")[None]  # (B, Q), (1, S)
-    return call._replace(positions=framework.own(queries), key_positions=framework.own(slots)).planned(window=None)
+    return call._replace(positions=framework.own(queries), key_positions=framework.own(slots)).with_plan(window=None)
 
 
 def seen_empty(framework, call):
@@ -313,7 +313,7 @@ def windowed(by):
 
     def visible_keys(framework, right, queries, keys, call):
         left, ahead = call.plan.window
-        return right(queries, keys, call.planned(window=(left + by, ahead)))
+        return right(queries, keys, call.with_plan(window=(left + by, ahead)))
 
     return {"visible_keys": visible_keys}
 
@@ -387,9 +387,9 @@ PLANTED = [
     Planted("causal order is aligned to the upper left", "", even, {"visible_keys": upper_left}),
     Planted("empty slots are seen", "", ragged, remembers(written_first(seen_empty))),
     Planted("padding is taken for tokens", "and counts in positions", prompt,
-            {"MultiHeadAttention.blanked": padding_kept}),
+            {"MultiHeadAttention.zero_unused": padding_kept}),
     Planted("padding is taken for tokens", "positions are right", prompt,
-            {"MultiHeadAttention.blanked": padding_kept_beside}),
+            {"MultiHeadAttention.zero_unused": padding_kept_beside}),
     *(Planted("a crop leaves positions", f"of {count} behind the newest", even,
               remembers(found(stale(count)), written_first()))
       for count in (1, 2, 3, 4)),

@@ -14,7 +14,7 @@ import seams
 
 from mha import arrays
 from mha.core import dispatch
-from mha.core.call import keep
+from mha.core.call import record_step
 from mha.core.options.positions import Rotary
 from mha.layer import restore
 from mha.parity.diagnosis.pipeline import parts, pieces
@@ -164,7 +164,7 @@ class Planting:
             "visible_softmax": (self.softmax, {"bend", "cap", "softmax", "axis", "after"}),
             "blank_unused": (self.blank, {"softmax", "axis", "after", "blanked", "into_product"}),
             "AttentionPooling.drop": (self.dropped(), {"into_product"}),
-            "MultiHeadAttention.turn": (self.turn(), TURNING),
+            "MultiHeadAttention.transform_heads": (self.turn(), TURNING),
             "MultiHeadAttention.gate_by": (self.gate_by(), {"opened"}),
         }
         used = {name: function for name, (function, fields) in functions.items() if self.names & fields}
@@ -236,13 +236,13 @@ class Planting:
         def gated(layer, pooled, gates):
             right, H = self.numpy(pooled), layer.config.num_heads
             opened = self.plan.opened(self.numpy(gates).reshape(-1, H, *gates.shape[1:]))  # (B, H, Q, dv or 1)
-            made = parts.gated(right, opened.reshape(-1, *opened.shape[2:]))  # (B*H, Q, dv)
+            made = parts.apply_gates(right, opened.reshape(-1, *opened.shape[2:]))  # (B*H, Q, dv)
             return self.own(made)
 
         return gated
 
     def turn(self):
-        """The layer's method `turn`."""
+        """The layer's method `transform_heads`."""
         return lambda layer, q, k, call: self.turned(layer, {"q": q, "k": k}, call)
 
     def turned(self, layer, heads, call):
@@ -271,15 +271,15 @@ class Planting:
                         X = lesson.rotate(X, places, config.rotary, numbers[role])  # (B*H, T, d)
                 else:
                     continue
-                heads = heads | {role: keep(f"{change}_{role}", X)}
+                heads = heads | {role: record_step(f"{change}_{role}", X)}
         for role in plan.tempered if config.temperature else ():
             places = lesson.places(heads[role], *given[role])  # (B or 1, T)
             if plan.tempered_places is not None:
                 right = self.numpy(places)
                 places = self.own(plan.tempered_places(plan, right).astype(right.dtype))
             if "factors" in self.names:
-                X = self.of_heads(heads[role], numbers[role], functools.partial(parts.tempered, plan, role))
+                X = self.of_heads(heads[role], numbers[role], functools.partial(parts.apply_temperature, plan, role))
             else:
                 X = lesson.temper(heads[role], places, config.temperature, numbers[role])
             heads = heads | {role: X}
-        return keep("tempered_q", heads["q"]) if config.temperature else heads["q"], heads["k"]
+        return record_step("tempered_q", heads["q"]) if config.temperature else heads["q"], heads["k"]

@@ -47,7 +47,7 @@ def test_facts_say_what_is_known_to_be_said(name):
     assert set(known.lacks) <= set(dispatch.LACKING)
     assert set(known.dtypes) <= set(get_args(names.FloatName))
     for what, files in HAVING.items():
-        assert (what in known.lacks) != (name in dispatch.having(files))
+        assert (what in known.lacks) != (name in dispatch.backends_with(files))
     parallel = Path(mha.parallel.__file__).parent / name / "__init__.py"
     functions = dispatch.facts("PARALLEL", ())[name]
     handed_on = re.findall(r"\w+", parallel.read_text(encoding="utf-8").rpartition('"""')[2]) if functions else ()
@@ -87,4 +87,4 @@ ROOTS = {root for name, known in dispatch.FRAMEWORKS.items() for root in (name, 
 
 @pytest.mark.parametrize("start", [start for start in get_args(names.KindStart) if start.split(".")[0] in ROOTS])
 def test_the_beginning_of_a_kind_tells_one(start):
-    assert foreign.named_in_full(start) in get_args(names.KindName)
+    assert foreign.full_name(start) in get_args(names.KindName)

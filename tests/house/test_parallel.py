@@ -198,9 +198,9 @@ def test_an_engine_overrides_the_seams_of_the_layer(name):
     )
     own = {SAME_METHOD.get(node.name, node.name) for node in layer.body if isinstance(node, ast.FunctionDef)}
     of_lesson = {known.partition(".")[2] for known, _, _ in outline(name, "layer.py") if known.startswith(layer.name)}
-    assert own & of_lesson <= {"__init__", "__call__", "attend", "project", "blanked", "pool", "merge"}
+    assert own & of_lesson <= {"__init__", "__call__", "attend", "project", "zero_unused", "pool", "merge"}
     for file in (FOLDER / name / "engine").glob("*.py"):
-        assert not re.search(r"\.turn\(|\bW_o\(", file.read_text(encoding="utf-8")), file
+        assert not re.search(r"\.transform_heads\(|\bW_o\(", file.read_text(encoding="utf-8")), file
 
 
 @pytest.mark.parametrize(("file", "name"), pairs(*USES[:-1]))

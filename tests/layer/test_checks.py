@@ -9,7 +9,7 @@ from layers import agrees
 import mha
 from mha import parity
 from mha.core.call import Call
-from mha.core.call.check import limited
+from mha.core.call.check import limit_lengths
 from mha.core.engine.visible_range import lengths_hide, longest
 from mha.core.options import checks
 from mha.core.options.config import Config, shapes
@@ -46,7 +46,7 @@ def test_one_of_many_lengths_is_the_longest(place):
     X = np.random.default_rng(0).normal(size=(MANY, 6, 4))
     lengths = np.full(MANY, 2)
     lengths[place] = 5
-    call = Call(lengths).planned(known={"valid_lens": lengths})
+    call = Call(lengths).with_plan(known={"valid_lens": lengths})
     assert longest(call, 6) == 5
     assert lengths_hide(call, 5)
     output = attention(X, X, X, lengths)
@@ -58,7 +58,7 @@ def test_one_of_many_lengths_is_the_longest(place):
 def test_one_of_many_lengths_is_above_the_keys(place):
     lengths = np.full(MANY, 2)
     lengths[place] = 2**40
-    assert limited(lengths, 6)[0].tolist() == [6 if i == place else 2 for i in range(MANY)]
+    assert limit_lengths(lengths, 6)[0].tolist() == [6 if i == place else 2 for i in range(MANY)]
 
 
 @pytest.mark.parametrize(("num_keys", "dtype", "lengths", "expected"), [
@@ -68,7 +68,7 @@ def test_one_of_many_lengths_is_above_the_keys(place):
     (None, "int64", [3, 2**40], [3, 2**31 - 1]),
 ])  # fmt: skip
 def test_lengths_are_at_most_all_keys_and_fit_32_bits_where_these_are_not_known(num_keys, dtype, lengths, expected):
-    found, extremes = limited(np.array(lengths, dtype), num_keys)
+    found, extremes = limit_lengths(np.array(lengths, dtype), num_keys)
     assert found.tolist() == expected
     assert extremes == tuple(expected)
     assert found.dtype in ("int32", "int64")

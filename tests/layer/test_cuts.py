@@ -4,13 +4,13 @@ import numpy as np
 
 from mha.core.call import Call, Plan
 from mha.core.engine import blocks
-from mha.core.engine.visible_range import all_used, lengths_hide, longest, span
+from mha.core.engine.visible_range import lengths_hide, longest, span, uses_all
 
 
 def made(*given, **named):
     """A call of these arguments, with what is of its plan."""
     planned = {name: named.pop(name) for name in named.keys() & {*Plan._fields}}
-    return Call(*given, **named).planned(**planned)
+    return Call(*given, **named).with_plan(**planned)
 
 
 def test_blocks_of_queries(monkeypatch):
@@ -51,7 +51,7 @@ def test_groups_of_samples(monkeypatch):
     def groups(sizes, valid_lens=None, offset=None, **call):
         """Slices of the samples, with the keys that each needs, and whether lengths hide some of these."""
         known = {name: X for name, X in (("valid_lens", valid_lens), ("offset", offset)) if X is not None}
-        call, found = made(valid_lens, offset=0 if offset is None else offset, **call).planned(known=known), []
+        call, found = made(valid_lens, offset=0 if offset is None else offset, **call).with_plan(known=known), []
         for samples in blocks.samples(call, sizes):
             own = call.part(samples)
             keys = span(own, *sizes[2:])
@@ -71,7 +71,7 @@ def test_groups_of_samples(monkeypatch):
 
 def test_where_every_query_sees_a_key():
     def used(num_queries, num_keys, hides=False, **call):
-        return all_used(made(np.array([1, 2]) if hides else None, **call), num_queries, num_keys)
+        return uses_all(made(np.array([1, 2]) if hides else None, **call), num_queries, num_keys)
 
     assert used(3, 5)
     assert not used(3, 5, True)

@@ -76,7 +76,7 @@ def test_a_cache_goes_on_in_another_thread(backend, asked, changed):
 MISUSED = """
 import sys
 import numpy as np, mha
-from mha.backends.mlx import samples, taken
+from mha.backends.mlx import samples, take
 import mlx.core as mx
 attention = mha.MultiHeadAttention(12, 3, window=(3, 0), backend="mlx")
 X = mha.ones((2, 9, 12), backend="mlx")

@@ -106,7 +106,7 @@ def test_values_are_normed_and_kept_so_in_a_cache(backend):
 def test_files_have_the_layout_that_they_need(rng, tmp_path, option):
     layer = random_layer(rng, {"num_hiddens": 6, "num_heads": 2} | option)
     layer.save(tmp_path / "layer.safetensors")
-    with readers.opened(tmp_path / "layer.safetensors") as file:
+    with readers.open_weights(tmp_path / "layer.safetensors") as file:
         assert file.metadata["layout"] == "3"
     again = mha.load(tmp_path / "layer.safetensors", "numpy")
     assert again.config == layer.config

@@ -8,7 +8,7 @@ import pytest
 import mha
 from mha import parity
 from mha.core.call import Call
-from mha.core.engine.visible_range import known_used
+from mha.core.engine.visible_range import usage_if_known
 
 from .modern import ALL, B, K, Q, agree, inputs, layer
 
@@ -130,8 +130,8 @@ def test_segments_alone_hide_other_segments(backend, rng):
 def test_what_packed_tokens_use_is_known_without_their_pairs_if_each_sees_itself(order):
     own = np.where(KEYS == 7, -1, KEYS)
     call = Call(segments=own, key_segments=own)
-    call = call.planned(**order) if "window" in order else call._replace(**order)
-    found = known_used(call, K, K)
+    call = call.with_plan(**order) if "window" in order else call._replace(**order)
+    found = usage_if_known(call, K, K)
     if "offset" in order:
         assert found is None
     else:

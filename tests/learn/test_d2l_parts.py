@@ -19,7 +19,7 @@ from mha.core.call import Call
 B, Q, K, H, d, dv = 2, 3, 5, 7, 11, 23
 LENGTHS = {"none": None, "per sample": np.array([4, 0]), "per query": np.array([[1, 9, 0], [5, 2, 3]])}
 EACH_LENGTHS = pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
-WITH_BOOK = dispatch.having("learn/d2l/*.py")
+WITH_BOOK = dispatch.backends_with("learn/d2l/*.py")
 
 
 def arrays(rng, *shapes):

@@ -7,7 +7,7 @@ import pytest
 from commands import run
 
 from mha.learn.grade.cases import cases
-from mha.learn.grade.levels import LEVELS, chosen
+from mha.learn.grade.levels import LEVELS, parse_levels
 
 from .graded.hostile import IN_A_LEVEL, WHILE_LOADED
 from .graded.mistaken import RIGHT
@@ -188,4 +188,4 @@ def test_wrong_commands(tmp_path, arguments, words):
 
 def test_levels_are_numbered():
     assert [level.number for level in LEVELS] == [*range(1, 10)]
-    assert [level.number for level in chosen("2-3,5")] == [2, 3, 5]
+    assert [level.number for level in parse_levels("2-3,5")] == [2, 3, 5]

@@ -9,7 +9,7 @@ from commands import run
 
 from mha.learn.grade import classes, files
 from mha.learn.grade.grade import Grader
-from mha.learn.grade.levels import chosen
+from mha.learn.grade.levels import parse_levels
 
 from .graded.running import failed, graded, right
 
@@ -71,7 +71,7 @@ def test_a_class(tmp_path, folder):
 
 
 def test_a_run_goes_on_where_it_stopped(tmp_path, folder):
-    output, grader = tmp_path / "grades.csv", Grader(chosen("1-2"))
+    output, grader = tmp_path / "grades.csv", Grader(parse_levels("1-2"))
     classes.grade_all(grader, folder, output, 1, lambda done, total: None)
     record = output.with_suffix(".jsonl")
     lines = record.read_text(encoding="utf-8").splitlines()
@@ -89,7 +89,7 @@ def test_a_run_goes_on_where_it_stopped(tmp_path, folder):
 def test_another_way_to_grade_begins_anew(tmp_path, folder):
     output, counts = tmp_path / "grades.csv", []
     for seed in (1, 2):
-        classes.grade_all(Grader(chosen("1"), seed), folder, output, 2, lambda done, total: counts.append(done))
+        classes.grade_all(Grader(parse_levels("1"), seed), folder, output, 2, lambda done, total: counts.append(done))
     assert counts == [*range(5)] * 2
 
 
@@ -114,7 +114,7 @@ def test_a_folder_without_submissions(tmp_path):
 def test_a_notebook_that_cannot_be_read(tmp_path):
     path = tmp_path / "student.ipynb"
     path.write_text("{}", encoding="utf-8")
-    result = Grader(chosen("1")).grade(path)
+    result = Grader(parse_levels("1")).grade(path)
     assert "is no notebook that can be read" in result.problem
     assert [one.status for one in result.levels] == ["raised"]
 

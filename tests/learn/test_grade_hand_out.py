@@ -11,7 +11,7 @@ from commands import run
 from mha.core import dispatch
 from mha.learn.grade import hand_out
 from mha.learn.grade.grade import Grader
-from mha.learn.grade.levels import LEVELS, chosen
+from mha.learn.grade.levels import LEVELS, parse_levels
 
 from .graded.mistaken import RIGHT
 from .graded.running import failed
@@ -35,9 +35,9 @@ def visible(folder):
 
 @pytest.mark.parametrize("levels", ["1-9", pytest.param("1-6", marks=LONG), pytest.param("3,5", marks=LONG)])
 def test_the_skeleton_is_what_the_grader_calls(tmp_path, backend, levels):
-    hand_out.write(tmp_path, backend, chosen(levels))
-    result = Grader(chosen(levels), backend=backend, limit=120).grade(tmp_path / "attention.py")
-    assert failed(result) == {level.number: "missing" for level in chosen(levels)}
+    hand_out.write(tmp_path, backend, parse_levels(levels))
+    result = Grader(parse_levels(levels), backend=backend, limit=120).grade(tmp_path / "attention.py")
+    assert failed(result) == {level.number: "missing" for level in parse_levels(levels)}
     assert {one.differs for one in result.levels if one.level.number != 7} == {"it raises NotImplementedError"}
     assert result.framework == backend
 
@@ -46,8 +46,8 @@ def test_the_skeleton_is_what_the_grader_calls(tmp_path, backend, levels):
 @pytest.mark.long("torch", "tensorflow", "jax")
 def test_right_submissions_pass_the_visible_tests(tmp_path, backend):
     style, levels = SOLVED[backend]
-    hand_out.write(tmp_path, backend, chosen(levels))
-    assert visible(tmp_path)[1].startswith(f"{len(chosen(levels))} failed")
+    hand_out.write(tmp_path, backend, parse_levels(levels))
+    assert visible(tmp_path)[1].startswith(f"{len(parse_levels(levels))} failed")
     shutil.copy(RIGHT / f"{style}.py", tmp_path / "attention.py")
     assert visible(tmp_path)[0] == 0
 
@@ -57,7 +57,7 @@ def test_right_submissions_pass_the_visible_tests(tmp_path, backend):
     (5, "/ np.sqrt(q.shape[-1])\n        Q", "/ np.sqrt(queries.shape[-1])\n        Q"),
 ])  # fmt: skip
 def test_the_visible_tests_find_mistakes(tmp_path, level, old, new):
-    hand_out.write(tmp_path, "numpy", chosen(str(level)))
+    hand_out.write(tmp_path, "numpy", parse_levels(str(level)))
     text = (RIGHT / "numpy_layer.py").read_text(encoding="utf-8")
     assert old in text
     (tmp_path / "attention.py").write_text(text.replace(old, new), encoding="utf-8")
@@ -75,7 +75,7 @@ CALL = ["queries", "keys", "values", "valid_lens"]
 ])  # fmt: skip
 @pytest.mark.parametrize("name", ["numpy", "torch", "tensorflow", "mxnet", "mlx"])
 def test_the_layer_has_the_arguments_of_its_levels(name, levels, init, call):
-    made = ast.parse(hand_out.texts(name, chosen(levels))["attention.py"])
+    made = ast.parse(hand_out.texts(name, parse_levels(levels))["attention.py"])
     layer = next(one for one in made.body if getattr(one, "name", "") == "MultiHeadAttention")
     methods = {
         one.name: [given.arg for given in one.args.args][1:] for one in layer.body if isinstance(one, ast.FunctionDef)

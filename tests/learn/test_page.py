@@ -15,7 +15,7 @@ from mha.core import dispatch
 from mha.learn import page
 from mha.learn.languages import LANGUAGES, catalogue
 from mha.learn.page import lessons, measures, worker
-from mha.learn.page.make import SCRIPTS, embedded, marks, named, worst
+from mha.learn.page.make import SCRIPTS, marks, text_of, to_json, worst
 from mha.learn.plot import copying
 
 NAMES = tuple(dispatch.FRAMEWORKS)
@@ -160,9 +160,9 @@ def test_the_page_loads_nothing(made):
 def test_data_cannot_end_its_element(made, data):
     assert data["measured"]["torch"]["problem"] == "</script><b>&"
     assert made.count("</script>") == 2
-    assert "<" not in embedded({"a": "<b>"})
+    assert "<" not in to_json({"a": "<b>"})
     with pytest.raises(ValueError, match="JSON"):
-        embedded({"a": np.nan})
+        to_json({"a": np.nan})
 
 
 def test_every_script_is_in_the_page():
@@ -187,11 +187,11 @@ def test_every_text_that_the_page_names_is_there(made, data):
     assert len(keys) > 45
     for language in LANGUAGES:
         for key in keys:
-            assert named(data["texts"][language], key), (language, key)
+            assert text_of(data["texts"][language], key), (language, key)
 
 
 def test_the_page_has_the_numbers_of_copies(data):
-    assert data["copying"] == copying.embedded()
+    assert data["copying"] == copying.page_data()
 
 
 def test_every_text_of_a_picture_is_named(made):

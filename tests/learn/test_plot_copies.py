@@ -34,7 +34,7 @@ def test_a_layer_is_constructed_that_reaches_it(things):
     of = copying.task(things)
     for heads in range(1, things + 1):
         shares = copying.shares_of(things, heads)
-        layer = copying.constructed(of, shares)
+        layer = copying.best_layer(of, shares)
         output, weights = layer(*of[:3], return_weights=True)
         np.testing.assert_allclose(weights[3, :, 0], shares, atol=1e-12)
         error = ((output - of.wanted) ** 2).sum() / (of.wanted**2).sum()
@@ -46,7 +46,7 @@ def test_one_head_has_half_of_the_error_whatever_its_weight():
     """By hand: the best factor of thing i is w_i / (w_0^2 + w_1^2), which leaves 1 - w_i^2 / (w_0^2 + w_1^2) of it."""
     of = copying.task(2)
     for share, first in ((0, 1), (0.2, 1 - 0.04 / 0.68), (0.5, 0.5), (0.75, 0.1), (1, 0)):
-        output = copying.constructed(of, copying.one_head(2, share))(*of[:3])
+        output = copying.best_layer(of, copying.one_head(2, share))(*of[:3])
         assert copying.errors(of, output) == pytest.approx([first, 1 - first], abs=1e-12)
 
 
@@ -54,9 +54,9 @@ def test_no_weights_and_no_kernels_do_better(rng):
     of = copying.task(3)
     for heads in (1, 2):
         for weights in rng.dirichlet(np.ones(4), size=(20, heads)):
-            error = copying.errors(of, copying.constructed(of, weights)(*of[:3])).mean()
+            error = copying.errors(of, copying.best_layer(of, weights)(*of[:3])).mean()
             assert error >= copying.least(of, heads) - 1e-12
-    lost = copying.errors(of, copying.constructed(of, [[0.4, 0.2, 0.2, 0.2]])(*of[:3])).mean()  # on what nobody wants
+    lost = copying.errors(of, copying.best_layer(of, [[0.4, 0.2, 0.2, 0.2]])(*of[:3])).mean()  # on what nobody wants
     assert lost == pytest.approx(1 - 0.24 / 0.28 / 3, abs=1e-12)
 
 
@@ -64,7 +64,7 @@ def test_no_weights_and_no_kernels_do_better(rng):
 def test_a_fit_ends_there_too(things):
     of = copying.task(things)
     for heads in range(1, things + 1):
-        found = copying.fitted(of, heads)
+        found = copying.fit(of, heads)
         first = copying.errors(of, copying.layer(of, heads)(*of[:3])).mean()
         assert len(found) == copying.STEPS + 1
         assert found[0] == pytest.approx(first, rel=1e-12)
@@ -83,14 +83,14 @@ def test_the_first_step_of_a_fit_is_adams():
         name: W - 0.1 * gradients[name] / (abs(gradients[name]) + 1e-8) for name, W in layer.weights.items()
     }
     expected = copying.errors(of, layer(*of[:3])).mean()
-    assert copying.fitted(of, 2, steps=3)[1] == pytest.approx(expected, rel=1e-9)
+    assert copying.fit(of, 2, steps=3)[1] == pytest.approx(expected, rel=1e-9)
 
 
 @pytest.mark.parametrize("things", [2, 3])
 def test_a_picture_has_these_numbers(things):
     of = copying.task(things)
     numbers, one, fit, ends = copies(things).axes
-    best = [copying.constructed(of, copying.shares_of(things, H))(*of[:3])[0, 0] for H in range(1, things + 1)]
+    best = [copying.best_layer(of, copying.shares_of(things, H))(*of[:3])[0, 0] for H in range(1, things + 1)]
     rows = np.array([of.wanted[0, 0], *best])
     np.testing.assert_allclose(numbers.get_images()[0].get_array(), rows, atol=1e-12)
     written = {text.get_position()[::-1]: text.get_text() for text in numbers.texts}
@@ -102,7 +102,7 @@ def test_a_picture_has_these_numbers(things):
     assert first[[0, 40]] == pytest.approx([1, 0], abs=1e-12)
     assert other[[0, 40]] == pytest.approx([1 - 1 / (things - 1), 1], abs=1e-12)
     np.testing.assert_allclose(whole, 1 - 1 / things, rtol=1e-12)
-    assert [list(line.get_ydata()) for line in fit.lines[::2]] == [copying.fitted(of, H) for H in range(1, things + 1)]
+    assert [list(line.get_ydata()) for line in fit.lines[::2]] == [copying.fit(of, H) for H in range(1, things + 1)]
     assert [line.get_ydata()[0] for line in fit.lines[1::2]] == [copying.least(of, H) for H in range(1, things + 1)]
     heights = np.array([bar.get_height() for bar in ends.patches]).reshape(3, things)
     for found, bound in zip(heights, (1e-12, 1e-12, 1e-3), strict=True):
@@ -114,11 +114,11 @@ def test_a_picture_has_these_numbers(things):
 
 
 def test_the_page_gets_these_numbers():
-    found, of = copying.embedded(), copying.task(2)
+    found, of = copying.page_data(), copying.task(2)
     assert found["values"] == of.values.tolist()
     assert found["least"] == [copying.least(of, 1), copying.least(of, 2)]
     assert found["constructed"] == pytest.approx([0.5, 0], abs=1e-12)
-    assert found["fits"] == [pytest.approx(copying.fitted(of, heads), abs=1e-6) for heads in (1, 2)]
+    assert found["fits"] == [pytest.approx(copying.fit(of, heads), abs=1e-6) for heads in (1, 2)]
 
 
 @pytest.mark.parametrize(("name", "start"), [("copies.png", b"\x89PNG"), ("copies.svg", b"<?xml")])

@@ -5,7 +5,7 @@ import pytest
 
 import mha
 from mha.learn.plot import cache_bytes, slots
-from mha.learn.plot.cache_bytes import by_groups, shown
+from mha.learn.plot.cache_bytes import by_groups, byte_text
 from mha.learn.plot.slots import KINDS, fill
 
 
@@ -105,7 +105,7 @@ def test_bars_are_as_long_as_bytes_are_many():
      (2**30 - 1, "1024 MiB"), (2**40, "1 TiB"), (2**62, "4096 PiB")],
 )  # fmt: skip
 def test_bytes_have_three_digits(count, text):
-    assert shown(count) == text
+    assert byte_text(count) == text
 
 
 @pytest.mark.backends("numpy")

@@ -41,7 +41,7 @@ def plain(backend, tmp_path_factory):
 @pytest.fixture(scope="module")
 def texts():
     """The text of a plain file for each framework."""
-    return {backend: files.made(Recipe(writing.config(), backend)) for backend in BACKENDS}
+    return {backend: files.file_text(Recipe(writing.config(), backend)) for backend in BACKENDS}
 
 
 # What test_written_compiled.py has as much of.
@@ -264,7 +264,7 @@ class TestTexts:
                 "gate",
                 "bucket",
                 "cache",
-                "keep",
+                "record_step",
             ),
             *("score_bias", "positions", "segments", "offset", "traced", "config", "readable", "mha."),
         }
@@ -277,14 +277,14 @@ class TestTexts:
     def test_the_lines_for_torch_are_few(self, texts):
         code, lines = writing.counted(texts["torch"])
         assert (code <= 70, lines <= 110) == (True, True), (code, lines)
-        code, lines = writing.counted(files.made(Recipe(writing.config(**LLAMA), "torch")))
+        code, lines = writing.counted(files.file_text(Recipe(writing.config(**LLAMA), "torch")))
         assert (code <= 120, lines <= 180) == (True, True), (code, lines)
 
     def test_style_checkers_find_nothing(self, texts, tmp_path):
         for backend, text in texts.items():
             (tmp_path / f"{backend}_attention.py").write_text(text)
         for backend in ("torch", "tensorflow"):
-            together = files.made(Recipe(writing.config(**writing.TOGETHER), backend, writing.MORE))
+            together = files.file_text(Recipe(writing.config(**writing.TOGETHER), backend, writing.MORE))
             (tmp_path / f"{backend}_together.py").write_text(together)
         for command in (["check", "--extend-select", "E501"], ["format", "--check"]):
             done = subprocess.run(
@@ -392,12 +392,12 @@ class TestTexts:
     def test_a_layer_is_as_good_as_its_configuration(self, tmp_path):
         layer = mha.MultiHeadAttention(24, 4, seed=1)
         path = mha.write(layer, "numpy", tmp_path / "attention.py")[0]
-        assert path.read_text() == files.made(Recipe(writing.config(), "numpy"))
+        assert path.read_text() == files.file_text(Recipe(writing.config(), "numpy"))
         with pytest.raises(TypeError, match=r"layer is a dict, expected an mha.MultiHeadAttention or its .config"):
             mha.write({}, "numpy", tmp_path / "attention.py")
 
     def test_the_usual_kind_need_not_be_said(self, texts):
-        assert files.made(Recipe(writing.config(), "jax", kind="linen")) == texts["jax"]
+        assert files.file_text(Recipe(writing.config(), "jax", kind="linen")) == texts["jax"]
         assert '"kind"' not in texts["jax"]
 
     @pytest.mark.parametrize("name", writing.OPTIONS)
@@ -409,10 +409,10 @@ class TestTexts:
             value = getattr(config, option)
             written = given.get(f"--{option.replace('_', '-')}")
             if value is not None:
-                made = commands.part(option, written)
+                made = commands.parse_option(option, written)
                 made = made.within(config.key_dim) if option == "rotary" else made
                 assert made == value
             else:
                 assert written is None
         if config.window is not None:
-            assert commands.window(given["--window"]) == config.window
+            assert commands.parse_window(given["--window"]) == config.window

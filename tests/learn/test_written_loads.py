@@ -57,12 +57,12 @@ def test_a_layer_takes_the_checkpoints_of_each_scheme(backend, tmp_path, scheme,
     weights = {name: random.standard_normal(X.shape).astype("float32") for name, X in layer.weights.items()}
     absent = [name for name in LACKING.get(scheme, ()) if name in weights]
     layer.weights = weights | {name: np.zeros_like(weights[name]) for name in absent}
-    arrays = schemes.arranged(layer.config, layer.weights, scheme)
+    arrays = schemes.arrange(layer.config, layer.weights, scheme)
     for name in absent:
         del arrays[known.places[name].name]
     checkpoint, path = tmp_path / "model.safetensors", tmp_path / "attention.py"
     save_file({f"{PREFIX}{name}": np.ascontiguousarray(X) for name, X in arrays.items()}, checkpoint)
-    path.write_text(files.made(Recipe(layer.config, backend, names=scheme)))
+    path.write_text(files.file_text(Recipe(layer.config, backend, names=scheme)))
     widths = [len(weights[f"{name}.kernel"]) for name in ("W_q", "W_k", "W_v")]
     inputs = [random.standard_normal((2, 7, width)).astype("float32") for width in widths]
     assert parity.ratio(layer, writing.loaded(path, backend, checkpoint, PREFIX, *inputs), *inputs) <= 1
@@ -79,8 +79,8 @@ def test_a_layer_takes_the_checkpoints_of_each_scheme(backend, tmp_path, scheme,
 def test_an_array_that_is_missing_is_an_error(tmp_path, scheme):
     layer = mha.MultiHeadAttention(19, 6, **options(scheme), seed=5, backend="numpy")
     path = tmp_path / "attention.py"
-    path.write_text(files.made(Recipe(layer.config, "numpy", names=scheme)))
-    arrays = schemes.arranged(layer.config, layer.weights, scheme)
+    path.write_text(files.file_text(Recipe(layer.config, "numpy", names=scheme)))
+    arrays = schemes.arrange(layer.config, layer.weights, scheme)
     inputs = [np.zeros((2, 3, width), "float32") for width in (11, 11, 11)]
     for name in arrays:
         if SCHEMES[scheme].biases and name.endswith("bias"):

@@ -51,7 +51,7 @@ def function(statements, name="f", takes="x, y, n"):
 @pytest.mark.parametrize("rule", TIDIED)
 def test_a_body_is_made_as_one_would_have_written_it(rule):
     before, after = TIDIED[rule]
-    assert code(tidying.tidied(function(before), KNOWN)).strip() == code(function(after or before)).strip()
+    assert code(tidying.tidy(function(before), KNOWN)).strip() == code(function(after or before)).strip()
 
 
 def test_a_step_that_may_return_early_has_a_branch_for_the_rest():

@@ -45,7 +45,7 @@ def test_a_right_model_is_right_at_far_positions(dtype):
 
 
 def test_of_layers_that_are_the_same_no_step_is_traced(monkeypatch):
-    monkeypatch.setattr("mha.parity.rule.problem.Problem._traced", lambda *given: 1 / 0)
+    monkeypatch.setattr("mha.parity.rule.problem.Problem._trace", lambda *given: 1 / 0)
     assert parity.audit(Model(), *tokens())
 
 
@@ -361,7 +361,7 @@ def test_an_error_of_the_judge_is_no_error_of_the_model(monkeypatch):
     def fails(*given):
         raise ZeroDivisionError("a mistake of ours")
 
-    monkeypatch.setattr("mha.models.audit.watching.judged_packed", fails)
+    monkeypatch.setattr("mha.models.audit.watching.judge_texts", fails)
     report = parity.audit(Model(), *tokens())
     assert set(verdicts(report).values()) == {"not known"}
     assert "ZeroDivisionError: a mistake of ours" in report.layers[0].note

@@ -10,24 +10,27 @@ import pytest
 
 import mha
 from mha.core.options.config import Config
-from mha.models.audit.calls.caches import Kept, kept_of
-from mha.models.audit.calls.layer_call import WITHOUT_WINDOW, told
-from mha.models.audit.calls.model_calls import Earlier, Histories, History, ModelCall, UnknownError
-from mha.models.audit.calls.session import Tap
-from mha.models.audit.judging import asked_of, mended
-from mha.models.audit.layers.known import Known
+from mha.models.audit.calls.caches import CacheState, cache_state
+from mha.models.audit.calls.layer_call import WITHOUT_WINDOW, layer_call_arguments
+from mha.models.audit.calls.model_calls import EarlierInputs, Histories, History, ModelCall, UnknownError
+from mha.models.audit.calls.session import CapturedCall
+from mha.models.audit.judging import layer_call_of, right_output
+from mha.models.audit.layers.known import AttentionLayer
 from mha.models.audit.layers.reference import Reference
-from mha.weights.models import Attends
+from mha.weights.models import CallConvention
 
 PLAIN, TURNING = Config(12, 3), Config(12, 3, rotary=mha.Rotary(4))
 WINDOWED = Config(12, 3, rotary=mha.Rotary(4), window=(2, 0))
-DECODER, ENCODER = Attends(True, "attention_mask", "attention_mask"), Attends(False, "attention_mask", "attention_mask")
+DECODER, ENCODER = (
+    CallConvention(True, "attention_mask", "attention_mask"),
+    CallConvention(False, "attention_mask", "attention_mask"),
+)
 NOTHING = Reference({}, None, "nothing")
 LEFT = np.array([[0, 0, 1, 1, 1], [1, 1, 1, 1, 1]])
 
 
 def asked(arguments, attends=DECODER, config=TURNING, sizes=(2, 5, 5), history=None, truth=NOTHING, path="layers.0"):
-    return told(ModelCall(1, arguments, history or History()), attends, config, truth, path, sizes)
+    return layer_call_arguments(ModelCall(1, arguments, history or History()), attends, config, truth, path, sizes)
 
 
 def test_a_call_without_more_is_causal_or_not():
@@ -59,7 +62,7 @@ def test_a_mask_of_other_keys_is_not_known():
 
 
 def test_between_two_sequences_padding_alone_counts():
-    attends = Attends(False, "decoder_attention_mask", "attention_mask", cross=True)
+    attends = CallConvention(False, "decoder_attention_mask", "attention_mask", cross=True)
     given, rows = asked({"attention_mask": LEFT, "position_ids": np.arange(3)}, attends, sizes=(2, 3, 5))
     assert list(given) == ["mask"]
     assert rows.shape == (2, 3)
@@ -130,11 +133,11 @@ def test_a_mask_with_four_axes_counts_alone(kind):
 def test_what_is_mended_is_right_where_rows_count_and_as_it_was_elsewhere():
     layer = mha.MultiHeadAttention(12, 3, backend="numpy", seed=1)
     X = np.random.default_rng(0).normal(size=(2, 5, 12)).astype("f4")
-    known = Known("layers.0", "bert", take=lambda tokens: (layer.config, layer.weights), attends=ENCODER)
+    known = AttentionLayer("layers.0", "bert", take=lambda tokens: (layer.config, layer.weights), attends=ENCODER)
     call = ModelCall(1, {"attention_mask": LEFT}, History())
-    tap = Tap(known, call, inputs=dict.fromkeys(("queries", "keys", "values"), X), outputs={"W_o": X})
+    tap = CapturedCall(known, call, inputs=dict.fromkeys(("queries", "keys", "values"), X), outputs={"W_o": X})
     right, real = layer(X, X, X, mask=LEFT[:, None].astype(bool)), LEFT.astype(bool)
-    found = mended(tap, asked_of(tap, NOTHING))
+    found = right_output(tap, layer_call_of(tap, NOTHING))
     assert np.allclose(found[real], right[real], atol=1e-6)
     assert np.array_equal(found[~real], X[~real])
 
@@ -166,7 +169,7 @@ TABLES = {f"{stack}.block.0.layer.0.SelfAttention.relative_attention_bias.weight
 def test_the_table_of_t5_is_that_of_its_stack(stack, causal):
     truth = Reference(TABLES, {"relative_attention_max_distance": 6}, "T5")
     table = TABLES[f"{stack}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"]
-    attends = Attends(causal, "", "", bias="t5")
+    attends = CallConvention(causal, "", "", bias="t5")
     for Q in (5, 2):
         path = f"{stack}.block.1.layer.0.SelfAttention"
         given, _ = asked({}, attends, PLAIN, (2, Q, 5), History(5 - Q), truth, path)
@@ -178,7 +181,7 @@ def test_the_table_of_t5_is_that_of_its_stack(stack, causal):
 
 @pytest.mark.parametrize(("bias", "factor"), [("alibi", 1), ("alibi, scaled", 0.5)])
 def test_linear_biases_are_scaled_where_the_model_scales_them(bias, factor):
-    given, _ = asked({}, Attends(True, "", "", bias=bias), PLAIN)
+    given, _ = asked({}, CallConvention(True, "", "", bias=bias), PLAIN)
     assert np.allclose(given["score_bias"], factor * mha.alibi(3, 5, dtype="float64"))
 
 
@@ -204,7 +207,7 @@ class Cache:
 def filled(histories, cache, tokens=4):
     numbers = np.arange(2 * tokens).reshape(2, tokens, 1)  # (B, T, 1)
     places = np.arange(2 * tokens).reshape(2, tokens)  # (B, T)
-    layers = {"own": Earlier(numbers, numbers, False), "cross": Earlier(numbers, numbers, True)}
+    layers = {"own": EarlierInputs(numbers, numbers, False), "cross": EarlierInputs(numbers, numbers, True)}
     histories.keep(cache, History(tokens, layers, places))
     return numbers
 
@@ -251,56 +254,58 @@ def of_layer(offset, **said):
 
 
 def test_a_list_of_caches_says_what_its_layers_have():
-    kept = kept_of([types.SimpleNamespace(), of_layer(5, max_size=4), of_layer(5, max_size=7)])
+    kept = cache_state([types.SimpleNamespace(), of_layer(5, max_size=4), of_layer(5, max_size=7)])
     assert (kept.length, kept.most, kept.rounded, kept.padding) == (5, 7, False, None)
-    kept = kept_of([of_layer(3, max_size=4), of_layer(3, bits=8)])
+    kept = cache_state([of_layer(3, max_size=4), of_layer(3, bits=8)])
     assert (kept.length, kept.most, kept.rounded) == (3, None, True)
-    assert kept_of(of_layer(0)).length == 0
-    assert kept_of([of_layer(np.array([1, 2]))]).length is None
+    assert cache_state(of_layer(0)).length == 0
+    assert cache_state([of_layer(np.array([1, 2]))]).length is None
     for padding, more in (([3, 1], {}), ([1, 0], {"_offset": 5})):  # of the second, two tokens are forgotten
-        kept = kept_of([of_layer(np.array([2, 4]), left_padding=np.array(padding), **more)])
+        kept = cache_state([of_layer(np.array([2, 4]), left_padding=np.array(padding), **more)])
         assert (kept.length, kept.padding.tolist()) == (5, [3, 1])
         assert kept.real_tokens(4).tolist() == [[False, False, False, True], [False, True, True, True]]
-    assert kept_of([of_layer(np.array([5, 5]), left_padding=np.array([0, 0]))]).padding is None
+    assert cache_state([of_layer(np.array([5, 5]), left_padding=np.array([0, 0]))]).padding is None
 
 
 def test_padding_in_a_cache_hides_keys_and_moves_positions():
     earlier = History(3, positions=np.array([[-2, -1, 0], [0, 1, 2]]))
-    call = ModelCall(1, {}, earlier, Kept(3, np.array([2, 0])))
-    given, rows = told(call, DECODER, TURNING, NOTHING, "layers.0", (2, 2, 5))
+    call = ModelCall(1, {}, earlier, CacheState(3, np.array([2, 0])))
+    given, rows = layer_call_arguments(call, DECODER, TURNING, NOTHING, "layers.0", (2, 2, 5))
     assert given["key_positions"].tolist() == [[-1, -1, 0, 1, 2], [0, 1, 2, 3, 4]]
     assert given["positions"].tolist() == [[1, 2], [3, 4]]
     assert rows.all()
-    _, rows = told(ModelCall(1, {}, History(), Kept(0, np.array([2, 0]))), DECODER, TURNING, NOTHING, "", (2, 3, 3))
+    _, rows = layer_call_arguments(
+        ModelCall(1, {}, History(), CacheState(0, np.array([2, 0]))), DECODER, TURNING, NOTHING, "", (2, 3, 3)
+    )
     assert rows.tolist() == [[False, False, True], [True] * 3]
     for positions in (np.array([[0, 1, 2], [0, 1, 2]]), np.array([[0, 1, 2]]), None):
-        call = ModelCall(1, {}, History(3, positions=positions), Kept(3, np.array([2, 0])))
+        call = ModelCall(1, {}, History(3, positions=positions), CacheState(3, np.array([2, 0])))
         with pytest.raises(UnknownError, match="padding in its cache is not what it was"):
-            told(call, DECODER, TURNING, NOTHING, "layers.0", (2, 2, 5))
+            layer_call_arguments(call, DECODER, TURNING, NOTHING, "layers.0", (2, 2, 5))
 
 
 @pytest.mark.parametrize(
     ("kept", "config", "message"),
     [
-        (Kept(3, most=4), TURNING, "its cache keeps 4 of 5 tokens"),
-        (Kept(3, most=2), WINDOWED, "its cache keeps 2 of 5 tokens"),
-        (Kept(3, most=3), WINDOWED, ""),
-        (Kept(3, most=5), TURNING, ""),
-        (Kept(3, rounded=True), TURNING, "its cache is quantised"),
+        (CacheState(3, most=4), TURNING, "its cache keeps 4 of 5 tokens"),
+        (CacheState(3, most=2), WINDOWED, "its cache keeps 2 of 5 tokens"),
+        (CacheState(3, most=3), WINDOWED, ""),
+        (CacheState(3, most=5), TURNING, ""),
+        (CacheState(3, rounded=True), TURNING, "its cache is quantised"),
     ],
 )
 def test_a_cache_that_forgets_or_rounds_is_not_known(kept, config, message):
     call = ModelCall(1, {}, History(3), kept)
     if message:
         with pytest.raises(UnknownError, match=message):
-            told(call, DECODER, config, NOTHING, "layers.0", (2, 2, 5))
+            layer_call_arguments(call, DECODER, config, NOTHING, "layers.0", (2, 2, 5))
     else:
-        assert told(call, DECODER, config, NOTHING, "layers.0", (2, 2, 5))
+        assert layer_call_arguments(call, DECODER, config, NOTHING, "layers.0", (2, 2, 5))
 
 
 def test_the_length_of_a_cache_is_what_it_says():
     keys = np.zeros((2, 3, 7, 4))  # (B, G, T, d)
-    lengths = [kept_of(cache).length for cache in (Cache(3), [], [None], ((keys, keys),), "cache", [3])]
+    lengths = [cache_state(cache).length for cache in (Cache(3), [], [None], ((keys, keys),), "cache", [3])]
     assert lengths == [3, 0, 0, 7, None, None]
 
 
@@ -319,7 +324,7 @@ def test_positions_of_texts_may_be_said_three_times_and_those_of_pictures_are_no
 
 
 def test_a_layer_beside_pictures_is_not_known():
-    attends = Attends(True, "attention_mask", "attention_mask", without=("token_type_ids",))
+    attends = CallConvention(True, "attention_mask", "attention_mask", without=("token_type_ids",))
     for nothing in ({}, {"token_type_ids": None}, {"token_type_ids": np.zeros((2, 5))}):
         assert asked(nothing, attends)[0] == {"causal": True}
     with pytest.raises(UnknownError, match="token_type_ids is given: how texts are called beside it is not known"):

@@ -7,7 +7,7 @@ from audited import D, d
 
 from mha import arrays, parity
 from mha.core import dispatch
-from mha.models.audit.layers.reference import taps_of
+from mha.models.audit.layers.reference import adapter_of
 from mha.weights import projections
 
 TAUGHT = [
@@ -27,7 +27,7 @@ def right(backend):
 
     def make(name):
         one = audited.make(name)
-        taps = taps_of(backend)
+        taps = adapter_of(backend)
         own = taps.arrays(taps.prepare(one.model, one.args, one.kwargs))
         found = {}
         for array, X in own.items():
@@ -310,9 +310,9 @@ def test_sizes_show_how_kernels_lie():
     mine = {"q": (D, 2 * D), "k": (D, G * d), "v": (D, G * d), "o": (2 * D, D)}  # (in, out)
     rng = np.random.default_rng(0)
     inward = {name: rng.normal(size=shape) for name, shape in mine.items()}
-    model = projections.take({f"{name}.kernel": X for name, X in inward.items()}, "", parts(), {})
+    model = projections.read_arrays({f"{name}.kernel": X for name, X in inward.items()}, "", parts(), {})
     for other in (inward, {name: X.T for name, X in inward.items()}):
-        found = projections.take(
+        found = projections.read_arrays(
             {f"{name}.weight": X for name, X in other.items()}, "", parts(), {}, model, whose="like"
         )
         assert all(np.array_equal(found.arrays[f"{to}.weight"], inward[name].T) for to, name in
@@ -320,4 +320,4 @@ def test_sizes_show_how_kernels_lie():
         assert found.guessed == ()
     square = inward | {"q": rng.normal(size=(D, D))}
     with pytest.raises(ValueError, match=r"q\.w of like has shape"):
-        projections.take({f"{name}.w": X for name, X in square.items()}, "", parts(), {}, model, whose="like")
+        projections.read_arrays({f"{name}.w": X for name, X in square.items()}, "", parts(), {}, model, whose="like")

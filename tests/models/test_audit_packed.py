@@ -10,9 +10,9 @@ from small_llama import LAYERS, Attention, Model
 
 from mha import parity
 from mha.models.audit.calls.model_calls import History, ModelCall
-from mha.models.audit.calls.packed import texts, together
+from mha.models.audit.calls.packed import count_texts, reasons_together
 from mha.models.audit.layers.reference import Reference
-from mha.weights.models import Attends
+from mha.weights.models import CallConvention
 
 pytestmark = pytest.mark.backends("torch")
 PLACES = torch.tensor([[0, 1, 2, 3, 4, 0, 1, 2, 0, 1, 2]])
@@ -114,7 +114,10 @@ def test_a_mask_of_pairs_decides_alone():
     assert notes == ()
 
 
-DECODER, ENCODER = Attends(True, "attention_mask", "attention_mask"), Attends(False, "attention_mask", "attention_mask")
+DECODER, ENCODER = (
+    CallConvention(True, "attention_mask", "attention_mask"),
+    CallConvention(False, "attention_mask", "attention_mask"),
+)
 
 
 def call(**arguments):
@@ -137,17 +140,17 @@ def test_texts_in_a_row_are_counted(places, mask, count):
     given = {"position_ids": places} | ({} if mask is None else {"attention_mask": mask})
     B = len(places)
     for attends in (DECODER, ENCODER):
-        assert texts(call(**given), attends, (B, 5, 5)) == count
-    assert texts(call(**given), Attends(False, "", "attention_mask", cross=True), (B, 5, 5)) == 1
+        assert count_texts(call(**given), attends, (B, 5, 5)) == count
+    assert count_texts(call(**given), CallConvention(False, "", "attention_mask", cross=True), (B, 5, 5)) == 1
 
 
 def test_the_arguments_by_which_transformers_lets_texts_together_are_named():
     cached, not_cached = Reference({}, {"use_cache": True}, "a model"), Reference({}, {}, "a model")
-    assert together(call(), DECODER, cached) == ["use_cache"]
-    assert together(call(), DECODER, not_cached) == []
-    assert together(ModelCall(1, {"use_cache": False}, History()), DECODER, cached) == []
-    assert together(ModelCall(1, {}, History(3)), DECODER, not_cached) == ["use_cache"]
-    assert together(call(attention_mask=np.ones((1, 5))), DECODER, cached) == ["use_cache", "attention_mask"]
+    assert reasons_together(call(), DECODER, cached) == ["use_cache"]
+    assert reasons_together(call(), DECODER, not_cached) == []
+    assert reasons_together(ModelCall(1, {"use_cache": False}, History()), DECODER, cached) == []
+    assert reasons_together(ModelCall(1, {}, History(3)), DECODER, not_cached) == ["use_cache"]
+    assert reasons_together(call(attention_mask=np.ones((1, 5))), DECODER, cached) == ["use_cache", "attention_mask"]
 
 
 def test_nothing_is_said_where_positions_go_on():

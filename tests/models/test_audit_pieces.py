@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from mha.models.audit.audit_report import AuditReport, LayerRow
-from mha.models.audit.calls.listener import by_name, replaced, told
-from mha.models.audit.calls.session import Session, parted
+from mha.models.audit.calls.listener import arguments_by_name, listen_to_call, replace_attribute
+from mha.models.audit.calls.session import Session, split_mask
 from mha.models.audit.layers.finding import Finder
-from mha.models.audit.layers.kernels import recalled
-from mha.models.audit.layers.known import Known
+from mha.models.audit.layers.kernels import with_torch_names
+from mha.models.audit.layers.known import AttentionLayer
 from mha.models.audit.layers.reference import Reference
 
 
@@ -18,19 +18,19 @@ def test_arguments_have_their_names_whatever_the_rest_is_called():
     def call(X, *, mask=None, **options):
         """A call of a module."""
 
-    assert by_name(call, (1,), {"mask": 2, "other": 3}) == {"X": 1, "mask": 2, "other": 3}
-    assert by_name(call, (), {"mask": 2}) == {"mask": 2}
-    assert by_name(call, (1, 2), {"mask": 2}) == {"mask": 2}
+    assert arguments_by_name(call, (1,), {"mask": 2, "other": 3}) == {"X": 1, "mask": 2, "other": 3}
+    assert arguments_by_name(call, (), {"mask": 2}) == {"mask": 2}
+    assert arguments_by_name(call, (1, 2), {"mask": 2}) == {"mask": 2}
 
 
 def test_the_order_of_tokens_is_seen_in_a_mask():
     order, keys = np.tri(5, dtype=bool), np.array([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]], bool)[:, None]
-    assert parted(order) == {"causal": True}
-    found = parted(order & keys)
+    assert split_mask(order) == {"causal": True}
+    found = split_mask(order & keys)
     assert found.keys() == {"causal", "mask"}
     np.testing.assert_array_equal(found["mask"], keys)
     for other in (keys, order.T, np.ones((5, 5), bool), np.tri(5, 7, 2, dtype=bool), np.ones((1, 1), bool)):
-        np.testing.assert_array_equal(parted(other)["mask"], other)
+        np.testing.assert_array_equal(split_mask(other)["mask"], other)
 
 
 def test_a_pattern_teaches_the_outermost_modules_that_it_fits():
@@ -41,7 +41,7 @@ def test_a_pattern_teaches_the_outermost_modules_that_it_fits():
 
 def test_a_sink_is_told_of_modules_without_numbers():
     failed = []
-    layers = [Known("blocks.0", "a", native=True), Known("blocks.1", "b", native=True)]
+    layers = [AttentionLayer("blocks.0", "a", native=True), AttentionLayer("blocks.1", "b", native=True)]
     session = Session(layers, None, None, lambda path, reason: failed.append((path, reason)))
     session.note_no_numbers("blocks.1", "inside a transformation")
     session.note_no_numbers("other", "inside a transformation")
@@ -64,7 +64,7 @@ def test_of_a_checkpoint_only_the_layer_is_read(kernel):
     X = np.arange(12.0, dtype="f4").reshape(3, 4)  # (in, out)
     arrays = Guarded({"layer.0.q_proj.bias": X[0], "layer.1.q_proj.bias": X[0], "places": np.arange(3)})
     arrays |= {f"layer.{at}.q_proj.{kernel}": X for at in (0, 1)}
-    found = recalled(Guarded(arrays), "llama", "layer.0.")
+    found = with_torch_names(Guarded(arrays), "llama", "layer.0.")
     assert np.array_equal(found["layer.0.q_proj.weight"], X if kernel == "weight" else X.T)
     assert np.array_equal(found["layer.0.q_proj.bias"], X[0])
 
@@ -85,9 +85,9 @@ class Told:
 
 def test_a_function_that_is_told_of_is_told_of_when_it_fails_too():
     sink = Told()
-    assert told(lambda x, y: x + y, "layer", None, sink)(1, y=2) == 6
+    assert listen_to_call(lambda x, y: x + y, "layer", None, sink)(1, y=2) == 6
     with pytest.raises(ZeroDivisionError):
-        told(lambda x: 1 // x, "layer", None, sink)(0)
+        listen_to_call(lambda x: 1 // x, "layer", None, sink)(0)
     assert sink.heard == [("layer", (1,), {"y": 2}), ("layer", 3), ("layer", (0,), {}), ("layer", None)]
 
 
@@ -97,7 +97,11 @@ def test_what_is_replaced_is_as_it_was_afterwards():
 
     own = Own()
     own.mine = "of the object"
-    with contextlib.suppress(ZeroDivisionError), replaced(own, "mine", 1), replaced(own, "inherited", 2):
+    with (
+        contextlib.suppress(ZeroDivisionError),
+        replace_attribute(own, "mine", 1),
+        replace_attribute(own, "inherited", 2),
+    ):
         assert (own.mine, own.inherited) == (1, 2)
         raise ZeroDivisionError
     assert vars(own) == {"mine": "of the object"}

@@ -11,7 +11,7 @@ from recorded.of_numpy import recorded
 from mha import parity
 from mha.models.records import aligning, flows, growth, storing
 from mha.models.records import tokens as of_tokens
-from mha.models.records.pairs import Pair, measured
+from mha.models.records.pairs import Pair, row_distances
 from mha.weights.files import FileError
 
 PLACES = {
@@ -34,7 +34,7 @@ def place(report):
 def pair(a, b, where=((0,), (0,))):
     """Two arrays as rows."""
     a, b = (X.reshape(-1, X.shape[-1]) for X in (a, b))
-    return Pair(a, b, where, *measured(a, b))
+    return Pair(a, b, where, *row_distances(a, b))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
@@ -122,7 +122,7 @@ def test_a_file_is_read_as_it_was_written(tmp_path, monkeypatch):
 
 
 def test_an_unfinished_file_says_so_under_any_name(tmp_path):
-    storing.InFile(tmp_path / "ours").file.close()
+    storing.FileStore(tmp_path / "ours").file.close()
     (tmp_path / "ours.unfinished").rename(tmp_path / "other")
     with pytest.raises(FileError, match="other is not whole: the run that records it was killed"):
         parity.compare_records(tmp_path / "other", tmp_path / "other")
@@ -162,9 +162,9 @@ def test_a_flow_is_asked_of_bs_own_arrays():
     flow = flows.flow_of(S[0] + S[1], parity.UNIT["float32"], S)
     sources = [pair(X, Y) for X, Y in zip(S, T, strict=True)]
     chosen = [sources[at] for at in flow.sources]
-    far, most, _ = flows.judged(pair(S[0] + S[1], T[0] + T[1]), flow, chosen)
+    far, most, _ = flows.compare_flow(pair(S[0] + S[1], T[0] + T[1]), flow, chosen)
     assert (far <= most).all()
-    far, most, _ = flows.judged(pair(S[0] + S[1], T[0] + np.float32(1.001) * T[1]), flow, chosen)
+    far, most, _ = flows.compare_flow(pair(S[0] + S[1], T[0] + np.float32(1.001) * T[1]), flow, chosen)
     assert (far > most).all()
 
 
@@ -177,12 +177,12 @@ def test_a_difference_may_grow_as_rows_of_a_show():
     near = X + 1e-5 * rng.normal(size=X.shape)
     inputs = pair(X.astype("float32"), near.astype("float32"))
     right = pair((X @ W).astype("float32"), (near @ W).astype("float32"))
-    most = growth.allowed(right, inputs, 0.0)
+    most = growth.row_bounds(right, inputs, 0.0)
     assert (right.far <= 0.5 * most).all()
     assert (most <= 12 * right.far).all()
-    assert 7 < growth.gain(inputs, right) < 14  # W enlarges by 8
+    assert 7 < growth.largest_growth(inputs, right) < 14  # W enlarges by 8
     wrong = pair((X @ W).astype("float32"), (near @ (1.001 * W)).astype("float32"))
-    assert (wrong.far > growth.allowed(wrong, inputs, 0.0)).all()
+    assert (wrong.far > growth.row_bounds(wrong, inputs, 0.0)).all()
 
 
 def test_what_rows_have_in_common_hides_no_growth():
@@ -190,39 +190,39 @@ def test_what_rows_have_in_common_hides_no_growth():
     X = 100 + rng.normal(size=(20, 64))
     near = X + 1e-4 * rng.normal(size=X.shape)
     inputs, outputs = pair(X, near), pair(X - 100, near - 100)
-    assert 0.8 < growth.gain(inputs, outputs) < 1.5
-    assert (outputs.far <= growth.allowed(outputs, inputs, 0.0)).all()
+    assert 0.8 < growth.largest_growth(inputs, outputs) < 1.5
+    assert (outputs.far <= growth.row_bounds(outputs, inputs, 0.0)).all()
 
 
 def test_without_a_difference_of_the_input_only_rounding_is_allowed():
     X = np.random.default_rng(4).normal(size=(9, 64)).astype("float32")
     inputs, outputs = pair(X, X), pair(X, X)
-    most = growth.allowed(outputs, inputs, 0.0)
+    most = growth.row_bounds(outputs, inputs, 0.0)
     np.testing.assert_allclose(most, 16 * parity.UNIT["float32"] * outputs.size, rtol=0.3)
-    assert (growth.allowed(outputs, None, 0.0) < most).all()
-    assert (growth.allowed(outputs, inputs, 1e-3) > 100 * most).all()
-    assert (growth.allowed(outputs, inputs, 0.0, 1e5) > 100 * most).all()
+    assert (growth.row_bounds(outputs, None, 0.0) < most).all()
+    assert (growth.row_bounds(outputs, inputs, 1e-3) > 100 * most).all()
+    assert (growth.row_bounds(outputs, inputs, 0.0, 1e5) > 100 * most).all()
     half = pair(X, X.astype("float16"))
-    assert (growth.allowed(half, inputs, 0.0) > 1000 * most).all()
+    assert (growth.row_bounds(half, inputs, 0.0) > 1000 * most).all()
 
 
 def test_rows_with_other_integers_are_not_told():
     ids = np.arange(12).reshape(12, 1)
     other = np.where(ids == 5, 0, ids)
     X = np.random.default_rng(5).normal(size=(12, 7)).astype("float32")
-    most = growth.allowed(pair(X, X), pair(ids, other), 0.0)
+    most = growth.row_bounds(pair(X, X), pair(ids, other), 0.0)
     assert np.isinf(most).tolist() == [at == 5 for at in range(12)]
 
 
 def test_nan_and_infinity_have_to_be_in_the_same_places():
     X = np.array([[1, np.nan, np.inf], [2, 3, 4]], "float32")
-    far, size = measured(X, X)
+    far, size = row_distances(X, X)
     assert far.tolist() == [0, 0]
     assert np.isfinite(size).all()
     Y = X.copy()
     Y[1, 0] = np.nan
-    assert measured(X, Y)[0].tolist() == [0, np.inf]
-    assert measured(X, -X)[0][0] == np.inf
+    assert row_distances(X, Y)[0].tolist() == [0, np.inf]
+    assert row_distances(X, -X)[0][0] == np.inf
 
 
 # Tokens
@@ -266,37 +266,37 @@ def test_padding_has_no_key():
 
 def seen(path, out, into=3, numbers=None):
     rng = np.random.default_rng(abs(out))
-    told = tuple(aligning.summarised(rng.normal(size=size)) for size in (into, out)) if numbers is None else numbers
-    return aligning.Seen(path, (into, out), told)
+    told = tuple(aligning.summarise(rng.normal(size=size)) for size in (into, out)) if numbers is None else numbers
+    return aligning.ModuleSummary(path, (into, out), told)
 
 
 def test_modules_are_paired_by_contents_first():
     rng = np.random.default_rng(7)
-    told = [(aligning.summarised(X), aligning.summarised(X[::-1] * 3)) for X in rng.normal(size=(3, 20))]
+    told = [(aligning.summarise(X), aligning.summarise(X[::-1] * 3)) for X in rng.normal(size=(3, 20))]
     a = [seen(f"a{at}", 20, 20, told[at]) for at in range(3)]
     b = [seen(f"b{at}", 20, 20, told[(at + 1) % 3]) for at in range(3)]
-    assert aligning.paired(a, b, {}) == {"a0": "b2", "a1": "b0", "a2": "b1"}
+    assert aligning.pair_modules(a, b, {}) == {"a0": "b2", "a1": "b0", "a2": "b1"}
 
 
 def test_modules_are_paired_by_the_numbers_of_layers_of_pairs_that_are_known():
     rng = np.random.default_rng(8)
-    X, Y = ((aligning.summarised(Z), aligning.summarised(Z)) for Z in rng.normal(size=(2, 20)))
-    Z = [(aligning.summarised(W), aligning.summarised(W)) for W in rng.normal(size=(4, 20))]
+    X, Y = ((aligning.summarise(Z), aligning.summarise(Z)) for Z in rng.normal(size=(2, 20)))
+    Z = [(aligning.summarise(W), aligning.summarise(W)) for W in rng.normal(size=(4, 20))]
     a = [seen("x.0.q", 20, 20, X), seen("x.0.k", 20, 20, Y), seen("x.1.q", 20, 20, Z[0]), seen("x.1.k", 20, 20, Z[1])]
     b = [seen("y.0.k", 20, 20, Y), seen("y.0.q", 20, 20, X), seen("y.1.k", 20, 20, Z[2]), seen("y.1.q", 20, 20, Z[3])]
     b = [dataclasses.replace(one, path=one.path.replace(".k", ".u").replace(".q", ".w")) for one in b]
-    assert aligning.paired(a, b, {}) == {"x.0.q": "y.0.w", "x.0.k": "y.0.u", "x.1.q": "y.1.w", "x.1.k": "y.1.u"}
+    assert aligning.pair_modules(a, b, {}) == {"x.0.q": "y.0.w", "x.0.k": "y.0.u", "x.1.q": "y.1.w", "x.1.k": "y.1.u"}
 
 
 def test_modules_are_paired_by_order_size_and_the_ends_of_their_paths():
     a = [seen("m.up", 20), seen("m.gate", 20), seen("m.down", 6), seen("m.norm", 6)]
     b = [seen("x.gate", 21), seen("x.wide.up", 20, 4), seen("x.wide.gate", 20, 4), seen("x.norm", 6, 5)]
-    assert aligning.paired(a, b, {}) == {"m.up": "x.wide.up", "m.gate": "x.wide.gate", "m.norm": "x.norm"}
+    assert aligning.pair_modules(a, b, {}) == {"m.up": "x.wide.up", "m.gate": "x.wide.gate", "m.norm": "x.norm"}
 
 
 def test_paths_are_patterns_with_numbers():
     said = {"layers.{}.attn": "blocks_{}/mixer", "norm": "last"}
-    assert aligning.said_of("layers.3.attn.q_proj", said) == ("blocks_3/mixer", "q_proj")
-    assert aligning.said_of("layers.3.attn", said) == ("blocks_3/mixer", "")
-    assert aligning.said_of("layers.3.attention", said) is None
-    assert aligning.said_of("norm", said) == ("last", "")
+    assert aligning.partner_entry("layers.3.attn.q_proj", said) == ("blocks_3/mixer", "q_proj")
+    assert aligning.partner_entry("layers.3.attn", said) == ("blocks_3/mixer", "")
+    assert aligning.partner_entry("layers.3.attention", said) is None
+    assert aligning.partner_entry("norm", said) == ("last", "")

@@ -7,7 +7,7 @@ import pytest
 from mha.parity.diagnosis.mistakes.catalogue import CATALOGUE, FORMS
 from mha.parity.diagnosis.mistakes.of_precision import ROUNDINGS
 from mha.parity.diagnosis.pipeline.parts import all_steps
-from mha.parity.diagnosis.pipeline.plan import plan_of
+from mha.parity.diagnosis.pipeline.plan import make_plan
 from mha.parity.rule.problem import problem
 
 from . import twins, twins_of_two
@@ -19,7 +19,7 @@ SILENT = {("the rotation is off by one", "both, from position 1 on")}  # it chan
 def given(case, *changes):
     """What the right layer gives in a case, and what one with these changes gives."""
     layer, inputs, arguments = case.made()
-    plan = plan_of(problem(layer, *inputs, planted.DEFAULTS | arguments, None), "float64")
+    plan = make_plan(problem(layer, *inputs, planted.DEFAULTS | arguments, None), "float64")
     with np.errstate(all="ignore"):
         for change in changes:
             plan = change(plan)

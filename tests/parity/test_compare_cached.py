@@ -8,7 +8,7 @@ import mha
 from mha import parity
 from mha.core.options.config import numpy_dtype
 from mha.parity.diagnosis.mistakes.with_mistakes import Bench
-from mha.parity.rule.decoding import decoding
+from mha.parity.rule.decoding import as_decoding
 from mha.parity.rule.problem import problem
 
 B, H, G, D, S = 3, 6, 2, 24, 11
@@ -183,7 +183,7 @@ def test_the_pipeline_without_mistakes_is_the_cached_call(options):
     attention, x = layer(**OPTIONS[options]), tokens(2, seed=2)
     window = OPTIONS[options].get("window")
     given = {"causal": True, "valid_lens": [2, 1, 2], "cache": begun(attention, None if window else S)}
-    asked = decoding(problem(attention, x, x, x, given))
+    asked = as_decoding(problem(attention, x, x, x, given))
     for samples in (slice(None), [2, 0]):
         bench = Bench(asked, "float64", samples)
         for name in asked.names():

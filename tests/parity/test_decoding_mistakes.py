@@ -10,7 +10,7 @@ from mha.parity.diagnosis.mistakes.catalogue import CACHED_CATALOGUE
 from mha.parity.diagnosis.mistakes.mistake import forms_of
 from mha.parity.diagnosis.mistakes.of_decoding import OF_DECODING
 from mha.parity.diagnosis.mistakes.with_mistakes import Bench
-from mha.parity.rule.decoding import decoding
+from mha.parity.rule.decoding import as_decoding
 from mha.parity.rule.problem import problem
 
 B, H, G, D = 3, 6, 2, 24
@@ -244,7 +244,7 @@ def test_every_form_can_be_made_in_a_cached_call(call):
     own = (x, x)
     if call == "frozen":
         cache, own = attention.cache_of(tokens(5, 3), valid_lens=[5, 1, 3]), (None, None)
-    asked = decoding(problem(attention, x, *own, {"causal": call != "frozen", "cache": cache} | more))
+    asked = as_decoding(problem(attention, x, *own, {"causal": call != "frozen", "cache": cache} | more))
     made = 0
     for samples in (slice(None), [1]):
         bench = Bench(asked, "float64", samples)

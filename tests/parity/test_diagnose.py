@@ -18,7 +18,7 @@ from mha.parity.diagnosis.mistakes.catalogue import FORMS
 from mha.parity.diagnosis.mistakes.of_precision import ROUNDINGS
 from mha.parity.diagnosis.mistakes.of_weights import PROJECTIONS
 from mha.parity.diagnosis.pipeline import parts
-from mha.parity.diagnosis.pipeline.plan import plan_of
+from mha.parity.diagnosis.pipeline.plan import make_plan
 from mha.parity.diagnosis.search import search, time_budget
 from mha.parity.rule.problem import problem
 
@@ -42,7 +42,7 @@ def test_the_pipeline_without_mistakes_is_the_trace():
         steps, before = {}, {}
         with np.errstate(all="ignore"):
             for part in parts.PARTS:
-                some, before[part] = parts.compute(part, plan_of(asked, "float64"), before)
+                some, before[part] = parts.compute(part, make_plan(asked, "float64"), before)
                 steps |= some
         assert steps.keys() == asked.oracle.keys()
         for name, X in steps.items():
@@ -165,7 +165,7 @@ def test_lower_precision_is_told_by_its_errors(rounding):
     for change in rounding.forms.values():
         call = next(call for call in planted.CALLS if planted.possible(change, call, dtype))
         layer, inputs, arguments = call.made(dtype)
-        plan = plan_of(problem(layer, *inputs, planted.DEFAULTS | arguments, None), dtype)
+        plan = make_plan(problem(layer, *inputs, planted.DEFAULTS | arguments, None), dtype)
         rough, before = change(plan), {}
         # Somebody else's sums run in another order.
         order = random.permutation(plan.queries.shape[2])

@@ -91,7 +91,7 @@ def test_in_half_precision_the_number_is_about_that(dtype):
 
 
 def test_a_base_of_the_list_needs_no_fit(monkeypatch):
-    monkeypatch.setattr(numbers, "fitted", None)
+    monkeypatch.setattr(numbers, "fit_number", None)
     assert found(BASES[1]).explanations[0].how == (f"{BASES[1]:g}",)
 
 
@@ -118,7 +118,7 @@ class Counted(Effort):
 
 def fitted(theirs, right=None, effort=None, X=None):
     right, X = right or layer(), inputs() if X is None else X
-    return numbers.fitted(BASE, problem(right, X, X, X, planted.DEFAULTS), theirs, EVERYTHING, effort or Counted())
+    return numbers.fit_number(BASE, problem(right, X, X, X, planted.DEFAULTS), theirs, EVERYTHING, effort or Counted())
 
 
 def test_where_nothing_goes_by_the_base_none_is_looked_for():

@@ -95,7 +95,7 @@ def test_in_half_precision_the_number_is_about_that(dtype):
 
 
 def test_a_scale_of_the_list_needs_no_fit(monkeypatch):
-    monkeypatch.setattr(numbers, "fitted", None)
+    monkeypatch.setattr(numbers, "fit_number", None)
     assert found(layer(), scaled(1 / D**0.5), inputs()).mistakes == ("the scale of D for that of d",)
 
 
@@ -130,7 +130,7 @@ def test_an_epsilon_is_found(eps):
 
 
 def test_an_epsilon_of_a_hundredth_is_listed(monkeypatch):
-    monkeypatch.setattr(numbers, "fitted", None)
+    monkeypatch.setattr(numbers, "fit_number", None)
     assert found(layer(qk_norm=mha.Norm("rms", 1e-6)), with_epsilon(1e-2), inputs()).how == ("0.01",)
 
 

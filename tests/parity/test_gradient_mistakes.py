@@ -10,7 +10,7 @@ from mha import parity
 from mha.core.call import call_of
 from mha.parity.diagnosis.mistakes.of_gradients import GRADIENT_MISTAKES
 from mha.parity.diagnosis.pipeline.backward import backward
-from mha.parity.diagnosis.pipeline.plan import plan_of
+from mha.parity.diagnosis.pipeline.plan import make_plan
 from mha.parity.diagnosis.search import time_budget
 from mha.parity.rule.problem import problem
 
@@ -29,7 +29,7 @@ def test_the_pieces_are_the_gradients(case):
         *inputs, cotangent = case.inputs(dtype)
         asked = problem(case.layer("numpy", dtype), *inputs, case.call(dtype), cotangent)
         with np.errstate(all="ignore"):
-            found = backward(plan_of(asked, dtype), asked.cotangent).gradients()
+            found = backward(make_plan(asked, dtype), asked.cotangent).gradients()
         assert found.keys() == asked.oracle_gradients.keys()
         for name, X in found.items():
             expected = asked.expected(f"gradient.{name}")
@@ -363,7 +363,7 @@ def test_what_was_not_tried_in_gradients_is_counted(monkeypatch):
 
 def test_what_is_computed_once_is_what_each_mistake_computes_by_itself():
     layer, inputs = made(**SQUARE)
-    plan = plan_of(problem(layer, *inputs, call_of("compare", LENGTHS, {})._asdict()), "float32")
+    plan = make_plan(problem(layer, *inputs, call_of("compare", LENGTHS, {})._asdict()), "float32")
     known = backward(plan, None)
     known.gradients()
     for mistake in GRADIENT_MISTAKES:

@@ -14,7 +14,7 @@ import mha
 from mha import parity
 from mha.parity.cases import devices
 from mha.parity.cases.run import groups
-from mha.parity.cases.run.workers import Outcome
+from mha.parity.cases.run.workers import RunOutcome
 
 ABOUT = json.dumps({"total": 2, "about": {"mha": mha.__version__, "python": "3.0"}})
 GROUP = devices.Group("torch", 3)
@@ -154,7 +154,7 @@ def test_parts_that_are_layers_get_no_norm_over_all_heads(monkeypatch):
     proof = types.SimpleNamespace(Ranks=lambda *given: ranks)
     monkeypatch.setattr(devices.importlib, "import_module", lambda name: proof)
     names = {"grouped heads", "norms over all heads"}
-    planned = devices.plan("numpy", "quick", names, ["float64"], 0, 2, "", 1)
+    planned = devices.plan_rank("numpy", "quick", names, ["float64"], 0, 2, "", 1)
     assert [one.name.removeprefix("float64, ") for one in planned] == [
         "grouped heads, heads", "grouped heads, shard", "norms over all heads, heads",
     ]  # fmt: skip
@@ -221,6 +221,8 @@ def test_a_framework_keeps_the_options_that_it_was_given(ranks, monkeypatch, tmp
 
 
 def test_versions_are_those_of_the_first_rank_that_told_them():
-    whole = groups._together(GROUP, [Outcome("torch:3"), Outcome("torch:3", {"mha": "1"}, [parity.Result(**result())])])
+    whole = groups._join_outcomes(
+        GROUP, [RunOutcome("torch:3"), RunOutcome("torch:3", {"mha": "1"}, [parity.Result(**result())])]
+    )
     assert whole.about == {"mha": "1"}
     assert [one.passed for one in whole.results] == [True]

@@ -14,14 +14,14 @@ from mha.parity.diagnosis.mistakes.mistake import Mistake
 from mha.parity.diagnosis.mistakes.of_biases import of_slopes
 from mha.parity.diagnosis.mistakes.of_precision import everything
 from mha.parity.diagnosis.pipeline.parts import all_steps
-from mha.parity.diagnosis.pipeline.plan import plan_of
+from mha.parity.diagnosis.pipeline.plan import make_plan
 from mha.parity.diagnosis.search import precision
 from mha.parity.diagnosis.search.sample import Focus
 from mha.parity.diagnosis.search.search import Search
 from mha.parity.diagnosis.search.time_budget import Effort
-from mha.parity.diagnosis.search.verdicts import Judge, Verdict
+from mha.parity.diagnosis.search.verdicts import Judge, MistakeVerdict
 from mha.parity.rule.problem import problem
-from mha.parity.rule.relations import Change, related
+from mha.parity.rule.relations import MatrixChange, relate
 
 EVERYTHING = Focus()
 FORM = next(form for form in FORMS if form.mistake.name == "W_q.kernel is not transposed")
@@ -55,7 +55,7 @@ def test_a_bias_goes_by_slopes_where_it_is_the_same_for_all_heads_but_for_these(
     bias = mha.alibi(6, 5)
     bias[0, 3, 0, 2] *= 1 + off
     call = problem(layer, asked.queries, asked.keys, asked.values, planted.DEFAULTS | {"score_bias": bias}, None)
-    assert (of_slopes("as of a power of 2", plan_of(call, "float64")) is not None) is goes
+    assert (of_slopes("as of a power of 2", make_plan(call, "float64")) is not None) is goes
 
 
 # How many pairs are tried, what makes a reason sure, and how much of an error it may leave
@@ -84,14 +84,14 @@ def test_mistakes_may_be_further_from_an_array_that_is_right(ratio, near):
     (0.9, 0.225, 1.8, True), (1.1, 0.225, 1.8, False), (0.9, 0.275, 1.8, False), (0.9, 0.225, 2.2, False),
 ])  # fmt: skip
 def test_a_reason_gives_their_numbers_if_little_is_left_of_the_error(ratio, left, noise, same):
-    assert Verdict(ratio, left, noise, 0).same is same
+    assert MistakeVerdict(ratio, left, noise, 0).same is same
 
 
 @pytest.mark.parametrize(("far", "left", "sure"), [
     (4.4, 0.2, True), (3.6, 0.2, False), (3.6, 0.11, False), (3.6, 0.09, True), (0.0, 0.0, False), (4.4, 0.26, False),
 ])  # fmt: skip
 def test_a_reason_is_sure_far_from_the_right_answer_or_if_it_leaves_very_little(far, left, sure):
-    assert diagnosis.made((FORM,), Verdict(0.9, left, 0.0, 0), far).sure is sure
+    assert diagnosis.explanation_of((FORM,), MistakeVerdict(0.9, left, 0.0, 0), far).sure is sure
 
 
 @pytest.mark.parametrize("share", [0.225, 0.275])
@@ -101,7 +101,7 @@ def test_what_a_mistake_leaves_of_the_error_is_measured(share):
     layer.weights = layer.weights | {"W_q.kernel": kernel.T}
     wrong = layer(asked.queries, asked.keys, asked.values).astype("float64")
     theirs = wrong + share / (1 + share) * (right - wrong)
-    found = Judge(asked, {"output": theirs}, EVERYTHING).judged((FORM,))
+    found = Judge(asked, {"output": theirs}, EVERYTHING).verdict_on((FORM,))
     assert found.left == pytest.approx(share, rel=1e-3)  # of the rounding of one of the two
     assert found.ratio > 1
 
@@ -113,17 +113,17 @@ def test_noise_in_half_precision_is_measured_by_that_of_numpy(dtype, share):
     oracle, base = asked.oracle["output"], asked.base["output"].astype("float64")
     unit = {"float16": 2**-11, "bfloat16": 2**-8}[dtype]
     noise = rms(base - oracle) + 2 * unit * rms(oracle)
-    found = Judge(asked, {"output": oracle + share * noise}, EVERYTHING).judged(())
+    found = Judge(asked, {"output": oracle + share * noise}, EVERYTHING).verdict_on(())
     assert found.noise == pytest.approx(share)
     assert found.noise > 2 or found._replace(left=0.0).same
     _, asked = small(dtype="float32")
-    assert Judge(asked, {"output": asked.oracle["output"] + 1e-6}, EVERYTHING).judged(()).noise == 0
+    assert Judge(asked, {"output": asked.oracle["output"] + 1e-6}, EVERYTHING).verdict_on(()).noise == 0
 
 
 @pytest.mark.parametrize(("far", "sure"), [(3.6, ()), (4.4, (("bfloat16 arithmetic",),))])
 def test_rounding_is_looked_for_far_from_the_right_answer(far, sure):
     _, asked = small()
-    theirs = all_steps(everything("bfloat16")(plan_of(asked, "float32")), ["output"])
+    theirs = all_steps(everything("bfloat16")(make_plan(asked, "float32")), ["output"])
     found, _, _ = diagnosis.attempts(asked, theirs, (), far, Effort())
     assert tuple(one.mistakes for one in found if one.sure) == sure
 
@@ -139,7 +139,7 @@ def test_dropout_is_looked_for_far_from_the_right_answer(far, known):
 @pytest.mark.parametrize(("width", "found"), [(2, False), (3, True)])
 def test_dropped_weights_of_many_keys_are_found_in_three_features(width, found):
     parts, chosen = np.random.default_rng(5).normal(size=(5, width)), np.array([1, 0, 1, 1, 0]) * 1.25
-    shares = precision.shares_of(parts, chosen @ parts)
+    shares = precision.solve_shares(parts, chosen @ parts)
     assert shares == (pytest.approx(chosen.tolist()) if found else [])
 
 
@@ -290,7 +290,7 @@ def moved(X, by):
 
 
 def rounded(X, Y):
-    found = related(X, Y, Change())
+    found = relate(X, Y, MatrixChange())
     return found and found.rounded
 
 

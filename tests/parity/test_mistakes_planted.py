@@ -13,7 +13,7 @@ import planted_in_lessons
 import pytest
 
 from mha.core import dispatch
-from mha.parity.diagnosis.pipeline.plan import plan_of
+from mha.parity.diagnosis.pipeline.plan import make_plan
 from mha.parity.rule.problem import problem
 
 # One for each place in which mistakes are planted, with the step that is the first to be off.
@@ -93,7 +93,7 @@ def test_the_page_counts_every_form_of_every_mistake(rows):
 
 def test_what_no_lesson_has_a_place_for_is_refused():
     layer, inputs, arguments = planted.CALLS[0].made()
-    right = plan_of(problem(layer, *inputs, planted.DEFAULTS | arguments, None), "float32")
+    right = make_plan(problem(layer, *inputs, planted.DEFAULTS | arguments, None), "float32")
     with pytest.raises(NotImplementedError, match="no lesson has a place for rounded"):
         planted_in_lessons.changed(right, dataclasses.replace(right, rounded=np.round))
 

@@ -9,7 +9,7 @@ import pytest
 from mha.parity.diagnosis.mistakes.catalogue import FORMS
 from mha.parity.diagnosis.mistakes.with_mistakes import Bench
 from mha.parity.diagnosis.pipeline.parts import all_steps
-from mha.parity.diagnosis.pipeline.plan import plan_of
+from mha.parity.diagnosis.pipeline.plan import make_plan
 from mha.parity.rule.problem import problem
 
 RARE = {option: call for call in planted.CALLS for option in ("sinks", "output_gate") if option in call.options}
@@ -36,7 +36,7 @@ def test_every_two_mistakes_can_be_made_at_once(option):
 
 @pytest.mark.parametrize(("axis", "over"), [(2, "over queries"), (1, "over heads")])
 def test_one_more_beside_sinks_in_a_softmax_over_another_axis(axis, over):
-    plan = plan_of(asked(RARE["sinks"], "float64"), "float64")
+    plan = make_plan(asked(RARE["sinks"], "float64"), "float64")
     scores = all_steps(plan, ["capped"])["capped"]
     shares = np.where(plan.visible(), np.exp(scores), 0)  # no sink is on the axis
     changed = form("the softmax is over another axis", over).change(plan)
@@ -47,7 +47,7 @@ def test_one_more_beside_sinks_in_a_softmax_over_another_axis(axis, over):
 
 
 def test_a_gate_in_the_place_of_queries_whose_bias_was_dropped_has_its_own():
-    plan = plan_of(asked(RARE["output_gate"]), "float32")
+    plan = make_plan(asked(RARE["output_gate"]), "float32")
     changed = form("W_q.bias is dropped").change(plan)
     changed = form("the output gate is cut from queries otherwise", "gate before q").change(changed)
     assert np.array_equal(changed.weights["W_q.bias"], plan.weights["W_g.bias"])

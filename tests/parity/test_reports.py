@@ -15,11 +15,11 @@ import mha
 from mha import parity
 from mha.core.call import ROWS, axes_of
 from mha.models.audit.audit_report import AuditReport, LayerRow
-from mha.models.audit.judging import Judged
+from mha.models.audit.judging import JudgedCall
 from mha.parity.diagnosis.blind_spots import views
-from mha.parity.diagnosis.blind_spots.drawing import arguments
-from mha.parity.diagnosis.blind_spots.narrowing import in_samples, narrowed
-from mha.parity.diagnosis.blind_spots.probes import nothing_seen, probes
+from mha.parity.diagnosis.blind_spots.drawing import draw_arguments
+from mha.parity.diagnosis.blind_spots.narrowing import in_samples, shrink
+from mha.parity.diagnosis.blind_spots.probes import hide_all, probes
 from mha.parity.diagnosis.search import time_budget
 from mha.parity.rule.problem import problem
 
@@ -83,7 +83,7 @@ def test_an_audit_of_each_is_written(case):
     asked = asked_of(case)
     output = case.layer("numpy")(*case.inputs, **call_of(case))
     report = parity.compare(case.layer("numpy"), output, *case.inputs, **call_of(case))
-    judged = Judged(report.ratio, 1, report, asked)
+    judged = JudgedCall(report.ratio, 1, report, asked)
     audit = AuditReport("Model", (LayerRow("a", "own", "same", calls=1, judged=judged),), "itself", kept=[judged])
     assert audit
     audit.__dict__["sight"] = None  # what it says of that is the same as in the other test
@@ -136,7 +136,7 @@ def test_every_change_of_every_two_arguments_is_a_call(sizes, options):
             for probe in probes(layer.config):
                 if not probe.words[0].isdigit():  # so many tokens: all of these are made as "more keys than queries"
                     probe.made(asked)
-            assert arguments(asked, 7, 11).keys() >= {*asked.call.arrays()} - {"offset"}
+            assert draw_arguments(asked, 7, 11).keys() >= {*asked.call.arrays()} - {"offset"}
     assert tried == {*ROWS}
 
 
@@ -146,7 +146,7 @@ def test_each_argument_that_hides_can_hide_all():
     for name, row in ROWS.items():
         assert (row.hidden is not None) == (row.hides and row.holds != "switch"), name
         for value in of_sizes(name, 3, 5, 5, 4) if row.hidden is not None else ():
-            assert not nothing_seen(problem(layer, *X, {"causal": False, name: value})).visible.any((1, 3)).all(), name
+            assert not hide_all(problem(layer, *X, {"causal": False, name: value})).visible.any((1, 3)).all(), name
 
 
 @pytest.mark.parametrize("sizes", [(0, 5, 7), (2, 0, 7), (2, 5, 0), (1, 1, 1)])
@@ -207,14 +207,14 @@ def test_a_call_of_fewer_features_is_the_same_call(call, widths):
     X = [np.random.default_rng(8).normal(size=(3, T, getattr(layer.config, name))) for name, T in sizes.items()]
     asked = in_samples(2, problem(layer, *X, {"causal": False} | call))
     assert len(asked.queries) == 2
-    fewer = narrowed(asked)
+    fewer = shrink(asked)
     assert fewer.queries.shape == (2, 5, 64)
     assert fewer.keys.shape[2] == min(64, layer.config.key_size)
     for name in asked.oracle:
         np.testing.assert_allclose(fewer.oracle[name], asked.oracle[name], rtol=1e-9, atol=1e-9)
     assert 0.5 < fewer.queries.std() / asked.queries.std() < 2
     nan = {name: np.full_like(getattr(asked, name), np.nan) for name in ("queries", "keys", "values")}
-    assert narrowed(dataclasses.replace(asked, **nan)).config == layer.config
+    assert shrink(dataclasses.replace(asked, **nan)).config == layer.config
 
 
 def test_the_samples_that_are_looked_at_see_most_and_least():
@@ -238,8 +238,8 @@ def test_large_numbers_in_half_precision_are_not_put_in_coordinates():
     layer = mha.MultiHeadAttention(256, 4, dtype="float16", seed=0, backend="numpy")
     X = np.random.default_rng(8).normal(size=(2, 5, 256)).astype("float16")
     small, large = (problem(layer, Y, Y, Y, {"causal": False}) for Y in (X, X * np.float16(12000)))
-    assert narrowed(small).config.query_size == 64
-    assert narrowed(large).config.query_size == 256
+    assert shrink(small).config.query_size == 64
+    assert shrink(large).config.query_size == 256
 
 
 def test_axes_of_arguments_have_letters():

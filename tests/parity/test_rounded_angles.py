@@ -9,13 +9,13 @@ import pytest
 
 import mha
 from mha.core.options.config import numpy_dtype
-from mha.parity.diagnosis.blind_spots.probes import asked_with
+from mha.parity.diagnosis.blind_spots.probes import change_call
 from mha.parity.diagnosis.compare.comparison import report_of
 from mha.parity.diagnosis.pipeline.parts import all_steps
-from mha.parity.diagnosis.pipeline.plan import plan_of
+from mha.parity.diagnosis.pipeline.plan import make_plan
 from mha.parity.diagnosis.wrong_setup import calls
 from mha.parity.diagnosis.wrong_setup.calls import call_with
-from mha.parity.rule.decoding import decoding
+from mha.parity.rule.decoding import as_decoding
 from mha.parity.rule.problem import problem
 
 H, G, T, D, d = 4, 2, 61, 23, 14
@@ -107,10 +107,10 @@ def test_nothing_changes_in_float64_or_without_a_rotation():
 def test_the_pipeline_has_the_same_angles():
     problems = asked(True), asked(False)
     for kind, dtype in (("float32", np.float32), ("float64", np.float64)):
-        coarse, fine = (all_steps(plan_of(one, kind), ["rotate_q"])["rotate_q"] for one in problems)
+        coarse, fine = (all_steps(make_plan(one, kind), ["rotate_q"])["rotate_q"] for one in problems)
         assert np.array_equal(coarse, fine) is (dtype == np.float64)
     assert np.array_equal(
-        all_steps(plan_of(problems[0], "float32"), ["rotate_q"])["rotate_q"], problems[0].base["rotate_q"]
+        all_steps(make_plan(problems[0], "float32"), ["rotate_q"])["rotate_q"], problems[0].base["rotate_q"]
     )
 
 
@@ -126,7 +126,7 @@ def test_another_call_beside_rounded_angles_is_named():
     report = report_of(asked(True, causal=False), ported(X))
     assert report.diagnosis.call == {"causal": True}, report
     assert call_with(asked(True), {"causal": False}).angles
-    assert asked_with(asked(True)).angles
+    assert change_call(asked(True)).angles
 
 
 def test_samples_for_tokens_beside_rounded_angles_are_named():
@@ -141,7 +141,7 @@ def test_a_call_with_a_cache_has_them_too():
     first, last = X[:, :-1], X[:, -1:]
     _, cache = LAYER(first, first, first, causal=True, positions=FAR + np.arange(T - 1), cache=LAYER.cache(2, T))
     call = planted.DEFAULTS | {"causal": True, "positions": [FAR + T - 1], "cache": cache}
-    coarse, fine = (decoding(problem(LAYER, last, last, last, call, angles=angles)) for angles in (True, False))
+    coarse, fine = (as_decoding(problem(LAYER, last, last, last, call, angles=angles)) for angles in (True, False))
     assert coarse.angles
     assert not np.array_equal(coarse.base["rotate_k"], fine.base["rotate_k"])
     assert np.array_equal(coarse.base["cache.positions"], fine.base["cache.positions"])

@@ -15,9 +15,9 @@ import mha
 from mha.core.options.config import numpy_dtype
 from mha.layer import restore
 from mha.parity.diagnosis.pipeline.parts import all_steps
-from mha.parity.diagnosis.pipeline.plan import plan_of
+from mha.parity.diagnosis.pipeline.plan import make_plan
 from mha.parity.rule.problem import problem
-from mha.parity.rule.rounding_of_ports import ported, worst
+from mha.parity.rule.rounding_of_ports import layers_of_ports, worst
 from mha.parity.rule.rules import in_dtype
 
 H, G, T, D, d = 4, 2, 151, 23, 14
@@ -145,7 +145,7 @@ def test_wrong_positions_are_far_above_it(dtype, fused):
 def test_its_numbers_are_those_of_the_port(kind, dtype):
     """But for few, in which sums of float32 in another order lie on the other side of what is rounded."""
     made, X = layer(kind, dtype)
-    found = [one(X, X, X, **call(8009)).astype("float64") for one in ported(made)]
+    found = [one(X, X, X, **call(8009)).astype("float64") for one in layers_of_ports(made)]
     ports = [Rounded(made, fused=fused)(*[X.astype("float32")] * 3, **call(8009))[0] for fused in (True, False)]
     plain = made(X, X, X, **call(8009)).astype("float64")
     for one, port in zip(found, ports, strict=True):
@@ -155,18 +155,18 @@ def test_its_numbers_are_those_of_the_port(kind, dtype):
 
 def test_in_other_precisions_there_is_one():
     made, X = layer("rotated", "float32")
-    (single,) = ported(made)
+    (single,) = layers_of_ports(made)
     assert not np.array_equal(single(X, X, X, **call(8009)), made(X, X, X, **call(8009)))
     assert np.allclose(single(X, X, X), made(X, X, X), atol=1e-3)
     double, X = layer("rotated", "float64")
-    assert ported(double) == [double]
+    assert layers_of_ports(double) == [double]
 
 
 def test_the_base_errs_as_the_worse_of_the_two():
     made, X = layer("rotated", "bfloat16")
     asked = problem(made, X, X, X, planted.DEFAULTS | call(0), angles=True)
     oracle, base = asked.outputs()
-    errors = [np.square(one(X, X, X, **call(0)) - oracle).mean(-1) for one in ported(made)]
+    errors = [np.square(one(X, X, X, **call(0)) - oracle).mean(-1) for one in layers_of_ports(made)]
     assert np.array_equal(np.square(base - oracle).mean(-1), np.maximum(*errors))
     assert np.array_equal(asked.base["output"], base)
 
@@ -174,7 +174,7 @@ def test_the_base_errs_as_the_worse_of_the_two():
 def test_an_overflow_on_the_way_does_not_count():
     """Dot products of float16 may be infinite before they are scaled."""
     made, X = layer("not rotated", "float16", 40.0)
-    fused, steps = (one(X, X, X) for one in ported(made))
+    fused, steps = (one(X, X, X) for one in layers_of_ports(made))
     assert np.isnan(steps).any()
     assert np.isfinite(fused).all()
     oracle, base = problem(made, X, X, X, planted.DEFAULTS, angles=True).outputs()
@@ -190,10 +190,10 @@ def test_an_overflow_on_the_way_does_not_count():
 def test_the_pipeline_rounds_cosines_and_sines():
     made, X = layer("rotated in part, neighbours, magnified", "bfloat16")
     asked = problem(made, X, X, X, planted.DEFAULTS | call(8009), angles=True)
-    rotated = {kind: all_steps(plan_of(asked, kind), ["rotate_q"])["rotate_q"] for kind in ("bfloat16", "float64")}
+    rotated = {kind: all_steps(make_plan(asked, kind), ["rotate_q"])["rotate_q"] for kind in ("bfloat16", "float64")}
     port = Rounded(made, pairs=None)
     port.turned = lambda X, cos, sin, interleaved: Port.turned(port, X, port.r(cos), port.r(sin), interleaved)
-    q = all_steps(plan_of(asked, "bfloat16"), ["split_q"])["split_q"].astype("float32")
+    q = all_steps(make_plan(asked, "bfloat16"), ["split_q"])["split_q"].astype("float32")
     there = port.r(port.turn("q", q, call(8009)["positions"][None]))
     assert np.array_equal(rotated["bfloat16"], there)
     assert np.array_equal(rotated["float64"], asked.oracle["rotate_q"])

@@ -13,7 +13,7 @@ from mha import parity
 from mha.core.options.config import numpy_dtype
 from mha.parity.diagnosis.mistakes import of_precision
 from mha.parity.diagnosis.pipeline.parts import all_steps
-from mha.parity.diagnosis.pipeline.plan import plan_of
+from mha.parity.diagnosis.pipeline.plan import make_plan
 from mha.parity.rule.problem import problem
 from mha.parity.rule.rules import ratio_of, row_bounds
 
@@ -84,7 +84,7 @@ def test_a_port_that_rounds_every_result_passes(dtype, D, H):
         for call in CALLS:
             layer, X = halves(dtype, D, H, seed, **options)
             asked = problem(layer, X, X, X, DEFAULTS | call, None)
-            plan = of_precision.everything(dtype)(plan_of(asked, dtype))
+            plan = of_precision.everything(dtype)(make_plan(asked, dtype))
             output = all_steps(plan, ["output"])["output"]
             assert parity.ratio(layer, output, X, X, X, **call) <= 1, call
 

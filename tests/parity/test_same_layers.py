@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 import mha
 from mha import parity
 from mha.cli import app
-from mha.parity.diagnosis.compare.two_layers import compared
+from mha.parity.diagnosis.compare.two_layers import layers_report
 from mha.weights.schemes import from_canonical
 
 D, H, WIDTH = 35, 6, 5  # three groups of two heads, or two of three, or one
@@ -167,7 +167,7 @@ def test_what_is_written_another_way_in_float32_is_the_same_to_float32():
         assert report.outputs.dtype == "float32"
         assert parity.compare_layers(second, first)
         wrong = second.weights["W_v.kernel"] * np.float32(1.0003)
-        assert not compared(first, other(second, {"W_v.kernel": wrong}), explain=False)
+        assert not layers_report(first, other(second, {"W_v.kernel": wrong}), explain=False)
 
 
 def test_in_half_precision_a_similar_layer_is_another_one():
@@ -175,7 +175,7 @@ def test_in_half_precision_a_similar_layer_is_another_one():
     rounded = {name: X.astype(mha.core.options.config.numpy_dtype("bfloat16")) for name, X in layer.weights.items()}
     assert parity.compare_layers(layer, other(layer, rounded, dtype="bfloat16"))
     near = layer.weights["W_v.kernel"] * (1 + 0.012 * random.uniform(-1, 1, size=(D, H * WIDTH)))
-    report = compared(layer, other(layer, rounded | {"W_v.kernel": near}, dtype="bfloat16"), explain=False)
+    report = layers_report(layer, other(layer, rounded | {"W_v.kernel": near}, dtype="bfloat16"), explain=False)
     assert report.outputs.dtype == "bfloat16"
     assert report.agree
     assert not report
@@ -214,7 +214,7 @@ DIFFERENT = {
 def test_layers_that_compute_something_else_differ(name):
     first, second = DIFFERENT[name]()
     for pair in ((first, second), (second, first)):
-        report = compared(*pair, explain=False)
+        report = layers_report(*pair, explain=False)
         assert not report, report.verdict
         assert "the same layer, stored" not in report.verdict
         assert max(row.ratio for row in report.outputs.rows) > 2

@@ -11,7 +11,7 @@ from mha import parity
 from mha.parity.diagnosis.blind_spots import drawing, views
 from mha.parity.diagnosis.blind_spots.views import USUAL
 from mha.parity.diagnosis.pipeline.parts import all_steps
-from mha.parity.diagnosis.pipeline.plan import plan_of, same
+from mha.parity.diagnosis.pipeline.plan import equal_plans, make_plan
 from mha.parity.rule.problem import problem
 
 LLAMA = {
@@ -57,7 +57,7 @@ def test_each_listed_mistake_passes_and_no_other_does(name, dtype):
     listed = {(one.mistake, one.how): one for one in report.unseen}
     assert report.sight.untried == 0
     asked = report.look.args[0][0][0]()
-    right = plan_of(asked, dtype)
+    right = make_plan(asked, dtype)
     tried = 0
     for form in USUAL:
         with np.errstate(all="ignore"):
@@ -65,7 +65,9 @@ def test_each_listed_mistake_passes_and_no_other_does(name, dtype):
             if plan is None:
                 continue
             one = listed.get((form.mistake.name, form.how))
-            if same(plan, right):  # such as a scale of 1 that is forgotten; what other inputs show is a mistake, too
+            if equal_plans(
+                plan, right
+            ):  # such as a scale of 1 that is forgotten; what other inputs show is a mistake, too
                 assert one is None or (one.shown_by and one.ratio == 0), one
                 tried += one is not None
                 continue
@@ -258,5 +260,5 @@ def test_the_outcome_of_a_suite_lists_what_every_case_leaves_unseen():
 @pytest.mark.parametrize("given", [planted.PADDED, planted.PACKED], ids=["positions", "segments"])
 def test_tokens_that_are_drawn_are_padding_too(given):
     layer, inputs, arguments = planted.Call(planted.SQUARE, given).made()
-    drawn = drawing.arguments(problem(layer, *inputs, planted.DEFAULTS | arguments, None), 11, 13)
+    drawn = drawing.draw_arguments(problem(layer, *inputs, planted.DEFAULTS | arguments, None), 11, 13)
     assert {name: X.min() for name, X in drawn.items()} == dict.fromkeys(given, -1)

@@ -14,7 +14,7 @@ ALIKE: dict[str, dict[str, str]] = {
         "call_of: call and (not call.keys() <= _BY_KEYWORD) -> not call.keys() <= _BY_KEYWORD": "without names all are",
     },
     "mha/core/call/fitting.py": {
-        "_turned: row.hides and 'BQ' in row.axes and shape_fits(value.shape, (full['Q'], full['B'])) "
+        "_hint_axes: row.hides and 'BQ' in row.axes and shape_fits(value.shape, (full['Q'], full['B'])) "
         "-> 'BQ' in row.axes and shape_fits(value.shape, (full['Q'], full['B']))": "what has these axes hides",
     },
     "mha/cli/terminal.py": {
@@ -22,23 +22,25 @@ ALIKE: dict[str, dict[str, str]] = {
     },
     "mha/core/engine/blocks.py": {
         "heads: 1 -> 2 (3)": "a piece has other sizes, and the same numbers",
-        "_packed: keys.stop - 1 -> keys.stop + 1": "what needs no key has one that nobody sees",
+        "_pieces_of_segments: keys.stop - 1 -> keys.stop + 1": "what needs no key has one that nobody sees",
         "block: 1 -> 2": "a block of a window has one query fewer at most, and the same numbers",
     },
     "mha/parity/diagnosis/wrong_setup/around.py": {
-        "fitted: 1e-300 -> 2e-300": "it only keeps 0 / 0 from NaN, and no other sum of squares is so small",
+        "fit_norm: 1e-300 -> 2e-300": "it only keeps 0 / 0 from NaN, and no other sum of squares is so small",
     },
     "mha/parity/diagnosis/mistakes/with_mistakes.py": {
         "Bench.part: plan.rows == self.rows or part in WHOLE -> plan.rows == self.rows": "what needs all queries only "
         "computes some once more",
     },
     "mha/parity/rule/problem.py": {
-        "Problem.alone: made.known.update(self.known) -> pass": "what is known is computed again, and only costs time",
+        "Problem.alone: made.expectations.update(self.expectations) -> pass": (
+            "what is known is computed again, and only costs time"
+        ),
     },
     "mha/parity/rule/relations.py": {
         "changes: abs(factor - 1) > 0.02 -> abs(factor - 1) >= 0.02": "1.02 - 1 and 1 - 0.98 round to more than 0.02",
-        "related: np.zeros(0) -> np.ones(0)": "both have no number",
-        "sorted_alike: min((X.dtype, Y.dtype), key=lambda dtype: dtype.itemsize) "
+        "relate: np.zeros(0) -> np.ones(0)": "both have no number",
+        "sorting_order: min((X.dtype, Y.dtype), key=lambda dtype: dtype.itemsize) "
         "-> min((X.dtype, Y.dtype))": "NumPy orders dtypes, too, and a smaller one comes first",
     },
     "mha/parity/diagnosis/search/search.py": {

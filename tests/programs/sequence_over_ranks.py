@@ -67,7 +67,7 @@ def ways_of(group, suite, cases, dtypes, ways=WAYS):
     """The results of the suite of `mha parity --distributed`, of the ways of these names, here or behind others."""
     start, distributed.init_process_group = distributed.init_process_group, lambda *given, **options: None
     try:  # the group is there already
-        checks = devices.plan("torch", suite, cases, dtypes, group.rank, group.count, "", ranks.WAIT)
+        checks = devices.plan_rank("torch", suite, cases, dtypes, group.rank, group.count, "", ranks.WAIT)
     finally:
         distributed.init_process_group = start
     checks = [one for one in checks if one.name.endswith(ways)]

@@ -12,7 +12,7 @@ import numpy as np
 from mha import parity
 from mha.core.options.config import numpy_dtype
 from mha.parity.diagnosis.pipeline import parts, pieces
-from mha.parity.diagnosis.pipeline.plan import plan_of
+from mha.parity.diagnosis.pipeline.plan import make_plan
 from mha.parity.rule.problem import problem
 
 sys.path.extend([str(Path(__file__).parents[1] / name) for name in ("", "helpers")])
@@ -100,7 +100,7 @@ def unknown(seed, dtype="float32"):
     rng = np.random.default_rng(seed)
     call = PLAIN[rng.integers(len(PLAIN))]
     layer, inputs, arguments = call.made(dtype)
-    plan = plan_of(problem(layer, *inputs, planted.DEFAULTS | arguments, None), dtype)
+    plan = make_plan(problem(layer, *inputs, planted.DEFAULTS | arguments, None), dtype)
     kind = KINDS[rng.integers(len(KINDS))]
     changed = dataclasses.replace(plan, **kind(rng, plan))
     steps, before = {}, {}

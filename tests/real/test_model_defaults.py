@@ -31,7 +31,7 @@ def test_what_a_file_leaves_out_is_what_their_class_puts_there(scheme, kind, mor
     for layer in (3, 7) if kind in (*GATED, *HYBRID) else range(8):  # their other layers have no softmax
         prefix = f"model.layers.{layer}.self_attn."
         found, expected = (
-            models.described(model, scheme, prefix)
+            models.options_in(model, scheme, prefix)
             for model in (json.loads(json.dumps(said | {"model_type": kind})), whole)
         )
         if "num_key_value_heads" not in found:  # the arrays show it
@@ -51,7 +51,7 @@ def test_plain_kinds_have_the_heads_of_their_class(scheme, kind, stack):
 
     said = {"attention_type": "original_full"} if kind == "big_bird" else {}
     config, prefix = CONFIG_MAPPING[kind](**said), f"{stack}.layers.1.self_attn."
-    found = models.described(said | {"model_type": kind}, scheme, prefix)
+    found = models.options_in(said | {"model_type": kind}, scheme, prefix)
     for difference in (False, True):
         whole = json.loads(config.to_json_string(use_diff=difference))
-        assert models.described(whole | {"model_type": kind}, scheme, prefix) == found
+        assert models.options_in(whole | {"model_type": kind}, scheme, prefix) == found

@@ -40,7 +40,7 @@ def assert_called_so(made, count, only=None):
     found = small.attended(made, given)
     assert len(found) == count
     for (scheme, prefix), (queries, keys, values, output) in found.items():
-        how = models.attends(config, scheme, prefix)
+        how = models.convention_of(config, scheme, prefix)
         assert {how.queries, how.keys} - {""} <= inspect.signature(made.forward).parameters.keys()
         layer = mha.from_native(made, scheme=scheme, prefix=prefix, backend="numpy")
         Q, K = queries.shape[1], keys.shape[1]

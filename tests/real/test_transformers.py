@@ -152,7 +152,7 @@ def test_a_saved_model_is_read_and_computes_the_same(backend, tmp_path, name):
     made, module, causal = model(name)
     made.save_pretrained(tmp_path)
     path = tmp_path / "model.safetensors"
-    with readers.opened(path) as source:
+    with readers.open_weights(path) as source:
         _, (_, prefix) = schemes.recognise(source.entries)  # the file's names, which need not be the module's
     X, theirs = record(made, module)
     layers = {backend: mha.load(path, prefix=prefix, num_heads=3, backend=backend) for backend in (backend, "numpy")}

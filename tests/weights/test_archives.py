@@ -145,7 +145,7 @@ def test_the_underscore_of_an_attribute_of_keras_is_left_out(tmp_path):
     attention = mha.load(tmp_path / "weights", "numpy")
     assert attention.config == config
     assert_same_weights(attention.weights, schemes.to_canonical(arrays, "keras3", "layers/3/")[1])
-    with readers.opened(tmp_path / "weights") as source:
+    with readers.open_weights(tmp_path / "weights") as source:
         assert {"_table", "layers.3.query_dense.vars.0"} <= source.entries.keys()
 
 

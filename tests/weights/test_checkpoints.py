@@ -334,7 +334,7 @@ def test_an_absent_file_is_pythons_own_error(path):
 
 def test_a_file_that_is_cut_while_it_is_read(path, rng):
     checkpoint(path, rng, "bert")
-    with readers.opened(path) as source:
+    with readers.open_weights(path) as source:
         name = f"{PREFIX}self.query.weight"
         os.truncate(path, source.places[name].start + 4)
         with pytest.raises(ValueError, match=f"was cut while it was read: {name} has 4 bytes, expected 660"):

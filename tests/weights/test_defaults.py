@@ -185,9 +185,9 @@ def assert_size(tmp_path, code, more):
         with pytest.raises(
             ValueError, match=rf"X has {size} bytes, which does not fit dtype {code} and shape \(3, 5\)$"
         ):
-            readers.opened(path).__enter__()
+            readers.open_weights(path).__enter__()
         return
-    with readers.opened(path) as source:
+    with readers.open_weights(path) as source:
         assert source.entries["X"].shape == (3, 5)
 
 

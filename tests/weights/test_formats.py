@@ -117,7 +117,7 @@ def test_what_is_shown_of_a_file_names_its_scheme(gpt2):
 def test_norms_of_files_of_mlx_have_the_1_in_them(tmp_path):
     gemma = {"model_type": "gemma3_text", "hidden_size": D, "layer_types": ["full_attention"] * 4}
     for model, form, folded in ((QWEN, "", True), (QWEN, "pt", True), (QWEN, "mlx", False), (gemma, "mlx", True)):
-        assert models.described(model, "llama", AT, form=form).get("fold_one", False) == folded
+        assert models.options_in(model, "llama", AT, form=form).get("fold_one", False) == folded
     path = tmp_path / "config.json"
     path.write_text(json.dumps(QWEN))
     assert "fold_one" in models.options(path, "llama", AT)
@@ -224,7 +224,7 @@ def test_what_unpacks_is_named_where_it_is_missing(rng, tmp_path, monkeypatch):
 def test_arrays_are_described_as_they_are_once_unpacked(rng, tmp_path, monkeypatch):
     monkeypatch.setattr(quantised, "FORMATS", {"mlx": "numpy"})
     folder, _ = llama(rng, tmp_path, only=("q_proj",))
-    with readers.opened(folder) as source:
+    with readers.open_weights(folder) as source:
         place = "model.layers.0.self_attn."
         assert sorted(source.entries) == [f"{place}{name}_proj.weight" for name in "koqv"]
         assert len(source.entries) == 4
@@ -247,7 +247,7 @@ def test_arrays_may_be_packed_each_in_its_own_way(tmp_path, monkeypatch):
     }
     arrays[f"{place}k_proj.scales"] = np.zeros((3, 4), np.float16)
     write(tmp_path, arrays, "mlx", {"quantization": said | {"lm_head": False}})
-    with readers.opened(tmp_path) as source:
+    with readers.open_weights(tmp_path) as source:
         found = {name: source.entries[f"{place}{name}_proj.weight"] for name in "qkv"}
         assert source.packing_of(f"{place}v_proj.weight") == "8 bits in groups of 32, mode mxfp8"
         assert source.packing_of("model.norm.weight") == ""

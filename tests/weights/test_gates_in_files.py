@@ -105,16 +105,16 @@ def test_a_scheme_without_gates_refuses_one(rng):
 @pytest.mark.parametrize(("every", "window"), [(4, (7, 0)), (2, None)])
 def test_layers_of_afmoe_without_a_window_do_not_rotate(every, window):
     model = MODEL | {"model_type": "afmoe", "sliding_window": 8, "global_attn_every_n_layers": every}
-    found = models.described(model, "llama", AT)
+    found = models.options_in(model, "llama", AT)
     assert (found["rotary"], found["window"]) == (window and mha.Rotary(d), window)
     assert (found["output_gate"], found["qk_norm"]) == ("element", mha.Norm("rms", 1e-5))
 
 
 def test_layers_with_linear_attention_are_refused():
-    found = models.described(QWEN, "llama", AT)
+    found = models.options_in(QWEN, "llama", AT)
     assert (found["output_gate"], found["fold_one"], found["rotary"].dim) == ("element", True, 4)
     with pytest.raises(ValueError, match="layer_types has 'linear_attention' for layer 0, expected full_attention or"):
-        models.described(QWEN, "llama", "model.layers.0.self_attn.")
+        models.options_in(QWEN, "llama", "model.layers.0.self_attn.")
 
 
 def test_values_that_are_the_keys(rng, tmp_path):
@@ -149,6 +149,6 @@ def test_gemma_4_says_whose_keys_a_layer_has(rng, tmp_path):
 @pytest.mark.parametrize("types", [None, 4 * ["sliding_attention"]])
 def test_the_last_layer_of_gemma_4_has_no_window(types):
     model = MODEL | GEMMA | {"layer_types": types, "attention_k_eq_v": True}
-    found = [models.described(model, "llama", f"model.layers.{number}.self_attn.") for number in range(4)]
+    found = [models.options_in(model, "llama", f"model.layers.{number}.self_attn.") for number in range(4)]
     assert [one["window"] for one in found] == [*3 * [(511, 0)], None]
     assert [one.get("values_are_keys", False) for one in found] == [False, False, False, True]

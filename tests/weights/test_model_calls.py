@@ -9,14 +9,18 @@ import re
 import pytest
 
 from mha.weights import models
-from mha.weights.models.call_conventions import Attends
+from mha.weights.models.call_conventions import CallConvention
 from mha.weights.models.kinds import KINDS, NOT_ROTATING
 from mha.weights.models.plain import PLAIN
 
 TOKENS, OF_DECODER, OF_ENCODER = "attention_mask", "decoder_attention_mask", "encoder_attention_mask"
-BOTH, FORWARD, UNPADDED = Attends(False, TOKENS, TOKENS), Attends(True, TOKENS, TOKENS), Attends(False, "", "")
-PATCHES = Attends(False, "", "patch_attention_mask")
-SECOND = Attends(True, OF_DECODER, OF_DECODER)
+BOTH, FORWARD, UNPADDED = (
+    CallConvention(False, TOKENS, TOKENS),
+    CallConvention(True, TOKENS, TOKENS),
+    CallConvention(False, "", ""),
+)
+PATCHES = CallConvention(False, "", "patch_attention_mask")
+SECOND = CallConvention(True, OF_DECODER, OF_DECODER)
 T5 = "encoder.block.1.layer.0.SelfAttention.", "decoder.block.1.layer.0.SelfAttention."
 T5 = (*T5, "decoder.block.1.layer.1.EncDecAttention.")
 BART = "model.encoder.layers.1.self_attn.", "model.decoder.layers.1.self_attn.", "model.decoder.layers.1.encoder_attn."
@@ -47,18 +51,20 @@ ONE = [(kind, how) for how, kinds in ALIKE.items() for kind in kinds.split()]
 def test_a_model_of_one_stack_calls_all_its_layers_alike(prefix):
     for kind, how in ONE:
         bias = "t5" if kind == "mpnet" else ""
-        assert models.attends({"model_type": kind}, SCHEME[kind], prefix) == dataclasses.replace(how, bias=bias), kind
+        assert models.convention_of({"model_type": kind}, SCHEME[kind], prefix) == dataclasses.replace(
+            how, bias=bias
+        ), kind
 
 
 def test_a_model_of_two_stacks_calls_each_in_its_way():
     for kind in BARTS.split():
-        found = [models.attends({"model_type": kind}, "opt", prefix) for prefix in BART]
-        assert found == [BOTH, SECOND, Attends(False, OF_DECODER, TOKENS, cross=True)], kind
+        found = [models.convention_of({"model_type": kind}, "opt", prefix) for prefix in BART]
+        assert found == [BOTH, SECOND, CallConvention(False, OF_DECODER, TOKENS, cross=True)], kind
 
 
 def test_sounds_of_whisper_have_no_padding():
-    found = [models.attends({"model_type": "whisper"}, "opt", prefix) for prefix in BART]
-    assert found == [UNPADDED, SECOND, Attends(False, OF_DECODER, "", cross=True)]
+    found = [models.convention_of({"model_type": "whisper"}, "opt", prefix) for prefix in BART]
+    assert found == [UNPADDED, SECOND, CallConvention(False, OF_DECODER, "", cross=True)]
 
 
 def test_every_plain_kind_is_a_case_above():
@@ -73,19 +79,19 @@ def test_models_that_rotate_positions_are_decoders_but_for_some_texts_and_pictur
     for scheme, kind in ROTATING:
         how = UNPADDED if kind in NOT_ROTATING else BOTH if kind in encoders else FORWARD
         how = dataclasses.replace(how, without=PICTURED.get(kind, ()))
-        assert models.attends({"model_type": kind}, scheme, "layers.1.self_attn.") == how, kind
+        assert models.convention_of({"model_type": kind}, scheme, "layers.1.self_attn.") == how, kind
 
 
 def test_encoders_and_decoders_that_rotate_positions_unlike_others_of_their_schemes():
     for scheme, kind, how in (("bert", "esm", BOTH), ("opt", "lfm2", FORWARD), ("opt", "lfm2_moe", FORWARD)):
-        assert models.attends({"model_type": kind}, scheme, "layers.1.self_attn.") == how
+        assert models.convention_of({"model_type": kind}, scheme, "layers.1.self_attn.") == how
 
 
 def test_tables_of_t5_are_added_to_self_attention():
-    expected = Attends(False, TOKENS, TOKENS, "t5"), Attends(True, OF_DECODER, OF_DECODER, "t5")
+    expected = CallConvention(False, TOKENS, TOKENS, "t5"), CallConvention(True, OF_DECODER, OF_DECODER, "t5")
     for kind in KINDS["t5"]:
-        found = [models.attends({"model_type": kind}, "t5", prefix) for prefix in T5]
-        assert found == [*expected, Attends(False, OF_DECODER, TOKENS, cross=True)], kind
+        found = [models.convention_of({"model_type": kind}, "t5", prefix) for prefix in T5]
+        assert found == [*expected, CallConvention(False, OF_DECODER, TOKENS, cross=True)], kind
 
 
 @pytest.mark.parametrize(
@@ -98,7 +104,7 @@ def test_tables_of_t5_are_added_to_self_attention():
     ],
 )
 def test_linear_biases_are_scaled_by_falcon_alone(model, bias):
-    assert models.attends(model, "neox", "h.1.self_attention.") == Attends(True, TOKENS, TOKENS, bias)
+    assert models.convention_of(model, "neox", "h.1.self_attention.") == CallConvention(True, TOKENS, TOKENS, bias)
 
 
 DECODING = "esm bert bert-generation big_bird camembert data2vec-text electra ernie megatron-bert rembert roberta "
@@ -108,31 +114,31 @@ DECODING += "roberta-prelayernorm roc_bert xlm-roberta xlm-roberta-xl"
 def test_some_encoders_are_decoders_if_they_say_so():
     for kind in ["esm", *(kind for kind, how in ONE if how == BOTH and kind != "mpnet")]:
         model = {"model_type": kind, "is_decoder": True}
-        found = models.attends(model, SCHEME.get(kind, "bert"), "encoder.layer.1.attention.")
+        found = models.convention_of(model, SCHEME.get(kind, "bert"), "encoder.layer.1.attention.")
         assert found == (FORWARD if kind in DECODING.split() else BOTH), kind
-        across = models.attends(model, SCHEME.get(kind, "bert"), "encoder.layer.1.crossattention.")
-        assert across == Attends(False, TOKENS, OF_ENCODER, cross=True), kind
+        across = models.convention_of(model, SCHEME.get(kind, "bert"), "encoder.layer.1.crossattention.")
+        assert across == CallConvention(False, TOKENS, OF_ENCODER, cross=True), kind
 
 
 @pytest.mark.parametrize("kind", ["flaubert", "xlm"])
 def test_xlm_that_hides_later_tokens_hides_no_padding(kind):
-    found = models.attends({"model_type": kind, "causal": True}, "distilbert", "attentions.1.")
-    assert found == Attends(True, TOKENS, "")
+    found = models.convention_of({"model_type": kind, "causal": True}, "distilbert", "attentions.1.")
+    assert found == CallConvention(True, TOKENS, "")
 
 
 @pytest.mark.parametrize(("kind", "across"), [("bart", OF_ENCODER), ("whisper", "")])
 def test_a_decoder_alone_has_the_usual_arguments(kind, across):
     model = {"model_type": kind, "is_encoder_decoder": False}
-    found = [models.attends(model, "opt", prefix) for prefix in BART[1:]]
-    assert found == [FORWARD, Attends(False, TOKENS, across, cross=True)]
-    assert models.attends(model, "opt", BART[0]) == models.attends({"model_type": kind}, "opt", BART[0])
+    found = [models.convention_of(model, "opt", prefix) for prefix in BART[1:]]
+    assert found == [FORWARD, CallConvention(False, TOKENS, across, cross=True)]
+    assert models.convention_of(model, "opt", BART[0]) == models.convention_of({"model_type": kind}, "opt", BART[0])
 
 
 def test_a_layer_of_neither_stack_is_refused():
     with pytest.raises(
         ValueError, match=r"prefix is 'layers\.1\.', expected one with encoder or decoder: a model whose"
     ):
-        models.attends({"model_type": "bart"}, "opt", "layers.1.")
+        models.convention_of({"model_type": "bart"}, "opt", "layers.1.")
 
 
 # Models of several parts
@@ -154,15 +160,15 @@ def test_a_part_is_called_as_a_model_of_its_own():
     for kind in [*WHOLES.split(), *PICTURED]:
         model = CLIP | {"model_type": kind}
         text = dataclasses.replace(FORWARD, without=PICTURED.get(kind, ()))
-        assert models.attends(model, "opt", "text_model.encoder.layers.1.self_attn.") == text, kind
-        assert models.attends(model, "opt", "vision_model.encoder.layers.1.self_attn.") == UNPADDED, kind
+        assert models.convention_of(model, "opt", "text_model.encoder.layers.1.self_attn.") == text, kind
+        assert models.convention_of(model, "opt", "vision_model.encoder.layers.1.self_attn.") == UNPADDED, kind
 
 
 @pytest.mark.parametrize("kind", ["paligemma", "gemma3n", "blip-2", None])
 def test_parts_of_another_model_are_refused(kind):
     text = f"model_type is '{kind}', and how it calls its parts is not known: expected one of"
     with pytest.raises(ValueError, match=text):
-        models.attends(CLIP | {"model_type": kind}, "opt", "text_model.encoder.layers.1.self_attn.")
+        models.convention_of(CLIP | {"model_type": kind}, "opt", "text_model.encoder.layers.1.self_attn.")
 
 
 BERT = {"model_type": "bert", "is_decoder": True, "num_attention_heads": 3}
@@ -175,17 +181,17 @@ IN_DECODER = "decoder.bert.encoder.layer.1.attention.", "decoder.bert.encoder.la
 )
 def test_a_decoder_of_a_pair_has_arguments_of_its_own(kind, across):
     model = {"model_type": kind, "encoder": {"model_type": "bert", "num_attention_heads": 2}, "decoder": BERT}
-    assert models.attends(model, "bert", "encoder.encoder.layer.1.attention.") == BOTH
-    found = [models.attends(model, "bert", prefix) for prefix in IN_DECODER]
-    assert found == [SECOND, Attends(False, OF_DECODER, across, cross=True)]
-    assert models.described(model, "bert", "encoder.encoder.layer.1.attention.") == {"num_heads": 2}
-    assert models.described(model, "bert", IN_DECODER[0]) == {"num_heads": 3}
+    assert models.convention_of(model, "bert", "encoder.encoder.layer.1.attention.") == BOTH
+    found = [models.convention_of(model, "bert", prefix) for prefix in IN_DECODER]
+    assert found == [SECOND, CallConvention(False, OF_DECODER, across, cross=True)]
+    assert models.options_in(model, "bert", "encoder.encoder.layer.1.attention.") == {"num_heads": 2}
+    assert models.options_in(model, "bert", IN_DECODER[0]) == {"num_heads": 3}
 
 
 def test_a_decoder_of_two_stacks_is_alone_in_a_pair():
     model = {"model_type": "speech-encoder-decoder", "encoder": {}, "decoder": {"model_type": "mbart"}}
-    found = [models.attends(model, "opt", f"decoder.{prefix}") for prefix in BART[1:]]
-    assert found == [SECOND, Attends(False, OF_DECODER, TOKENS, cross=True)]
+    found = [models.convention_of(model, "opt", f"decoder.{prefix}") for prefix in BART[1:]]
+    assert found == [SECOND, CallConvention(False, OF_DECODER, TOKENS, cross=True)]
 
 
 # What is not known
@@ -214,4 +220,4 @@ def test_a_decoder_of_two_stacks_is_alone_in_a_pair():
 )
 def test_a_model_that_is_not_known_is_refused(model, scheme, text):
     with pytest.raises(ValueError, match=re.escape(text)):
-        models.attends(model, scheme, "encoder.layers.1.self_attn.")
+        models.convention_of(model, scheme, "encoder.layers.1.self_attn.")

@@ -68,8 +68,8 @@ def test_a_kind_is_known_with_the_heads_that_it_has_by_default():
     place = "encoder.layers.1.self_attn."
     for scheme, kind, heads in CASES:
         model = {"model_type": kind} | MORE.get(kind, {})
-        assert models.described(model, scheme, place) == {"num_heads": heads}, kind
-        assert models.described(model | {"num_attention_heads": 2}, scheme, place) == {"num_heads": 2}, kind
+        assert models.options_in(model, scheme, place) == {"num_heads": heads}, kind
+        assert models.options_in(model | {"num_attention_heads": 2}, scheme, place) == {"num_heads": 2}, kind
 
 
 def test_every_kind_is_a_case_above():
@@ -84,7 +84,7 @@ VITS = HEADS["vit"][12].split() + HEADS["vit"][16].split()
 
 def test_modules_of_pictures_have_the_names_of_llama_and_rotate_nothing():
     for kind in (kind for kind in VITS if kind not in NEVER_LLAMA):
-        found = models.described({"model_type": kind, "num_attention_heads": 2}, "llama", "layers.1.attention.")
+        found = models.options_in({"model_type": kind, "num_attention_heads": 2}, "llama", "layers.1.attention.")
         assert found == {"num_heads": 2, "rotary": None}, kind
 
 
@@ -102,18 +102,18 @@ OTHERS = {
 def test_another_kind_is_refused(scheme, kind):
     text = f"model_type is {kind!r}, whose attention is not known in scheme {scheme!r}: expected one of "
     with pytest.raises(ValueError, match=re.escape(text)):
-        models.described({"model_type": kind, "num_attention_heads": 12}, scheme, BERT)
+        models.options_in({"model_type": kind, "num_attention_heads": 12}, scheme, BERT)
 
 
 def test_the_error_for_another_kind_is_short_and_says_what_to_type():
     with pytest.raises(ValueError, match="model_type is 'diffllama'") as raised:
-        models.described({"model_type": "diffllama"}, "llama", BERT)
+        models.options_in({"model_type": "diffllama"}, "llama", BERT)
     text = f"expected one of {len(KINDS['llama'])} kinds, which the page on weights lists; names like it: llama"
     assert text in str(raised.value)
     assert "pass the arrays to mha.from_native with num_heads=, rotary= " in str(raised.value)
     assert "layers= to mha.parity.audit" in str(raised.value)
     with pytest.raises(ValueError, match="page on weights lists; to say yourself") as raised:
-        models.described({"model_type": "zzz" * 40}, "llama", BERT)
+        models.options_in({"model_type": "zzz" * 40}, "llama", BERT)
     assert len(str(raised.value)) < 400
 
 
@@ -128,9 +128,9 @@ def test_the_error_for_another_kind_is_short_and_says_what_to_type():
     ],
 )
 def test_a_file_without_a_kind_is_taken(scheme, model, found):
-    assert models.described(model, scheme, OPT) == found
+    assert models.options_in(model, scheme, OPT) == found
     with pytest.raises(ValueError, match="model_type is 'None', whose attention is not known"):
-        models.described(model | {"model_type": None}, scheme, OPT)
+        models.options_in(model | {"model_type": None}, scheme, OPT)
 
 
 # What changes the attention, and is no option of a layer.
@@ -151,12 +151,12 @@ SCHEME = {kind: scheme for scheme, kind, _ in CASES}
 def test_an_option_that_changes_the_attention_is_refused(kind, name):
     model, value = {"model_type": kind}, CHANGED[kind][name]
     with pytest.raises(ValueError, match=f"{name} is {value!r}, which may change the attention and is not known"):
-        models.described(model | {name: value}, SCHEME[kind], BERT)
+        models.options_in(model | {name: value}, SCHEME[kind], BERT)
 
 
 def test_big_bird_has_another_attention_if_nothing_is_said():
     with pytest.raises(ValueError, match="attention_type is 'block_sparse', which may change the attention"):
-        models.described({"model_type": "big_bird"}, "bert", BERT)
+        models.options_in({"model_type": "big_bird"}, "bert", BERT)
 
 
 TWO = {"encoder_attention_heads": 3, "decoder_attention_heads": 2}
@@ -171,13 +171,13 @@ def test_an_encoder_and_a_decoder_have_heads_of_their_own(kind):
         ("model.decoder.layers.1.encoder_attn.", 2),
         ("encoder.model.decoder.layers.1.self_attn.", 2),
     ):
-        assert models.described(model, "opt", prefix) == {"num_heads": heads}
+        assert models.options_in(model, "opt", prefix) == {"num_heads": heads}
     text = (
         "encoder_attention_heads is 3 and decoder_attention_heads is 2, and prefix 'layers.1.' has neither encoder nor"
     )
     with pytest.raises(ValueError, match=text):
-        models.described(model, "opt", "layers.1.")
-    assert models.described(model | {"decoder_attention_heads": 3}, "opt", "layers.1.") == {"num_heads": 3}
+        models.options_in(model, "opt", "layers.1.")
+    assert models.options_in(model | {"decoder_attention_heads": 3}, "opt", "layers.1.") == {"num_heads": 3}
 
 
 def test_heads_may_be_called_by_their_common_name():
@@ -187,28 +187,28 @@ def test_heads_may_be_called_by_their_common_name():
     for kind, name in own.items():
         for prefix in ("encoder.layers.1.self_attn.", OPT):
             there = 5 if kind != "bart" or "encoder" in prefix else 16
-            assert models.described({"model_type": kind} | common, "opt", prefix) == {"num_heads": there}
+            assert models.options_in({"model_type": kind} | common, "opt", prefix) == {"num_heads": there}
         model = {"model_type": kind, name: 3} | common
-        assert models.described(model, "opt", "encoder.layers.1.self_attn.") == {"num_heads": 3}
-    assert models.described({"model_type": "distilbert", "n_heads": 3}, "distilbert", "") == {"num_heads": 3}
-    assert models.described({"model_type": "gpt2", "n_head": 3}, "gpt2", "") == {"num_heads": 3}
+        assert models.options_in(model, "opt", "encoder.layers.1.self_attn.") == {"num_heads": 3}
+    assert models.options_in({"model_type": "distilbert", "n_heads": 3}, "distilbert", "") == {"num_heads": 3}
+    assert models.options_in({"model_type": "gpt2", "n_head": 3}, "gpt2", "") == {"num_heads": 3}
 
 
 def test_the_decoder_of_a_masked_autoencoder_has_heads_of_its_own():
     model = {"model_type": "vit_mae", "num_attention_heads": 3, "decoder_num_attention_heads": 2}
     for prefix, heads in (("vit.encoder.layer.1.attention.", 3), ("decoder.decoder_layers.1.attention.", 2), ("", 3)):
-        assert models.described(model, "vit", prefix) == {"num_heads": heads}
-    assert models.described({"model_type": "vit_mae"}, "vit", "decoder.decoder_layers.1.") == {"num_heads": 16}
+        assert models.options_in(model, "vit", prefix) == {"num_heads": heads}
+    assert models.options_in({"model_type": "vit_mae"}, "vit", "decoder.decoder_layers.1.") == {"num_heads": 16}
 
 
 def test_positions_of_gpt_j_rotate():
-    found = models.described({"model_type": "gptj"}, "opt", "h.1.attn.")
+    found = models.options_in({"model_type": "gptj"}, "opt", "h.1.attn.")
     assert found == {"num_heads": 16, "key_dim": 256, "rotary": mha.Rotary(64, interleaved=True)}
     said = {"model_type": "gptj", "n_head": 3, "n_embd": 15, "rotary_dim": 4}
-    found = models.described(said, "opt", "h.1.attn.")
+    found = models.options_in(said, "opt", "h.1.attn.")
     assert found == {"num_heads": 3, "key_dim": 5, "rotary": mha.Rotary(4, interleaved=True)}
     with pytest.raises(TypeError, match="rotary_dim is None"):
-        models.described(said | {"rotary_dim": None}, "opt", "h.1.attn.")
+        models.options_in(said | {"rotary_dim": None}, "opt", "h.1.attn.")
 
 
 def test_some_layers_of_gpt_neo_have_a_window_and_none_has_a_scale():
@@ -216,11 +216,11 @@ def test_some_layers_of_gpt_neo_have_a_window_and_none_has_a_scale():
     default = {"num_heads": 16, "window_size": 256, "attention_types": [[["global", "local"], 12]]}
     for model, windows in ((told, (4, None, 4, 4)), (default, (None, 255, None, 255)), ({}, (None, 255))):
         for layer, left in enumerate(windows):
-            found = models.described({"model_type": "gpt_neo"} | model, "opt", f"h.{layer}.attn.attention.")
+            found = models.options_in({"model_type": "gpt_neo"} | model, "opt", f"h.{layer}.attn.attention.")
             window = None if left is None else (left, 0)
             assert found == {"num_heads": model.get("num_heads", 16), "scale": 1.0, "window": window}
     with pytest.raises(ValueError, match="attention_types has None for layer 4, expected global or local"):
-        models.described({"model_type": "gpt_neo"} | told, "opt", "h.4.attn.attention.")
+        models.options_in({"model_type": "gpt_neo"} | told, "opt", "h.4.attn.attention.")
 
 
 PLACE = "model.layers.1.self_attn."
@@ -231,12 +231,12 @@ def test_positions_of_esm_rotate_if_it_says_so(said):
     model = {"model_type": "esm", "num_attention_heads": 3, "hidden_size": 18, "position_embedding_type": said}
     rotary = mha.Rotary(6) if said == "rotary" else None
     for more in ({}, {"rope_theta": 10000.0}):
-        found = models.described(model | more, "bert", BERT)
+        found = models.options_in(model | more, "bert", BERT)
         assert found == {"num_heads": 3, "key_dim": 6, "rotary": rotary, "window": None}
     del model["position_embedding_type"]
-    assert models.described(model, "bert", BERT)["rotary"] is None
+    assert models.options_in(model, "bert", BERT)["rotary"] is None
     with pytest.raises(ValueError, match="position_embedding_type is 'relative_key', expected one of"):
-        models.described(model | {"position_embedding_type": "relative_key"}, "bert", BERT)
+        models.options_in(model | {"position_embedding_type": "relative_key"}, "bert", BERT)
 
 
 @pytest.mark.parametrize("types", [("linear_attention", "full_attention"), ("mamba", "attention")])
@@ -244,26 +244,26 @@ def test_positions_of_esm_rotate_if_it_says_so(said):
 def test_positions_of_granite_4_rotate_if_it_says_so(said, turns, types):
     model = {"model_type": "granitemoehybrid", "num_attention_heads": 3, "hidden_size": 18, "attention_multiplier": 0.3}
     model |= {"position_embedding_type": said, "layer_types": [*types]}
-    found = models.described(model, "llama", PLACE)
+    found = models.options_in(model, "llama", PLACE)
     assert found == {
         "num_heads": 3, "key_dim": 6, "num_key_value_heads": 3, "rotary": mha.Rotary(6) if turns else None,
         "window": None, "scale": 0.3,
     }  # fmt: skip
     with pytest.raises(ValueError, match=f"layer_types has '{types[0]}' for layer 0"):
-        models.described(model, "llama", PLACE.replace("1", "0"))
+        models.options_in(model, "llama", PLACE.replace("1", "0"))
 
 
 @pytest.mark.parametrize(("kind", "width"), [("qwen3_vl_text", 128), ("qwen3_vl_moe_text", 6)])
 def test_heads_of_qwen3_vl_with_experts_share_the_width_of_the_model(kind, width):
     model = {"model_type": kind, "num_attention_heads": 3, "hidden_size": 18}
     for more, expected in (({}, width), ({"head_dim": 8}, 8)):
-        assert models.described(model | more, "llama", PLACE)["key_dim"] == expected
+        assert models.options_in(model | more, "llama", PLACE)["key_dim"] == expected
 
 
 @pytest.mark.parametrize("kind", ["lfm2", "lfm2_moe"])
 def test_positions_of_lfm2_rotate_after_norms(kind):
     model = {"model_type": kind, "num_attention_heads": 6, "hidden_size": 36, "layer_types": ["conv", "full_attention"]}
-    found = models.described(model | {"num_key_value_heads": 2, "norm_eps": 0.1}, "opt", PLACE)
+    found = models.options_in(model | {"num_key_value_heads": 2, "norm_eps": 0.1}, "opt", PLACE)
     expected = {"num_heads": 6, "key_dim": 6, "num_key_value_heads": 2, "rotary": mha.Rotary(6, 1e6), "window": None}
     assert found == expected | {"qk_norm": mha.Norm("rms", 0.1)}
 
@@ -282,14 +282,14 @@ def test_norms_and_groups_of_lfm2_are_read(tmp_path):
 
 def test_tables_of_mpnet_have_the_size_that_its_buckets_have():
     model = {"model_type": "mpnet", "num_attention_heads": 3, "relative_attention_num_buckets": 32}
-    assert models.described(model, "mpnet", PLACE) == {"num_heads": 3}
+    assert models.options_in(model, "mpnet", PLACE) == {"num_heads": 3}
 
 
 def test_layers_of_mllama_that_see_pictures_are_refused():
     model = {"model_type": "mllama_text_model", "hidden_size": 64, "num_attention_heads": 8}
-    assert models.described(model | {"cross_attention_layers": [1]}, "llama", PLACE)["num_key_value_heads"] == 8
+    assert models.options_in(model | {"cross_attention_layers": [1]}, "llama", PLACE)["num_key_value_heads"] == 8
     with pytest.raises(ValueError, match=r"prefix is 'layers\.3\.cross_attn\.', whose keys are of pictures"):
-        models.described(model, "llama", "layers.3.cross_attn.")
+        models.options_in(model, "llama", "layers.3.cross_attn.")
 
 
 def test_biases_and_buffers_of_gpt_neo_are_its_own(tmp_path):
@@ -330,15 +330,15 @@ CLIP = {
     ],
 )
 def test_a_part_of_a_model_says_its_own_heads(prefix, heads):
-    assert models.described(CLIP, "opt", prefix) == {"num_heads": heads}
+    assert models.options_in(CLIP, "opt", prefix) == {"num_heads": heads}
 
 
 @pytest.mark.parametrize("prefix", ["encoder.layers.1.self_attn.", "my_text_model.encoder.layers.1.self_attn."])
 def test_a_layer_outside_of_all_parts_is_of_the_whole_model(prefix):
     with pytest.raises(ValueError, match="model_type is 'clip', whose attention is not known"):
-        models.described(CLIP, "opt", prefix)
+        models.options_in(CLIP, "opt", prefix)
     part = CLIP["text_config"]
-    assert models.described(part, "opt", "text_model.encoder.layers.1.self_attn.") == {"num_heads": 2}
+    assert models.options_in(part, "opt", "text_model.encoder.layers.1.self_attn.") == {"num_heads": 2}
 
 
 def written(tmp_path, scheme, model, **others):

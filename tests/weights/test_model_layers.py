@@ -173,14 +173,14 @@ def test_what_a_model_says_wrongly_of_a_layer_is_refused(write, case):
     ],
 )
 def test_a_normed_layer_is_what_the_model_says_of_its_number(model, rotary, norm):
-    found = models.described(MODEL | model, "llama", PREFIX)
+    found = models.options_in(MODEL | model, "llama", PREFIX)
     assert (found["rotary"], found["qk_norm"]) == (rotary, norm)
 
 
 def test_a_rotation_that_is_none_is_the_default_of_its_kind():
     model = MODEL | {"model_type": "cwm"}
-    found = models.described(model | {"rope_parameters": None}, "llama", PREFIX)
-    assert found == models.described(model, "llama", PREFIX)
+    found = models.options_in(model | {"rope_parameters": None}, "llama", PREFIX)
+    assert found == models.options_in(model, "llama", PREFIX)
     assert found["rotary"] == mha.Rotary(d, 1e6, frequencies=mha.llama3_frequencies(d, 1e6, 16.0, 1.0, 4.0, 8192))
 
 
@@ -190,8 +190,8 @@ def test_a_layer_without_keys_of_its_own_is_refused(number, owner):
     model["layer_types"] = 2 * ["sliding_attention", "full_attention"]
     words = f"layer {number} has no keys and values of its own, but those of model.layers.{owner}.self_attn"
     with pytest.raises(ValueError, match=re.escape(words)):
-        models.described(model, "llama", f"model.layers.{number}.self_attn.")
-    assert models.described(model, "llama", "model.layers.1.self_attn.")["value_norm"] == mha.Norm("rms", 1e-5)
+        models.options_in(model, "llama", f"model.layers.{number}.self_attn.")
+    assert models.options_in(model, "llama", "model.layers.1.self_attn.")["value_norm"] == mha.Norm("rms", 1e-5)
 
 
 TYPES = {"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 8}
@@ -217,7 +217,7 @@ OF_MLX = {
 @pytest.mark.parametrize("name", OF_MLX)
 def test_models_of_mlx_read_what_others_do_not(name):
     said, options = OF_MLX[name]
-    found = models.described(MODEL | said, "llama", PREFIX, form="mlx")
+    found = models.options_in(MODEL | said, "llama", PREFIX, form="mlx")
     if found.get("rotary") is not None:
         found["rotary"] = dataclasses.replace(found["rotary"], dim=None)
     assert {key: found[key] for key in options} == options
@@ -225,17 +225,17 @@ def test_models_of_mlx_read_what_others_do_not(name):
 
 @pytest.mark.parametrize("said", [LLAMA | {"sliding_window": 8, "layer_types": None}, {"model_type": "gemma2"}])
 def test_windows_that_mlx_gives_no_layer(said):
-    found = [models.described(MODEL | said, "llama", f"layers.{at}.", form="mlx")["window"] for at in range(2)]
+    found = [models.options_in(MODEL | said, "llama", f"layers.{at}.", form="mlx")["window"] for at in range(2)]
     assert found == [None, None]
 
 
 def test_others_do_not_read_it():
     with pytest.raises(ValueError, match=r"layer_types is .*, which may change the attention"):
-        models.described(MODEL | LLAMA | TYPES, "llama", PREFIX)
+        models.options_in(MODEL | LLAMA | TYPES, "llama", PREFIX)
     with pytest.raises(ValueError, match="sliding_window is 8, which may change the attention"):
-        models.described(MODEL | LLAMA | {"sliding_window": 8}, "llama", PREFIX)
+        models.options_in(MODEL | LLAMA | {"sliding_window": 8}, "llama", PREFIX)
     with pytest.raises(ValueError, match="layer_types is"):
-        models.described(MODEL | PLAIN | TYPES | {"model_type": "mistral"}, "llama", PREFIX)
+        models.options_in(MODEL | PLAIN | TYPES | {"model_type": "mistral"}, "llama", PREFIX)
 
 
 def test_commands_read_it_too(write, tmp_path):

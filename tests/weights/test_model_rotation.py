@@ -184,13 +184,13 @@ def test_ministral_has_a_temperature_beside_its_rotation(write):
 
 def test_a_part_of_a_head_of_phi_turns():
     model, prefix = {"model_type": "phi", "num_attention_heads": 3, "hidden_size": 36}, "model.layers.1.self_attn."
-    found = models.described(model | {"num_key_value_heads": 1}, "phi", prefix)
+    found = models.options_in(model | {"num_key_value_heads": 1}, "phi", prefix)
     expected = {"num_heads": 3, "key_dim": 12, "window": None}
     assert found == expected | {"num_key_value_heads": 1, "rotary": mha.Rotary(6)}
-    found = models.described(model | {"partial_rotary_factor": 0.4, "rope_theta": 9.0}, "phi", prefix)
+    found = models.options_in(model | {"partial_rotary_factor": 0.4, "rope_theta": 9.0}, "phi", prefix)
     assert found == expected | {"num_key_value_heads": 3, "rotary": mha.Rotary(4, 9.0)}
     with pytest.raises(ValueError, match="qk_layernorm is True, which may change the attention"):
-        models.described(model | {"qk_layernorm": True}, "phi", prefix)
+        models.options_in(model | {"qk_layernorm": True}, "phi", prefix)
 
 
 @pytest.mark.parametrize("kind", ["qwen2_vl", "qwen2_5_vl_text", "qwen3_vl_text"])
@@ -200,7 +200,7 @@ def test_tokens_of_texts_have_one_position_each(kind, name, called):
     model = {"model_type": kind, "num_attention_heads": 3, "hidden_size": 36, "head_dim": 12}
     for sort in ("mrope", "default"):
         said = {name: {called: sort, "mrope_section": [1, 1, 2], "rope_theta": 7.0, "mrope_interleaved": True}}
-        found = models.described(model | said, "llama", "model.layers.1.self_attn.")
+        found = models.options_in(model | said, "llama", "model.layers.1.self_attn.")
         assert found["rotary"] == mha.Rotary(12, 7.0)
         assert ("qk_norm" in found) is kind.startswith("qwen3")
 
@@ -227,5 +227,5 @@ SLOWER = {"rope_scaling": {"rope_type": "linear", "factor": 2.0}}
     ],
 )
 def test_most_layers_of_modernbert_see_tokens_nearby_on_both_sides(model, layer, rotary, window):
-    found = models.described(MODERNBERT | model, "modernbert", f"model.layers.{layer}.attn.")
+    found = models.options_in(MODERNBERT | model, "modernbert", f"model.layers.{layer}.attn.")
     assert found == {"num_heads": 3, "key_dim": 10, "rotary": rotary, "window": window}

@@ -351,7 +351,7 @@ def test_layers_come_in_the_order_of_the_names():
     assert schemes.recognise(model()) == [("opt", prefix) for prefix in layers]
     for prefix in layers:
         assert schemes.choose(model(), prefix=prefix) == ("opt", prefix)
-        assert len(schemes.wanted(model(), "opt", prefix)) == 8
+        assert len(schemes.layer_names(model(), "opt", prefix)) == 8
 
 
 def test_several_layers_are_listed():

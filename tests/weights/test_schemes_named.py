@@ -110,6 +110,6 @@ def test_an_unknown_kind_lists_the_known_ones(kind):
 
 def test_a_missing_framework_says_what_to_install(monkeypatch):
     monkeypatch.delitem(sys.modules, "mha.backends.torch", raising=False)
-    monkeypatch.setattr(dispatch, "_missing", lambda name: ["torch"])
+    monkeypatch.setattr(dispatch, "_missing_modules", lambda name: ["torch"])
     with pytest.raises(ModuleNotFoundError, match=r'^backend .torch. needs torch: pip install "torch>=2.4"$'):
         mha.MultiHeadAttention(6, 2, backend="numpy").to_native("torch.nn.MultiheadAttention")

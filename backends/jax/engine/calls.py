@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from mha.core.call import ARRAYS, PACKED, PLACES, ROWS, Call, check
-from mha.core.call.check import column, limited, near
+from mha.core.call.check import limit_lengths, near, offset_column
 from mha.core.options import checks
 
 from .. import arrays
@@ -32,24 +32,24 @@ _seen = None  # a weak reference to lengths that were found to be right
 def attend(layer, queries, keys, values, call):
     """Call a layer; call: an `mha.core.call.Call`, not checked yet."""
     if call.cache is not None:
-        return decoded(layer, queries, keys, values, check(arrays, layer, queries, keys, values, call))
-    kind, given = kind_of(layer, queries, keys, values, call)
+        return decode(layer, queries, keys, values, check(arrays, layer, queries, keys, values, call))
+    kind, given = program_kind(layer, queries, keys, values, call)
     plan, _ = PLANS.get(kind, (None, None))
     if plan is None:
-        given, fixed = parted(check(arrays, layer, queries, keys, values, call))
+        given, fixed = split_call(check(arrays, layer, queries, keys, values, call))
         plan = program(_attend, module_of(layer), fixed)
         if kind is not None:
             if len(PLANS) >= MOST:
                 PLANS.clear()
             PLANS[kind] = plan, layer.config  # while it is kept, no other has its id
     elif given:
-        given = checked(given, keys.shape[1])
+        given = check_values(given, keys.shape[1])
     return plan(*_apart(layer, call), *_once(queries, keys, values), given)
 
 
-def decoded(layer, queries, keys, values, call):
+def decode(layer, queries, keys, values, call):
     """Compute a checked call with a cache; its slots are donated where their state is known, to be written in place."""
-    (given, fixed), cache = parted(call), call.cache
+    (given, fixed), cache = split_call(call), call.cache
     if call.plan.step is None or cache.frozen:
         run = program(_attend, module_of(layer), fixed)
         return run(*_apart(layer, call), queries, keys, values, given)
@@ -58,17 +58,17 @@ def decoded(layer, queries, keys, values, call):
     first = (
         queries.shape[1] > 1 and call.plan.step.first == 0 and call.plan.step.in_order
     )  # one token is compiled once for all
-    fixed = fixed.planned(engine=first)
+    fixed = fixed.with_plan(engine=first)
     run = program(_decode, module_of(layer), fixed, giving=(6,))
     *results, after = run(*_apart(layer, call), queries, keys, values, given, slots)
     cache.use_up()
-    return *results, after.booked(call.plan.step.book)
+    return *results, after.with_state(call.plan.step.slot_state)
 
 
 def vjp(layer, queries, keys, values, call):
     """The output of a checked call, and what pulls gradients back through it, as of the chapter."""
     output, pull_back = _run(_vjp, layer, queries, keys, values, call)
-    return output, lambda cotangent: dict(_pulled(pull_back, cotangent))
+    return output, lambda cotangent: dict(_pull(pull_back, cotangent))
 
 
 def gradients(layer, queries, keys, values, call, cotangent=None):
@@ -84,7 +84,7 @@ def trace(layer, queries, keys, values, call):
 # 1. Plans
 
 
-def kind_of(layer, queries, keys, values, call):
+def program_kind(layer, queries, keys, values, call):
     """Return the facts that decide a call's program, whatever its values, None if it has no plan; and its arrays."""
     given, switches = numbers(call), (call.causal, call.training, call.return_weights)
     if type(layer) is not MultiHeadAttention or not SWITCHES.issuperset(map(type, switches)):
@@ -106,23 +106,23 @@ def _form(X):
     return (X.shape, X.dtype) if type(X) is np.ndarray and X.dtype.isnative else X.aval
 
 
-def checked(given, num_keys):
+def check_values(given, num_keys):
     """Check the integers of a call whose kind is known, of which only values may be wrong, and return its arrays.
 
     Layers of a model take the same lengths, one after another: these are looked at once, as JAX's arrays do not change.
     """
     global _seen
     if "offset" in given:
-        column(given["offset"])
+        offset_column(given["offset"])
     for name in given.keys() & {*PLACES, *PACKED}:
-        if (known := arrays.known(given[name])) is not None:  # else a compiler will know them
+        if (known := arrays.value_of(given[name])) is not None:  # else a compiler will know them
             given[name] = near(name, known)
     lengths = given.get("valid_lens")
     if lengths is None or (_seen and _seen() is lengths):
         return given
-    if (known := arrays.known(lengths)) is None:  # a compiler will know them
+    if (known := arrays.value_of(lengths)) is None:  # a compiler will know them
         return given
-    limit, _ = limited(known, num_keys)
+    limit, _ = limit_lengths(known, num_keys)
     if limit is known and type(lengths) is not np.ndarray and lengths.dtype == np.int32:
         _seen = weakref.ref(lengths)
         return given
@@ -172,21 +172,21 @@ def _trace(module, fixed, variables, rngs, queries, keys, values, given):
 
 
 @jax.jit
-def _pulled(pull_back, cotangent):
+def _pull(pull_back, cotangent):
     return collections.OrderedDict(pull_back(cotangent))
 
 
 def _run(function, layer, queries, keys, values, call, *more):
     """A function of these for a checked call."""
-    given, fixed = parted(call)
+    given, fixed = split_call(call)
     run = program(function, module_of(layer), fixed)
     return run(*_apart(layer, call), *_once(queries, keys, values), given, *more)
 
 
-def parted(call):
+def split_call(call):
     """Split a checked call into its arrays, by name, and the rest, which a program is compiled for."""
     given = numbers(call) | ({} if call.cache is None else {"cache": call.cache})
-    return given, call._replace(**dict.fromkeys(given)).planned(known=None, extremes=None, step=None)
+    return given, call._replace(**dict.fromkeys(given)).with_plan(known=None, extremes=None, step=None)
 
 
 def numbers(call):

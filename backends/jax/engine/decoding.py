@@ -13,12 +13,12 @@ import jax
 from jax import numpy as jnp
 
 from mha.core.engine import blocks
-from mha.core.engine.visible_range import by_group, by_mask, turned
+from mha.core.engine.visible_range import by_mask, pairs_by_group, without_positions
 
 from ..hiding import four_axes, visible_keys, visible_softmax, widen
-from ..slots import slots_after, taken
+from ..slots import slots_after, take
 from .operations import OPERATIONS
-from .pieces import prepared
+from .pieces import prepare
 
 
 class Tracing(threading.local):
@@ -30,48 +30,48 @@ class Tracing(threading.local):
 tracing = Tracing()
 
 
-def remembered(k, v, call):
+def remember_heads(k, v, call):
     """Return the slots and the heads of new tokens, k (B*G, Q, d) and v (B*G, Q, dv), apart, and a function to write.
 
     Returns keys, a pair (B*G, S, d) and (B*G, Q, d), values, a pair as these, the call of both, and a function of the
     output that gives the cache that is left.
     """
     cache, (B, G, S, _) = call.cache, call.cache.keys.shape
-    there, state, call = booked(call, k.shape[1])
+    there, state, call = plan_slots(call, k.shape[1])
     of_slots = (jax.lax.stop_gradient(X).reshape(B * G, S, -1) for X in (cache.keys, cache.values))  # (B*G, S, any)
     keys, values = zip(of_slots, (k, v), strict=True)
-    return keys, values, call, functools.partial(written, cache, k, v, there, state)
+    return keys, values, call, functools.partial(write_heads, cache, k, v, there, state)
 
 
-def booked(call, num_tokens):
+def plan_slots(call, num_tokens):
     """Plan where new tokens go, integers (B, Q), S = no slot; the cache's integers after it; and the call of all T.
 
     Of the cache, only its integers are used, which are of all slots.
     """
     cache, S = call.cache, call.cache.positions.shape[1]
     columns, slots, state = slots_after(cache.positions, cache.lengths, cache.lost, call)
-    last = taken(columns, slots[:, S:], 1) == S + jnp.arange(num_tokens)  # (B, Q): whether it is the last one of a slot
+    last = take(columns, slots[:, S:], 1) == S + jnp.arange(num_tokens)  # (B, Q): whether it is the last one of a slot
     there = jnp.where(last, slots[:, S:], S)  # (B, Q)
-    pairs = {name: taken(four_axes(X), slots[:, None, None], 3) for name, X in call.pairs().items() if X.shape[-1] > 1}
+    pairs = {name: take(four_axes(X), slots[:, None, None], 3) for name, X in call.pairs().items() if X.shape[-1] > 1}
     key_positions = jnp.concatenate([cache.positions, call.key_positions], 1)  # (B, T)
-    return there, state, call._replace(key_positions=key_positions, offset=0, **pairs).planned(columns=columns)
+    return there, state, call._replace(key_positions=key_positions, offset=0, **pairs).with_plan(columns=columns)
 
 
-def written(cache, k, v, there, state, output):
+def write_heads(cache, k, v, there, state, output):
     """Write the heads of new tokens k and v into these slots of the cache, (B, Q), as soon as there is an output."""
     if cache.frozen:
         return cache
-    (B, G, *_), Q, places, heads = cache.keys.shape, k.shape[1], there + _nothing(output), []
+    (B, G, *_), Q, places, heads = cache.keys.shape, k.shape[1], there + _zero_after(output), []
     for X, new in zip((cache.keys, cache.values), (k, v), strict=True):
         new = jax.lax.stop_gradient(new).reshape(B, G, Q, -1).swapaxes(1, 2)  # (B, Q, G, d)
         heads.append(X.at[jnp.arange(B)[:, None], :, places].set(new, mode="drop"))  # (B, G, S, d)
     return cache.after(*heads, *state)
 
 
-def pooled(pooling, q, k, v, num_heads, call):
-    """The pooled heads (B*H, Q, dv) of queries q (B*H, Q, d); k, v, call: as `remembered` gives them."""
+def pool_slots(pooling, q, k, v, num_heads, call):
+    """The pooled heads (B*H, Q, dv) of queries q (B*H, Q, d); k, v, call: as `remember_heads` gives them."""
     Q, T = q.shape[1], call.key_positions.shape[1]
-    hidden = turned(by_mask(OPERATIONS, q, jnp.empty((1, T, 0)), call))
+    hidden = without_positions(by_mask(OPERATIONS, q, jnp.empty((1, T, 0)), call))
     if blocks.fits(pooling.scores_of_pair(q) * Q * T):
         return _apart(pooling, q, k, v, num_heads, hidden)
 
@@ -82,21 +82,21 @@ def pooled(pooling, q, k, v, num_heads, call):
         seen = jnp.broadcast_to(seen[:, None], sizes)  # (B, G, T)
         seen = seen.reshape(-1, T, 1)  # (B*G, T, 1)
         keys, values = (jnp.where(seen, X, 0) for X in (keys, values))
-        return pooling.pool(q, keys, values, num_heads, prepared(hidden, T))
+        return pooling.pool(q, keys, values, num_heads, prepare(hidden, T))
 
     if call.pairs() or call.training or Q > T - Q:
         return of_all()
-    own = by_mask(OPERATIONS, q, k[1], turned(call)._replace(valid_lens=None).planned(columns=None))
+    own = by_mask(OPERATIONS, q, k[1], without_positions(call)._replace(valid_lens=None).with_plan(columns=None))
     if tracing.first:  # a branch would not use all processors
-        return pooling.pool(q, k[1], v[1], num_heads, prepared(own, Q))
+        return pooling.pool(q, k[1], v[1], num_heads, prepare(own, Q))
     fresh = (call.cache.lengths == 0).all() & (call.positions == jnp.arange(Q)).all()
-    return jax.lax.cond(fresh, lambda: pooling.pool(q, k[1], v[1], num_heads, prepared(own, Q)), of_all)
+    return jax.lax.cond(fresh, lambda: pooling.pool(q, k[1], v[1], num_heads, prepare(own, Q)), of_all)
 
 
 def _apart(pooling, q, k, v, num_heads, call):
     """The pooled heads, by products with the slots and with the new tokens; call: whose mask says what hides."""
     BG, T = len(k[0]), k[0].shape[1] + k[1].shape[1]
-    visible, score_bias, sinks = by_group(OPERATIONS, q, jnp.empty((BG, T, 0)), num_heads, call)
+    visible, score_bias, sinks = pairs_by_group(OPERATIONS, q, jnp.empty((BG, T, 0)), num_heads, call)
     folded = q.reshape(BG, -1, q.shape[2])  # (B*G, H/G*Q, d)
     scores = jnp.concatenate([pooling.scores(folded, X) for X in k], 2)  # (B*G, H/G*Q, T)
     scores = pooling.bend(scores, visible, score_bias)
@@ -119,6 +119,6 @@ def pool_apart(weights, v, visible):
     )
 
 
-def _nothing(output):
+def _zero_after(output):
     """Return a 0 that XLA knows only when it knows the output."""
     return jnp.minimum(0, jnp.nan_to_num(jnp.abs(output.ravel()[0])).astype(jnp.int32))

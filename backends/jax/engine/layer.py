@@ -10,14 +10,14 @@ import jax
 from jax import numpy as jnp
 
 from mha.core.engine import blocks
-from mha.core.engine.visible_range import all_used, by_segments, turned, used
+from mha.core.engine.visible_range import by_segments, usage, uses_all, without_positions
 
 from .. import layer as lesson
 from ..heads import transpose_qkv
 from ..hiding import blank
-from .decoding import pooled, remembered
+from .decoding import pool_slots, remember_heads
 from .operations import OPERATIONS
-from .pieces import devices, in_reach, prepared
+from .pieces import devices, in_reach, prepare
 from .pooling import AttentionPooling, pooling
 
 SHORT = 512  # keys of a sample, of which a quarter is a small product
@@ -40,7 +40,7 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
     def attend(self, queries, keys, values, call):
         """Take the steps as the lesson, or by pieces where that is enough."""
         if self.in_lesson(queries, keys, call):
-            return super().attend(queries, keys, values, call.planned(lesson=True))
+            return super().attend(queries, keys, values, call.with_plan(lesson=True))
         if call.cache is not None:
             return super().attend(queries, keys, values, call)
         if not call.is_packed() or call.plan.chunk is not None:
@@ -60,13 +60,13 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
         if call.plan.lesson or call.cache is not None:
             return super().project(queries, keys, values, call)
         H, G = self.config.num_heads, self.config.num_key_value_heads
-        keys, values, call = in_reach(queries, keys, values, prepared(call, keys.shape[1]))
+        keys, values, call = in_reach(queries, keys, values, prepare(call, keys.shape[1]))
         Q, K, by_lengths = queries.shape[1], keys.shape[1], call.valid_lens is not None
-        if not all_used(call, Q, K):
-            sees, seen = used(OPERATIONS, queries, keys, call)
+        if not uses_all(call, Q, K):
+            sees, seen = usage(OPERATIONS, queries, keys, call)
             queries, keys, values = blank(queries, keys, values, sees, seen)
         if by_lengths and K >= SHORT and not blocks.fits(len(queries) * H * Q * K):
-            W_k, W_v = _of_seen(self.W_k, keys, seen), _of_seen(self.W_v, values, seen)  # (B, K, G*d)
+            W_k, W_v = _project_rows(self.W_k, keys, seen), _project_rows(self.W_v, values, seen)  # (B, K, G*d)
         else:
             W_k, W_v = self.W_k(keys), self.W_v(values)  # (B, K, G*d)
         q, k, v = transpose_qkv(self.W_q(queries), H), transpose_qkv(W_k, G), transpose_qkv(W_v, G)  # (B*H, T, d)
@@ -74,7 +74,7 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
 
     def remember(self, k, v, call):
         """Put new tokens into the slots: as soon as there is an output, or as the lesson does."""
-        return super().remember(k, v, call) if call.plan.lesson else remembered(k, v, call)
+        return super().remember(k, v, call) if call.plan.lesson else remember_heads(k, v, call)
 
     def recall(self, output, weights, call, cache):
         """The results of a call with a cache, whose slots are written now."""
@@ -86,8 +86,8 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
             return super().pool(q, k, v, call)
         call = self.beside_sinks(call)
         if call.cache is not None:
-            return pooled(self.attention, q, k, v, self.config.num_heads, call), None  # (B*H, Q, dv)
-        call = turned(call)
+            return pool_slots(self.attention, q, k, v, self.config.num_heads, call), None  # (B*H, Q, dv)
+        call = without_positions(call)
         return self.attention.pool(q, k, v, self.config.num_heads, call), None  # (B*H, Q, dv)
 
 
@@ -102,7 +102,7 @@ def _dot_by_head(num_heads, X, kernel, dimensions, **options):
     return jax.lax.dot_general(X, split, dimensions, **options).reshape(*X.shape[:-1], -1)  # (B, T, out)
 
 
-def _of_seen(dense, X, seen):
+def _project_rows(dense, X, seen):
     """dense(X) for X (B, K, in) by quarters of the rows, zeros for quarters where `seen` (B, K) is False throughout."""
     (B, K, width), n = X.shape, devices(X, len(X))
     size = math.ceil(K / 4)

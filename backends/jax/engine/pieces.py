@@ -19,7 +19,7 @@ TOGETHER = "devices"  # whose samples are computed at once
 LONG = 4  # times the usual number of queries make a block of one head: XLA's products of a few are slow
 
 
-def prepared(call, num_keys):
+def prepare(call, num_keys):
     """A call with lengths (B, 1 or Q) and an offset, an int or (B or 1, 1), that may become negative.
 
     Mask and bias have four axes; numbers of tokens, such as positions, two: (B or 1, T). What is known of numbers is
@@ -31,13 +31,13 @@ def prepared(call, num_keys):
     pairs = {name: four_axes(X) for name, X in call.pairs().items()}
     given = {name: getattr(call, name) for name in (*PACKED, *PLACES)} if call.is_packed() else {}
     tokens = {name: places(None, X) for name, X in given.items() if X is not None}  # (B or 1, T)
-    return call._replace(valid_lens=lens, offset=offset, **pairs, **tokens).planned(known=None, extremes=None)
+    return call._replace(valid_lens=lens, offset=offset, **pairs, **tokens).with_plan(known=None, extremes=None)
 
 
 def in_reach(queries, keys, values, call):
     """Return the keys and values that order and window let be seen, as far as their number is known; and their call.
 
-    call: as `prepared`.
+    call: as `prepare`.
     """
     Q, K, (left, right) = queries.shape[1], keys.shape[1], reach(call)
     if call.is_packed():
@@ -51,12 +51,12 @@ def in_reach(queries, keys, values, call):
 
 
 def pool_pieces(pooling, queries, keys, values, num_heads, call):
-    """The pooled values of `pooling.pool`, in pieces of one size each; call: as `prepared`."""
+    """The pooled values of `pooling.pool`, in pieces of one size each; call: as `prepare`."""
     B, n = len(queries) // num_heads, devices(queries, len(queries) // num_heads)
     key = pooling.make_rng("dropout") if call.training and pooling.dropout else jax.random.key(0)
     of_pair = pooling.scores_of_pair(queries[:1])
     pure = functools.partial(_pool_pieces, *pooling.unbind(), of_pair, num_heads, call, n > 1)
-    arrays = call._replace(head_gates=None, **call.packed()).arrays()
+    arrays = call._replace(head_gates=None, **call.segment_ids()).arrays()
     if n == 1:
         return pure(key, queries, keys, values, arrays)
 
@@ -95,16 +95,16 @@ def _pool_pieces(pooling, variables, of_pair, num_heads, call, together, key, qu
         heads = min(heads, G)  # each sample has its own keys
     sizes = max(1, heads // G), min(heads, G) * n, size  # samples, heads and queries of a piece
     counts = math.ceil(B / sizes[0]), num_heads // sizes[1], math.ceil(Q / size)
-    arranged = functools.partial(_arranged, sizes=sizes, counts=counts)
+    arranged = functools.partial(_arrange, sizes=sizes, counts=counts)
     # Transposed, so are their gradients, for which XLA has fast products.
     flipped = (X.reshape(B, G, 1, *X.shape[1:]).swapaxes(3, 4) for X in (keys, values))  # (B, G, 1, d, K)
-    keys, values = (_arranged(X, (sizes[0], sizes[1] // n, 1), (*counts[:2], 1)) for X in flipped)
+    keys, values = (_arrange(X, (sizes[0], sizes[1] // n, 1), (*counts[:2], 1)) for X in flipped)
     lens = None if call.valid_lens is None else call.valid_lens[:, None, :, None]  # (B, 1, 1 or Q, 1)
     names, pairs = call.of_scores().keys(), call.of_scores().values()
     tokens = _tokens(call, K) if packed else (None, None)  # (B or 1, 1, Q, n), (B or 1, 1, 1, n, K)
     arrays = [None if X is None else arranged(X) for X in (lens, offset[:, :, None, None], *tokens, *pairs)]
     cuts = blocks.cuts(K) if right is not None or lens is not None else [K]  # a branch each: a compiled size is fixed
-    cuts = blocks.doubled(2 * blocks.LEAST, K) if packed else cuts
+    cuts = blocks.doublings(2 * blocks.LEAST, K) if packed else cuts
     again = functools.partial(jax.checkpoint, prevent_cse=False)
 
     def pool_some(piece, queries, keys, values, lens, offset, of_queries, of_keys, *pairs):
@@ -176,7 +176,7 @@ def cut(X, first, size, axis):
 
 
 def at_keys(call, first, size):
-    """The call for so many keys from the first, as for `cut`, which counts as 0; call: as `prepared`."""
+    """The call for so many keys from the first, as for `cut`, which counts as 0; call: as `prepare`."""
     lens = None if call.valid_lens is None else call.valid_lens - first  # (B, 1 or Q)
     pairs = {name: X if X.shape[3] == 1 else cut(X, first, size, 3) for name, X in call.pairs().items()}
     given = {name: getattr(call, name) for name in ("key_segments", "key_positions")}
@@ -190,7 +190,7 @@ def _tokens(call, num_keys):
     Of a query: how many keys are behind the first of its segment, this one too, and the place behind the last; segment;
     position. Of a key: segment; position.
     """
-    (own, others), placed = call.packed().values(), [X for X in call.placed().values() if X is not None]
+    (own, others), placed = call.segment_ids().values(), [X for X in call.position_ids().values() if X is not None]
     first, last = _extents(own, others)
     of_queries = [num_keys - first, last, own, *placed[:1]]
     of_keys = [others, *placed[1:]]
@@ -219,7 +219,7 @@ def _extents(own, others):
     return jax.vmap(extent)(*each)
 
 
-def _arranged(X, sizes, counts):
+def _arrange(X, sizes, counts):
     """X (B, H, Q, ...) by groups of samples, of their heads, and blocks of queries: (S, P, C, m, h, q, ...).
 
     sizes: m, h and q, of a piece; counts: S, P and C, of these. What B and Q lack is added as zeros; a size of 1, which

@@ -7,15 +7,15 @@ from typing import NamedTuple
 
 import mlx.core as mx
 
-from mha.core.call import Plans, kind_of, whole_heads
+from mha.core.call import Plans, call_kind, check_widths
 from mha.core.engine import blocks
-from mha.core.engine.decoding import attend_token, in_place, is_token, placed, remembered
+from mha.core.engine.decoding import attend_token, in_place, is_token, place_inputs, remember_heads
 from mha.core.engine.scores import options_of
-from mha.core.engine.visible_range import by_segments, turned, whole_used, within_reach
+from mha.core.engine.visible_range import by_segments, needs_all, within_reach, without_positions
 from mha.core.options.config import turns_heads
 
 from .. import layer as lesson
-from ..arrays import evaluated
+from ..arrays import evaluate
 from ..hiding import blank, visible_keys
 from .operations import OPERATIONS
 from .pooling import AttentionPooling, DotProductAttention, pooling
@@ -49,9 +49,9 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
         if not isinstance(pooling, AttentionPooling):
             return None
         state = id(self.config), self.training, type(pooling), *options_of(pooling), blocks.SCORES
-        return kind_of((mx.array,), state, queries, keys, values, call)
+        return call_kind((mx.array,), state, queries, keys, values, call)
 
-    def planned(self, queries, keys, call):
+    def plan_call(self, queries, keys, call):
         """A checked call with its plan; the lesson computes it if weights are kept, or its pooling was replaced."""
         if call.cache is not None:
             return call
@@ -62,12 +62,12 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
             or 0 in (B, Q, K)
             or not isinstance(self.attention, AttentionPooling)
         ):
-            return call.planned(lesson=True, engine=Decisions())
+            return call.with_plan(lesson=True, engine=Decisions())
         call = by_segments(OPERATIONS, queries, keys, call)
         if type(call.offset) is not int or call.offset != 0:
-            return call.planned(engine=Decisions())
+            return call.with_plan(engine=Decisions())
         parts = blocks.samples(call, (B, self.config.num_heads, Q, K))
-        return call.planned(engine=Decisions(whole_used(call, Q, K), parts, self.may_view(queries, keys, call)))
+        return call.with_plan(engine=Decisions(needs_all(call, Q, K), parts, self.may_view(queries, keys, call)))
 
     def may_view(self, queries, keys, call):
         """Whether the framework's kernel pools views of the heads, at once and as they are projected."""
@@ -80,12 +80,12 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
         """Take the steps for some samples after others, as many as fit a cache at once."""
         if call.cache is not None:
             if not in_place(queries, call):
-                return super().attend(queries, keys, values, call.planned(lesson=True))
+                return super().attend(queries, keys, values, call.with_plan(lesson=True))
             if is_token(queries, call) and isinstance(self.attention, AttentionPooling):
-                return left_of(*attend_token(OPERATIONS, self, queries, keys, values, call))
-            return super().attend(queries, keys, values, call.planned(engine=Decisions()))
+                return evaluate_results(*attend_token(OPERATIONS, self, queries, keys, values, call))
+            return super().attend(queries, keys, values, call.with_plan(engine=Decisions()))
         if call.plan.engine is None or call.plan.traced:
-            call = self.planned(queries, keys, call)
+            call = self.plan_call(queries, keys, call)
         if call.plan.lesson:
             return super().attend(queries, keys, values, call)
         sizes = queries.shape[0], self.config.num_heads, queries.shape[1], keys.shape[1]
@@ -104,37 +104,37 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
         if call.plan.engine is None or not call.plan.engine.views:
             return super().project(queries, keys, values, call)
         config = self.config
-        queries, keys, values, call = self.blanked(queries, keys, values, call)
+        queries, keys, values, call = self.zero_unused(queries, keys, values, call)
         W_q, W_k, W_v = self.W_q(queries), self.W_k(keys), self.W_v(values)  # (B, T, H*d)
-        whole_heads(config, W_q, W_k, W_v)
+        check_widths(config, W_q, W_k, W_v)
         return *(split(X, config.num_heads if X is W_q else config.num_key_value_heads) for X in (W_q, W_k, W_v)), call
 
-    def blanked(self, queries, keys, values, call):
+    def zero_unused(self, queries, keys, values, call):
         """The queries, and the keys and values in reach, with zeros where they are not used; and the call of these."""
         if call.plan.lesson:
-            return super().blanked(queries, keys, values, call)
+            return super().zero_unused(queries, keys, values, call)
         if call.cache is not None:
-            return placed(OPERATIONS, queries, keys, values, call)
+            return place_inputs(OPERATIONS, queries, keys, values, call)
         if call.plan.engine.whole:
             return queries, keys, values, call
         return within_reach(OPERATIONS, blank, queries, keys, values, call, self.config.temperature is None)
 
     def remember(self, k, v, call):
         """Put new tokens into the slots: in place, or as the lesson does."""
-        return super().remember(k, v, call) if call.plan.lesson else remembered(OPERATIONS, k, v, call)
+        return super().remember(k, v, call) if call.plan.lesson else remember_heads(OPERATIONS, k, v, call)
 
     def recall(self, output, weights, call, cache):
         """The results of a call with a cache; of those in place, no sample has lost what it needs."""
         if call.plan.lesson:
             return super().recall(output, weights, call, cache)
         call.cache.use_up()
-        return left_of(output, cache)
+        return evaluate_results(output, cache)
 
     def pool(self, q, k, v, call):
         """The pooled heads (B*H, Q, dv) alone."""
         if call.plan.lesson:
             return super().pool(q, k, v, call)
-        call = self.beside_sinks(turned(call))
+        call = self.beside_sinks(without_positions(call))
         if q.ndim == 4:
             return self.attention.pool_heads(q, k, v, visible_keys(q[:, 0], k[:, 0], call), call), None  # (B, H, Q, dv)
         return self.attention.pool(q, k, v, self.config.num_heads, call), None  # (B*H, Q, dv)
@@ -156,11 +156,11 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
         return pooled.transpose(0, 2, 1, 3).reshape(B, Q, H * dv)  # (B, Q, H*dv)
 
 
-def left_of(output, cache):
+def evaluate_results(output, cache):
     """Evaluate the output of a call and the cache after it; for later calls, the slots hold constants."""
     keys, values, *integers = cache.arrays()
-    output, *arrays = evaluated([output, *map(mx.stop_gradient, (keys, values)), *integers])
-    return output, cache.after(*arrays).booked(cache.book())
+    output, *arrays = evaluate([output, *map(mx.stop_gradient, (keys, values)), *integers])
+    return output, cache.after(*arrays).with_state(cache.slot_state())
 
 
 def split(X, num_heads):

@@ -11,7 +11,7 @@ from mha.core.call import ALL
 from mha.core.engine import blocks
 
 from ..hiding import four_axes, where
-from ..pooling import drawing, drawn_key
+from ..pooling import draw_key, drawing
 
 
 def in_pieces(pool_block, pieces, inputs, call, weights, draws):
@@ -24,13 +24,13 @@ def in_pieces(pool_block, pieces, inputs, call, weights, draws):
     floats = {name: four_axes(X) for name, X in call.of_scores().items() if name != "mask"}
     others = {name: X for name, X in call.arrays().items() if name not in floats}
     rest, last = call.with_arrays(dict.fromkeys((*floats, *others))), 3 + len(floats) + len(weights)
-    keys = mx.random.split(drawn_key(), len(pieces)) if draws else [None] * len(pieces)
+    keys = mx.random.split(draw_key(), len(pieces)) if draws else [None] * len(pieces)
     pieces = [(*piece, key) for piece, key in zip(pieces, keys, strict=True)]
 
     def pool_piece(block, seen, key, own, constants):
         own_floats, own_weights = own[3 : 3 + len(floats)], own[3 + len(floats) :]
         # Of the call's arrays those of pairs are cut with it, and floats were before, where gradients see it.
-        cut = blocks.of_block(rest._replace(**dict(zip(others, constants, strict=True))), block, seen)
+        cut = blocks.call_of_block(rest._replace(**dict(zip(others, constants, strict=True))), block, seen)
         with drawing(key):
             cut = cut.with_arrays(dict(zip(floats, own_floats, strict=True)))
             return pool_block(*own[:3], cut, own_weights)  # (B*H, block, dv)

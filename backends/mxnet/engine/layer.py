@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 from mxnet import autograd, np
 
-from mha.core.call import Plans, kind_of
+from mha.core.call import Plans, call_kind
 from mha.core.engine import blocks
-from mha.core.engine.decoding import attend_token, in_place, is_token, placed, remembered
-from mha.core.engine.visible_range import by_segments, turned, whole_used, within_reach
+from mha.core.engine.decoding import attend_token, in_place, is_token, place_inputs, remember_heads
+from mha.core.engine.visible_range import by_segments, needs_all, within_reach, without_positions
 
 from .. import layer as lesson
 from ..hiding import blank, four_axes
@@ -42,11 +42,11 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
 
     def kind(self, queries, keys, values, call):
         """The facts that decide the plan of a call; None if an array is of an unusual class."""
-        return kind_of(
+        return call_kind(
             (np.ndarray,), (id(self.config), type(self.attention), blocks.SCORES), queries, keys, values, call
         )
 
-    def planned(self, queries, keys, call):
+    def plan_call(self, queries, keys, call):
         """A checked call with its plan; the lesson computes it if weights are kept, or its pooling was replaced."""
         if call.cache is not None:
             return call
@@ -57,23 +57,23 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
             or 0 in (B, Q, K)
             or not isinstance(self.attention, AttentionPooling)
         ):
-            return call.planned(lesson=True, engine=Decisions())
+            return call.with_plan(lesson=True, engine=Decisions())
         call = by_segments(OPERATIONS, queries, keys, call)
         if type(call.offset) is not int or call.offset != 0:
-            return call.planned(engine=Decisions())
-        whole = whole_used(call, Q, K)
-        return call.planned(engine=Decisions(whole, blocks.samples(call, (B, self.config.num_heads, Q, K))))
+            return call.with_plan(engine=Decisions())
+        whole = needs_all(call, Q, K)
+        return call.with_plan(engine=Decisions(whole, blocks.samples(call, (B, self.config.num_heads, Q, K))))
 
     def attend(self, queries, keys, values, call):
         """Take the steps for some samples after others, as many as fit a cache at once."""
         if call.cache is not None:
             if autograd.is_recording() or not in_place(queries, call):
-                return super().attend(queries, keys, values, call.planned(lesson=True))
+                return super().attend(queries, keys, values, call.with_plan(lesson=True))
             if is_token(queries, call) and isinstance(self.attention, AttentionPooling):
                 return attend_token(OPERATIONS, self, queries, keys, values, call)
-            return super().attend(queries, keys, values, call.planned(engine=Decisions()))
+            return super().attend(queries, keys, values, call.with_plan(engine=Decisions()))
         if call.plan.engine is None or call.plan.traced:
-            call = self.planned(queries, keys, call)
+            call = self.plan_call(queries, keys, call)
         if call.plan.lesson:
             return super().attend(queries, keys, values, call)
         sizes = queries.shape[0], self.config.num_heads, queries.shape[1], keys.shape[1]
@@ -88,19 +88,19 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
         ]
         return np.concatenate(outputs)  # (B, Q, D)
 
-    def blanked(self, queries, keys, values, call):
+    def zero_unused(self, queries, keys, values, call):
         """The queries, and the keys and values in reach, with zeros where they are not used; and the call of these."""
         if call.plan.lesson:
-            return super().blanked(queries, keys, values, call)
+            return super().zero_unused(queries, keys, values, call)
         if call.cache is not None:
-            return placed(OPERATIONS, queries, keys, values, call)
+            return place_inputs(OPERATIONS, queries, keys, values, call)
         if call.plan.engine.whole:
             return queries, keys, values, call
         return within_reach(OPERATIONS, blank, queries, keys, values, call, self.config.temperature is None)
 
     def remember(self, k, v, call):
         """Put new tokens into the slots: in place, or as the lesson does."""
-        return super().remember(k, v, call) if call.plan.lesson else remembered(OPERATIONS, k, v, call)
+        return super().remember(k, v, call) if call.plan.lesson else remember_heads(OPERATIONS, k, v, call)
 
     def recall(self, output, weights, call, cache):
         """The results of a call with a cache; of those in place, no sample has lost what it needs."""
@@ -113,7 +113,7 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
         """The pooled heads (B*H, Q, dv) alone."""
         if call.plan.lesson:
             return super().pool(q, k, v, call)
-        call = self.beside_sinks(turned(call))
+        call = self.beside_sinks(without_positions(call))
         return self.attention.pool(q, k, v, self.config.num_heads, call), None  # (B*H, Q, dv)
 
     def pool_token(self, q, k, v, call):

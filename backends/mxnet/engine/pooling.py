@@ -34,10 +34,10 @@ class AttentionPooling(InBlocks, lesson.AttentionPooling):
         training = autograd.is_training() if call.training is None else call.training
         # The graph counts for floats alone; that of the call is gone when a block is computed again.
         floats = {name: four_axes(X) for name, X in call.of_scores().items() if name != "mask"}
-        rest = call._replace(training=training).with_arrays(dict.fromkeys(floats)).mapped(lambda X: X.detach())
+        rest = call._replace(training=training).with_arrays(dict.fromkeys(floats)).map_arrays(lambda X: X.detach())
 
         def pool_block(block, seen, queries, keys, values, *own):
-            part = blocks.of_block(rest, block, seen).with_arrays(dict(zip(floats, own, strict=True)))
+            part = blocks.call_of_block(rest, block, seen).with_arrays(dict(zip(floats, own, strict=True)))
             return self.pool_block(queries, keys, values, num_heads, part)  # (B*H, block, dv)
 
         pieces = list(blocks.pieces(call, *sizes))

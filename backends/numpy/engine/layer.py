@@ -5,10 +5,10 @@ Letters as in the chapters. The steps and their order are the lesson's.
 
 import numpy as np
 
-from mha.core.call import ALL, Plans, keep, kind_of
+from mha.core.call import ALL, Plans, call_kind, record_step
 from mha.core.engine import blocks
-from mha.core.engine.decoding import attend_token, in_place, is_token, placed, remembered
-from mha.core.engine.visible_range import all_used, by_segments, known_used, narrowed, turned, used
+from mha.core.engine.decoding import attend_token, in_place, is_token, place_inputs, remember_heads
+from mha.core.engine.visible_range import by_segments, narrow, usage, usage_if_known, uses_all, without_positions
 
 from .. import layer as lesson
 from ..hiding import blank
@@ -27,16 +27,16 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
 
     def kind(self, queries, keys, values, call):
         """The facts that decide whether a call fits; None if an array is of an unusual class."""
-        return kind_of((np.ndarray,), (id(self.config),), queries, keys, values, call)
+        return call_kind((np.ndarray,), (id(self.config),), queries, keys, values, call)
 
-    def planned(self, queries, keys, call):
+    def plan_call(self, queries, keys, call):
         """A checked call: each decides anew how it is computed."""
         return call
 
     def attend(self, queries, keys, values, call):
         """Take the steps for some samples after others, as many as fit a cache at once."""
         if self.in_lesson(queries, keys, call):
-            return super().attend(queries, keys, values, call.planned(lesson=True))
+            return super().attend(queries, keys, values, call.with_plan(lesson=True))
         if call.cache is not None:
             if is_token(queries, call):
                 return attend_token(OPERATIONS, self, queries, keys, values, call)
@@ -59,22 +59,22 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
             return [ALL]
         return blocks.samples(call, (queries.shape[0], self.config.num_heads, queries.shape[1], keys.shape[1]))
 
-    def blanked(self, queries, keys, values, call):
+    def zero_unused(self, queries, keys, values, call):
         """The queries, and the keys and values in reach, with zeros where they are not used; and the call of these."""
         if call.plan.lesson:
-            return super().blanked(queries, keys, values, call)
+            return super().zero_unused(queries, keys, values, call)
         if call.cache is not None:
-            return placed(OPERATIONS, queries, keys, values, call)
-        seen, call = narrowed(call, queries.shape[1], keys.shape[1], self.config.temperature is None)
-        keys, values = keys[:, keep("seen", seen)], values[:, seen]
-        if not all_used(call, queries.shape[1], keys.shape[1]):
-            found = known_used(call, queries.shape[1], keys.shape[1]) or used(OPERATIONS, queries, keys, call)
+            return place_inputs(OPERATIONS, queries, keys, values, call)
+        seen, call = narrow(call, queries.shape[1], keys.shape[1], self.config.temperature is None)
+        keys, values = keys[:, record_step("seen", seen)], values[:, seen]
+        if not uses_all(call, queries.shape[1], keys.shape[1]):
+            found = usage_if_known(call, queries.shape[1], keys.shape[1]) or usage(OPERATIONS, queries, keys, call)
             queries, keys, values = blank(queries, keys, values, *found)
-        return keep("blanked", (queries, keys, values, call))
+        return record_step("inputs", (queries, keys, values, call))
 
     def remember(self, k, v, call):
         """Put new tokens into the slots: in place, or as the lesson does."""
-        return super().remember(k, v, call) if call.plan.lesson else remembered(OPERATIONS, k, v, call)
+        return super().remember(k, v, call) if call.plan.lesson else remember_heads(OPERATIONS, k, v, call)
 
     def recall(self, output, weights, call, cache):
         """The results of a call with a cache; of those in place, no sample has lost what it needs."""
@@ -87,7 +87,7 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
         """The pooled heads (B*H, Q, dv) alone."""
         if call.plan.lesson:
             return super().pool(q, k, v, call)
-        call = self.beside_sinks(turned(call))
+        call = self.beside_sinks(without_positions(call))
         return self.attention.pool(q, k, v, self.config.num_heads, call), None  # (B*H, Q, dv)
 
     def pool_token(self, q, k, v, call):

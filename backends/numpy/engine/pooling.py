@@ -10,10 +10,10 @@ import numpy as np
 from mha.core.call import Call
 from mha.core.engine import blocks
 from mha.core.engine.scores import InBlocks
-from mha.core.engine.visible_range import by_group
+from mha.core.engine.visible_range import pairs_by_group
 
 from .. import pooling as lesson
-from ..gradients import added, summed, through_weights
+from ..gradients import add_by_name, sum_to_shape, through_weights
 from ..hiding import four_axes, widen
 from .operations import OPERATIONS
 
@@ -32,7 +32,7 @@ class AttentionPooling(InBlocks, lesson.AttentionPooling):
         pooled = []
         for block, seen in self.pieces(queries, keys, call):
             inputs = queries[:, block], keys[:, seen], values[:, seen]
-            pooled.append(self.pool_block(*inputs, num_heads, blocks.of_block(call, block, seen)))
+            pooled.append(self.pool_block(*inputs, num_heads, blocks.call_of_block(call, block, seen)))
         return np.concatenate(pooled, 1) if len(pooled) > 1 else pooled[0]  # (B*H, Q, dv)
 
     def pieces(self, queries, keys, call):
@@ -47,7 +47,7 @@ class AttentionPooling(InBlocks, lesson.AttentionPooling):
             by_bias = by_bias._replace(score_bias=np.zeros_like(widen(four_axes(call.score_bias))))  # four axes
         for block, seen in self.pieces(queries, keys, call):
             inputs = queries[:, block], keys[:, seen]
-            pairs = by_group(OPERATIONS, *inputs, num_heads, blocks.of_block(call, block, seen))
+            pairs = pairs_by_group(OPERATIONS, *inputs, num_heads, blocks.call_of_block(call, block, seen))
             cuts = (X[:, block] for X in (queries, by_pooled))  # (B*H, block, any)
             folded, by_block = (X.reshape(len(keys), -1, X.shape[2]) for X in cuts)  # (B*G, H/G*block, any)
             inputs = folded, inputs[1], values[:, seen], *pairs, call.training
@@ -58,10 +58,10 @@ class AttentionPooling(InBlocks, lesson.AttentionPooling):
             by_queries.append(by_folded.reshape(len(queries), -1, queries.shape[2]))  # (B*H, block, d)
             by_keys[:, seen] += by_k
             by_values[:, seen] += by_v
-            by_parameters = added(by_parameters, by_weights)
+            by_parameters = add_by_name(by_parameters, by_weights)
             for of_block in by_bias.part(queries=block, keys=seen).arrays().values():  # a view
                 by_biased = by_biased.reshape(-1, num_heads, block.stop - block.start, by_k.shape[1])  # (B, H, Q, K)
-                of_block += summed(by_biased, of_block.shape)
+                of_block += sum_to_shape(by_biased, of_block.shape)
         by_inputs = np.concatenate(by_queries, 1), by_keys, by_values  # (B*H, T, d)
         return *(X.astype(values.dtype, copy=False) for X in by_inputs), by_bias.score_bias, by_parameters
 

@@ -6,8 +6,8 @@ from mha.core.call import FLOATS
 from mha.core.options.config import shapes
 
 from .. import gradients as chapter
-from .compiled import drawn_seed, run
-from .layer import attended, variables_of
+from .compiled import draw_seed, run
+from .layer import attend_steps, variables_of
 
 
 def vjp(layer, queries, keys, values, call):
@@ -21,12 +21,12 @@ def vjp(layer, queries, keys, values, call):
     call = call._replace(training=bool(call.training and layer.config.dropout))
     own = own[0], [tf.convert_to_tensor(X) for X in own[1]]  # as they are now
     same = layer, own, queries, keys, values, call
-    seed = drawn_seed(layer) if call.training else None
+    seed = draw_seed(layer) if call.training else None
 
     def pull_back(cotangent):
-        return _in_order(layer, run(_pulled, *same, seed, cotangent=cotangent))
+        return _in_order(layer, run(_pull, *same, seed, cotangent=cotangent))
 
-    return run(attended, *same, seed), pull_back
+    return run(attend_steps, *same, seed), pull_back
 
 
 def gradients(layer, queries, keys, values, call, cotangent=None):
@@ -40,13 +40,13 @@ def gradients(layer, queries, keys, values, call, cotangent=None):
 
 def trace(layer, queries, keys, values, call):
     """Every step of a checked call, as of the chapter."""
-    own, call = variables_of(layer, queries, keys, values, call), call._replace(training=False).planned(lesson=True)
+    own, call = variables_of(layer, queries, keys, values, call), call._replace(training=False).with_plan(lesson=True)
     if own is None:
         return chapter.trace(layer, queries, keys, values, call)
     return run(chapter.trace, layer, own, queries, keys, values, call)
 
 
-def _pulled(layer, queries, keys, values, call, cotangent):
+def _pull(layer, queries, keys, values, call, cotangent):
     """The gradients of a call for a cotangent."""
     return chapter.vjp(layer, queries, keys, values, call)[1](cotangent)
 

@@ -30,7 +30,7 @@ INTEGERS = [name for name in ARRAYS if ROWS[name].holds == "integers"]
 MOST = 256  # functions, that are kept: each takes some MiB
 # What a layer or a part of it may have of its own, beside its class: then it computes what a function does not know.
 METHODS = frozenset({
-    "call", "attend", "project", "blanked", "turn",
+    "call", "attend", "project", "zero_unused", "transform_heads",
     "pool", "merge", "pool_block", "scores", "weigh", "drop",
 })  # fmt: skip
 
@@ -52,7 +52,7 @@ tracing = Tracing()
 
 
 @contextlib.contextmanager
-def knowing(**known):
+def trace_with(**known):
     """Trace the code inside with this knowledge: the attributes of `Tracing`."""
     before = {name: getattr(tracing, name) for name in known}
     vars(tracing).update(known)
@@ -134,17 +134,17 @@ def run(function, layer, own, queries, keys, values, call, seed=None, facts=(), 
     kind = function.__name__, *arrays, facts, *known.values(), *map(type, weights)
     compiled = plan[kind]() if kind in plan else None
     if compiled is None:
-        compiled = _function(function, layer, variables, weights, arrays, call, facts, exact, known)
+        compiled = _function_of_kind(function, layer, variables, weights, arrays, call, facts, exact, known)
         plan[kind] = weakref.ref(compiled)
     return compiled(*weights, *arrays.values())
 
 
-def drawn_seed(layer):
+def draw_seed(layer):
     """A seed for the dropout of one call, (2,) integers."""
     return tf.cast(layer.attention.dropping.seed_generator.next(), tf.int32)
 
 
-def _function(function, layer, variables, weights, arrays, call, facts, exact, known):
+def _function_of_kind(function, layer, variables, weights, arrays, call, facts, exact, known):
     """The compiled function of a kind of call; arrays: by name; known: attributes of `Tracing`; others as of `run`."""
     specs = tuple((name, X.dtype, tuple(X.shape) if exact else _sizes(name, X)) for name, X in arrays.items())
     sizes = tuple((X.shape, isinstance(weight, tf.Variable)) for X, weight in zip(variables, weights, strict=True))
@@ -153,7 +153,7 @@ def _function(function, layer, variables, weights, arrays, call, facts, exact, k
     with _lock:
         if kind not in _functions:
             fixed = Call(causal=call.causal, training=call.training, return_weights=call.return_weights)
-            fixed = fixed.of_layer(layer.config).planned(known={})
+            fixed = fixed.of_layer(layer.config).with_plan(known={})
             _functions[kind] = _compile(function, layer, variables, weights, specs, fixed, facts, known)
         _functions.move_to_end(kind)
         compiled = _functions[kind]
@@ -173,7 +173,7 @@ def _compile(function, layer, variables, weights, specs, fixed, facts, known):
         inputs = queries, keys, arrays.pop("values", keys)
         seed, more = arrays.pop("seed", None), {name: arrays.pop(name) for name in arrays.keys() - {*ORDER}}
         values = zip(variables, map(tf.convert_to_tensor, values), strict=True)
-        with knowing(seed=seed, **known), keras.StatelessScope(values):
+        with trace_with(seed=seed, **known), keras.StatelessScope(values):
             return function(layer, *inputs, fixed._replace(**arrays), **dict(facts), **more)
 
     signature = [X if isinstance(X, tf.Variable) else tf.TensorSpec(X.shape, X.dtype) for X in weights]

@@ -11,13 +11,13 @@ from tensorflow.python.eager import record
 
 from mha.core.cache import Cache
 from mha.core.engine.decoding import in_place
-from mha.core.engine.visible_range import all_used, by_mask, used
+from mha.core.engine.visible_range import by_mask, usage, uses_all
 
 from .. import cache as chapter
 from ..arrays import shape_of
 from ..hiding import four_axes
-from ..slots import slots_after, taken
-from .compiled import Programs, drawn_seed, fits, run
+from ..slots import slots_after, take
+from .compiled import Programs, draw_seed, fits, run
 from .operations import OPERATIONS
 from .pieces import whole
 
@@ -46,7 +46,7 @@ def runs_compiled(queries, call):
     return in_place(queries, call) and not record.could_possibly_record()
 
 
-def decoded(layer, own, queries, keys, values, call):
+def decode(layer, own, queries, keys, values, call):
     """The results of a layer for a checked call whose step is known, compiled; own: its variables."""
     cache, step, (B, Q), S = call.cache, call.plan.step, queries.shape[:2], call.cache.sizes[1]
     arrays, state = {"slot_keys": cache.keys, "slot_values": cache.values}, ()
@@ -59,7 +59,7 @@ def decoded(layer, own, queries, keys, values, call):
     else:
         positions, there = step.positions, np.full((B, Q), S)  # (B, Q)
         there[step.rows, step.columns] = step.slots
-        state = list(map(_integers, step.book.arrays))
+        state = list(map(_integers, step.slot_state.arrays))
         arrays |= {"slot_positions": state[0], "there": _integers(there)}
     if Q > 1 and not cache.frozen:
         arrays["used"] = tf.constant([step.used.start, step.used.stop], tf.int32)
@@ -75,18 +75,18 @@ def decoded(layer, own, queries, keys, values, call):
         valid_lens=call.valid_lens if cache.frozen else None,
         offset=step.first - step.used.start if in_order else 0,
         training=bool(call.training and layer.config.dropout),
-    ).planned(engine=Programs() if call.plan.engine is None else call.plan.engine)
+    ).with_plan(engine=Programs() if call.plan.engine is None else call.plan.engine)
     call.plan.engine.fits = fits(layer.config, queries, np.empty((1, step.used.stop - step.used.start)), call)
-    seed = drawn_seed(layer) if call.training else None
-    output, *found = run(_decoded, layer, own, queries, keys, values, call, seed, facts, exact=Q == 1, **arrays)
+    seed = draw_seed(layer) if call.training else None
+    output, *found = run(_decode, layer, own, queries, keys, values, call, seed, facts, exact=Q == 1, **arrays)
     if cache.frozen:
         return output, cache
-    after = cache.after(*found, *state).booked(step.book)
+    after = cache.after(*found, *state).with_state(step.slot_state)
     cache.use_up()
     return output, after
 
 
-def _decoded(layer, queries, keys, values, call, slot_keys, slot_values, slot_positions=None, there=None, **known):
+def _decode(layer, queries, keys, values, call, slot_keys, slot_values, slot_positions=None, there=None, **known):
     """The output of a call and arrays of the cache that is left, to be compiled; slot_positions ... known: of `Slots`.
 
     Without slot_positions, the tokens of all samples are at the positions from 0 on. With them alone, it is frozen.
@@ -97,7 +97,7 @@ def _decoded(layer, queries, keys, values, call, slot_keys, slot_values, slot_po
         slot_positions = tf.where(slot < end, end - 1 - (end - 1 - slot) % S, -1)[None]  # (1, S)
         state = [tf.tile(slot_positions, (B, 1)), tf.fill((B,), end), tf.fill((B,), tf.maximum(end - S, 0) - 1)]
     slots = Slots(slot_positions, there, **known)
-    call = call._replace(cache=Cache(layer.config, (slot_keys, slot_values), frozen)).planned(step=slots)
+    call = call._replace(cache=Cache(layer.config, (slot_keys, slot_values), frozen)).with_plan(step=slots)
     output, after = layer.attend(queries, keys, values, call)
     return output, *after.arrays(), *state
 
@@ -107,7 +107,7 @@ def _integers(X):
     return tf.constant(X.astype(np.int32))
 
 
-def placed(queries, keys, values, call):
+def place_inputs(queries, keys, values, call):
     """The inputs with zeros for padding, and no keys beside a frozen cache; and the call with their positions."""
     if not isinstance(call.plan.step, Slots):
         return chapter.place(queries, keys, values, call)
@@ -122,34 +122,34 @@ def placed(queries, keys, values, call):
     return queries, keys, values, call._replace(key_positions=key_positions)
 
 
-def remembered(k, v, call):
+def remember_heads(k, v, call):
     """Write the heads of new tokens into the slots, and find the heads that queries attend to.
 
     k is (B*G, Q, d) or (B, G, Q, d), v (B*G, Q, dv) or (B, G, Q, dv). Returns keys and values in the same layout, the
     call of these, whose positions stay, and the cache that is left.
     """
     known = isinstance(call.plan.step, Slots)
-    heads, key_positions, call, cache = (_known if known else _learnt)(k, v, call)
+    heads, key_positions, call, cache = (_heads_by_step if known else _heads_by_compiler)(k, v, call)
     (B, _, K, _), Q, H = shape_of(heads[0]), shape_of(call.positions)[1], cache.config.num_heads
     rows, columns = call.positions[:, :, None], key_positions[:, :, None]  # (B or 1, Q, 1), (B, K, 1)
     hiding = call._replace(key_positions=key_positions, offset=0)
     if known and call.plan.step.in_order:
         hiding = call._replace(positions=None, key_positions=None)
     hiding = whole(by_mask(OPERATIONS, rows, columns, hiding), (B, H, Q, K))
-    if call.positions.shape[1] != 1 and not all_used(hiding, Q, K):
-        seen = used(OPERATIONS, rows, columns, hiding)[1][:, None, :, None]  # (B or 1, 1, K, 1)
+    if call.positions.shape[1] != 1 and not uses_all(hiding, Q, K):
+        seen = usage(OPERATIONS, rows, columns, hiding)[1][:, None, :, None]  # (B or 1, 1, K, 1)
         heads = [tf.where(seen, X, tf.zeros((), X.dtype)) for X in heads]  # (B, G, K, any)
     merged = shape_of(k)[:-2]
     k, v = (tf.reshape(X, (*merged, K, X.shape[3])) for X in heads)  # (B*G, K, any) or (B, G, K, any)
     return k, v, hiding._replace(positions=call.positions), cache
 
 
-def _known(k, v, call):
+def _heads_by_step(k, v, call):
     """Heads (B, G, K, any) of slots with the new tokens, their positions (B or 1, K), the call of these, the cache."""
     cache, slots = call.cache, call.plan.step
     heads, key_positions, after = [cache.keys, cache.values], slots.positions, cache
     if not cache.frozen:
-        heads = _written(_in_place, heads, (k, v), slots.there, slots.real)
+        heads = _write_heads(_update_in_place, heads, (k, v), slots.there, slots.real)
         after = cache.after(*heads)
     if slots.used is not None:
         seen = slice(slots.used[0], slots.used[1])
@@ -158,8 +158,8 @@ def _known(k, v, call):
     return heads, key_positions, call, after
 
 
-def _learnt(k, v, call):
-    """Return as `_known` does where only a compiler knows the step: slots, or old slots and new tokens."""
+def _heads_by_compiler(k, v, call):
+    """Return as `_heads_by_step` does where only a compiler knows the step: slots, or old slots and new tokens."""
     cache = call.cache
     B, G, S, _ = shape_of(cache.keys)
     kept = [tf.stop_gradient(X) for X in (cache.keys, cache.values)]  # (B, G, S, any)
@@ -167,19 +167,19 @@ def _learnt(k, v, call):
         return kept, cache.positions, call, cache
     columns, slots, state = slots_after(cache.positions, cache.lengths, cache.lost, call)
     Q = shape_of(call.positions)[1]
-    last = taken(columns, slots[:, S:], 1) == S + tf.range(Q)  # (B, Q): whether a token is the last one of its slot
+    last = take(columns, slots[:, S:], 1) == S + tf.range(Q)  # (B, Q): whether a token is the last one of its slot
     there = tf.where(last, slots[:, S:], S)  # (B, Q): slot S is none
-    heads = _written(tf.tensor_scatter_nd_update, kept, (k, v), there, False)
+    heads = _write_heads(tf.tensor_scatter_nd_update, kept, (k, v), there, False)
     after = cache.after(*map(tf.stop_gradient, heads), *state)
     if isinstance(Q, int) and Q == 1:  # which sees nothing that it overwrites
         return heads, state[0], call, after
     new = (tf.reshape(X, (B, G, Q, X.shape[-1])) for X in (k, v))  # (B, G, Q, any)
     heads = [tf.concat(both, 2) for both in zip(kept, new, strict=True)]  # (B, G, T, any)
-    pairs = {name: taken(four_axes(X), slots[:, None, None], 3) for name, X in call.pairs().items() if X.shape[-1] > 1}
+    pairs = {name: take(four_axes(X), slots[:, None, None], 3) for name, X in call.pairs().items() if X.shape[-1] > 1}
     return heads, tf.concat([cache.positions, call.key_positions], 1), call._replace(**pairs), after
 
 
-def _written(write, slots, heads, there, everywhere):
+def _write_heads(write, slots, heads, there, everywhere):
     """The slots, two arrays (B, G, S, any), with heads of new tokens where `there` (B or 1, Q) says.
 
     everywhere: whether every token has a slot.
@@ -197,17 +197,17 @@ def _written(write, slots, heads, there, everywhere):
     return found
 
 
-def _in_place(X, rows, new):
+def _update_in_place(X, rows, new):
     """X (rows, any) with other rows, where it lies; `tf.tensor_scatter_nd_update` would copy what is an argument."""
     return tf.raw_ops.InplaceUpdate(x=X, i=rows[:, 0], v=new)
 
 
-def pooled(pooling, q, k, v, num_heads, call):
-    """The pooled heads (B, H, Q, dv) of a call of which `remembered` gave keys and values, (B, G, K, any)."""
+def pool_slots(pooling, q, k, v, num_heads, call):
+    """The pooled heads (B, H, Q, dv) of a call of which `remember_heads` gave keys and values, (B, G, K, any)."""
     found = pooling.pool(q, k, v, num_heads, call)
     if q.shape[2] != 1 or (call.plan.step is not None and not call.plan.step.hidden):
         return found
-    seen = used(OPERATIONS, q[:, 0], k[:, 0], call)[1][:, None, :, None]  # (B or 1, 1, K, 1)
+    seen = usage(OPERATIONS, q[:, 0], k[:, 0], call)[1][:, None, :, None]  # (B or 1, 1, K, 1)
 
     def pool_with_zeros():
         return pooling.pool(q, k, tf.where(seen, v, tf.zeros((), v.dtype)), num_heads, call)

@@ -9,21 +9,21 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from mha.core.cache import fit_values
-from mha.core.call import Plans, check, kind_of, takes_call, whole_heads
+from mha.core.cache import plan_step
+from mha.core.call import Plans, call_kind, check, check_widths, takes_call
 from mha.core.engine import blocks
-from mha.core.engine.visible_range import all_used, by_segments, reach, span, turned, used
+from mha.core.engine.visible_range import by_segments, reach, span, usage, uses_all, without_positions
 from mha.core.options.config import turns_heads
 
 from .. import arrays
 from .. import layer as lesson
 from ..arrays import refuse_masks, shape_of
 from ..hiding import blank
-from .compiled import INTEGERS, Programs, drawn_seed, is_untouched, run, tracing, variables
+from .compiled import INTEGERS, Programs, draw_seed, is_untouched, run, tracing, variables
 from .compiled import fits as scores_fit
-from .decoding import decoded, placed, pooled, remembered, runs_compiled
+from .decoding import decode, place_inputs, pool_slots, remember_heads, runs_compiled
 from .operations import OPERATIONS
-from .pieces import fits, of_seen, whole
+from .pieces import fits, project_rows, whole
 from .pooling import POOLINGS, AttentionPooling, plan_of, pooling
 
 TYPES = tf.__internal__.EagerTensor, np.ndarray
@@ -49,37 +49,37 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
         own = variables_of(self, queries, keys, values, checked)
         if own is None:
             return super().__call__(queries, keys, values, call)
-        return compiled(self, own, queries, keys, values, checked)
+        return run_layer(self, own, queries, keys, values, checked)
 
     def kind(self, queries, keys, values, call):
         """The facts that decide the plan of a call; None where a compiler looks on, or an array is of another class."""
         if not tf.executing_eagerly():
             return None
         state = id(self.config), keys is queries, values is keys, blocks.SCORES
-        return kind_of(TYPES, state, queries, keys, values, call)
+        return call_kind(TYPES, state, queries, keys, values, call)
 
-    def planned(self, queries, keys, call):
+    def plan_call(self, queries, keys, call):
         """A checked call with its plan; none if an array is empty."""
         if call.cache is not None:
-            return call.planned(engine=Programs())
+            return call.with_plan(engine=Programs())
         if 0 in (*queries.shape[:2], keys.shape[1]):
             return call
         plan = Programs()
         if reach(call) == (None, None) or call.offset == 0:
             plan.fits = scores_fit(self.config, queries, keys, call)
-        return call.planned(engine=plan, lesson=self.in_lesson(queries, keys, call))
+        return call.with_plan(engine=plan, lesson=self.in_lesson(queries, keys, call))
 
     def attend(self, queries, keys, values, call):
         """Take the steps compiled, if they are not yet inside a compiled function; else as the lesson, or in pieces."""
         if tf.executing_eagerly():  # Keras gave arguments, whose values are not known yet
-            known = {name: arrays.known(X) for name, X in call.arrays().items() if name in INTEGERS}
-            step = None if call.cache is None else fit_values(call.cache, queries, call._replace(**known))
-            call = call.planned(known=known, step=step)
+            known = {name: arrays.value_of(X) for name, X in call.arrays().items() if name in INTEGERS}
+            step = None if call.cache is None else plan_step(call.cache, queries, call._replace(**known))
+            call = call.with_plan(known=known, step=step)
             own = variables_of(self, queries, keys, values, call)
             if own is not None:
-                return compiled(self, own, queries, keys, values, call)
+                return run_layer(self, own, queries, keys, values, call)
         if self.in_lesson(queries, keys, call):
-            return super().attend(queries, keys, values, call.planned(lesson=True))
+            return super().attend(queries, keys, values, call.with_plan(lesson=True))
         if call.cache is not None:
             return super().attend(queries, keys, values, call)
         B, Q, _ = shape_of(queries)
@@ -100,33 +100,33 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
         """Heads of queries, and of the keys and values in reach, (B, H, T, d); as in the lesson if they are turned."""
         if call.plan.lesson:
             return super().project(queries, keys, values, call)
-        queries, keys, values, call = self.blanked(queries, keys, values, call)
+        queries, keys, values, call = self.zero_unused(queries, keys, values, call)
         (B, Q, _), K, config, seen = shape_of(queries), shape_of(keys)[1], self.config, None
         H, G = config.num_heads, config.num_key_value_heads
         if call.valid_lens is not None and not fits(B * H * Q * K):
-            _, seen = used(OPERATIONS, queries, keys, call)  # (B or 1, K)
+            _, seen = usage(OPERATIONS, queries, keys, call)  # (B or 1, K)
         W_q, W_k, W_v = by_rows(self.W_q, queries), by_rows(self.W_k, keys, seen), by_rows(self.W_v, values, seen)
-        whole_heads(config, W_q, W_k, W_v)
+        check_widths(config, W_q, W_k, W_v)
         turned = call.head_gates is not None or turns_heads(config)
         q, k, v = (split(X, (B, T, heads), turned) for X, T, heads in ((W_q, Q, H), (W_k, K, G), (W_v, K, G)))
         return q, k, v, self.beside_gates(queries, call)
 
-    def blanked(self, queries, keys, values, call):
+    def zero_unused(self, queries, keys, values, call):
         """The queries, and the keys and values in reach, with zeros where they are not used; and the call of these."""
         if call.plan.lesson:
-            return super().blanked(queries, keys, values, call)
+            return super().zero_unused(queries, keys, values, call)
         if call.cache is not None:
-            return placed(queries, keys, values, call)
-        keys, values, call = narrowed(queries, keys, values, call, self.config.temperature is None)
-        if all_used(call, shape_of(queries)[1], shape_of(keys)[1]):
+            return place_inputs(queries, keys, values, call)
+        keys, values, call = narrow_keys(queries, keys, values, call, self.config.temperature is None)
+        if uses_all(call, shape_of(queries)[1], shape_of(keys)[1]):
             return queries, keys, values, call
-        call = call.planned(engine=None if call.valid_lens is None else plan_of(self, call))
-        blank_queries, *rest = blank(queries, keys, values, *used(OPERATIONS, queries, keys, call))
+        call = call.with_plan(engine=None if call.valid_lens is None else plan_of(self, call))
+        blank_queries, *rest = blank(queries, keys, values, *usage(OPERATIONS, queries, keys, call))
         return queries if call.plan.engine is not None and call.plan.engine.see else blank_queries, *rest, call
 
     def remember(self, k, v, call):
         """Put new tokens into the slots: where these lie if they may be, or as the lesson does."""
-        return super().remember(k, v, call) if call.plan.lesson else remembered(k, v, call)
+        return super().remember(k, v, call) if call.plan.lesson else remember_heads(k, v, call)
 
     def recall(self, output, weights, call, cache):
         """The results of a call with a cache; where its step is known, it has not lost what it needs."""
@@ -140,8 +140,8 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
         """The pooled heads alone, in the layout of the projected ones."""
         if call.plan.lesson:
             return super().pool(q, k, v, call)
-        pool = self.attention.pool if call.cache is None else functools.partial(pooled, self.attention)
-        call = self.beside_sinks(turned(call))
+        pool = self.attention.pool if call.cache is None else functools.partial(pool_slots, self.attention)
+        call = self.beside_sinks(without_positions(call))
         H, G, (BH, Q) = self.config.num_heads, self.config.num_key_value_heads, shape_of(q)[:2]
         if len(q.shape) == 4:
             return pool(q, k, v, H, call), None  # (B, H, Q, dv)
@@ -176,21 +176,21 @@ def variables_of(layer, queries, keys, values, call):
     return variables(layer)
 
 
-def attended(layer, queries, keys, values, call):
+def attend_steps(layer, queries, keys, values, call):
     """The steps of a call, to be compiled."""
     return layer.attend(queries, keys, values, call)
 
 
-def compiled(layer, own, queries, keys, values, call):
+def run_layer(layer, own, queries, keys, values, call):
     """The results of the layer for a checked call, compiled; own: its variables."""
     if call.cache is not None:
-        return decoded(layer, own, queries, keys, values, call)
+        return decode(layer, own, queries, keys, values, call)
     call = call._replace(training=bool(call.training and layer.config.dropout))
-    seed = drawn_seed(layer) if call.training else None
-    return run(attended, layer, own, queries, keys, values, call, seed=seed)
+    seed = draw_seed(layer) if call.training else None
+    return run(attend_steps, layer, own, queries, keys, values, call, seed=seed)
 
 
-def narrowed(queries, keys, values, call, moves):
+def narrow_keys(queries, keys, values, call, moves):
     """The keys and values that lengths, order and window let any query see, at least one; and the call of these.
 
     moves: whether the first of them may count as 0: not if something goes by positions themselves, not by distances.
@@ -214,7 +214,7 @@ def by_rows(dense, X, seen=None):
     if not takes_rows(dense):
         return dense(X)  # (B, T, out)
     if seen is not None:
-        return of_seen(dense, X, seen)  # (B, T, out)
+        return project_rows(dense, X, seen)  # (B, T, out)
     return dense(tf.reshape(X, (-1, shape_of(X)[2])))  # (B*T, out)
 
 

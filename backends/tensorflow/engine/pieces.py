@@ -15,7 +15,7 @@ from mha.core.options import checks
 
 from ..arrays import shape_of
 from ..hiding import four_axes, places, signed
-from .compiled import knowing, tracing
+from .compiled import trace_with, tracing
 from .operations import OPERATIONS, larger, smaller
 
 FEW = 2  # times as many queries as elsewhere are in a block that packed texts make small: each costs a round of a loop
@@ -66,21 +66,21 @@ def pool_pieces(pooling, queries, keys, values, call):
     groups, count = larger(1, -(-B * G // heads)), larger(1, -(-Q // size))
     more, late = groups * heads - B * G, count * size - Q  # heads of keys and queries, so that all pieces are full
     chunk = size if in_window or packed else None
-    queries = padded(tf.reshape(queries, (B * H, Q, d)), more * n, late)  # (B*H + more, Q + late, d)
+    queries = pad(tf.reshape(queries, (B * H, Q, d)), more * n, late)  # (B*H + more, Q + late, d)
     queries = tf.reshape(queries, (groups, rows, count, size, d))  # (groups, rows, blocks, size, d)
     queries = tf.transpose(queries, (0, 2, 1, 3, 4))  # (groups, blocks, rows, size, d)
     queries = tf.reshape(queries, (groups * count, rows, size, d))  # (pieces, rows, size, d)
     flat = [tf.reshape(X, (B * G, K, width)) for X, width in ((keys, d), (values, dv))]  # (B*G, K, d or dv)
-    chunks = [chunked(padded(X, more), groups, heads, chunk) for X in flat]
+    chunks = [chunks_of(pad(X, more), groups, heads, chunk) for X in flat]
     of_one = isinstance(call.offset, int) or tuple(call.offset.shape) in ((), (1, 1))  # () where keys were cut off
     numbers = call._replace(
-        **dict.fromkeys(OF_PAIRS), valid_lens=padded(call.valid_lens, more // G, late),
-        offset=call.offset if of_one else padded(call.offset, more // G), **tokens_of(call, more // G, late),
-    ).planned(known=None)  # fmt: skip
-    ends = extents(*call.packed().values()) if packed else []
-    ends = [padded(X, 0 if X.shape[0] == 1 else more // G, late) for X in ends]
+        **dict.fromkeys(OF_PAIRS), valid_lens=pad(call.valid_lens, more // G, late),
+        offset=call.offset if of_one else pad(call.offset, more // G), **tokens_of(call, more // G, late),
+    ).with_plan(known=None)  # fmt: skip
+    ends = extents(*call.segment_ids().values()) if packed else []
+    ends = [pad(X, 0 if X.shape[0] == 1 else more // G, late) for X in ends]
     sizes, counts = (larger(1, heads // G), smaller(rows, H), size), (groups // parts, parts, count)
-    pairs = {name: listed(X, sizes, counts) for name, X in call.of_scores().items()}
+    pairs = {name: pairs_of(X, sizes, counts) for name, X in call.of_scores().items()}
     seed = tracing.seed
     if seed is None:
         seed = pooling.dropping.seed_generator.next() if call.training and pooling.dropout else tf.zeros(2, tf.int32)
@@ -92,9 +92,9 @@ def pool_pieces(pooling, queries, keys, values, call):
         samples = slice(head // G, (head + heads - 1) // G + 1)
         cut = numbers.part(samples, queries=slice(first, first + size))
         seen = span(cut, size, K, OPERATIONS)
-        return cut, nearer(seen, ends, samples, slice(first, first + size), K) if packed else seen
+        return cut, narrow_to_segments(seen, ends, samples, slice(first, first + size), K) if packed else seen
 
-    @recomputed
+    @recompute
     def pool_some(piece, queries, keys, values, *others):
         cut, seen = cut_of(piece)
         start = start_of(seen, chunk)  # the first of the keys that came
@@ -109,7 +109,7 @@ def pool_pieces(pooling, queries, keys, values, call):
         queries = tf.reshape(queries, (m, own * n, size, d))  # (samples, heads, size, d)
         cuts = (X[:, seen.start - start : seen.stop - start] for X in (keys, values))  # (heads, K, d)
         k, v = (tf.reshape(X, (m, own, *shape_of(X)[1:])) for X in cuts)  # (samples, heads, K, d)
-        with knowing(seed=seed_of_piece), keras.StatelessScope(weights):
+        with trace_with(seed=seed_of_piece), keras.StatelessScope(weights):
             pooled = pooling.pool_block(queries, k, v, n, cut)  # (samples, heads, size, dv)
         pooled = tf.reshape(pooled, (rows, size, dv))  # (rows, size, dv)
         return tf.where(sees, pooled, tf.zeros_like(pooled)) if one_length else pooled
@@ -134,7 +134,7 @@ def pool_pieces(pooling, queries, keys, values, call):
     return tf.reshape(pooled, (B, H, Q, dv))  # (B, H, Q, dv)
 
 
-def padded(X, *more):
+def pad(X, *more):
     """X with so many zeros more after those of its first axes; None stays None."""
     if X is None:
         return None
@@ -144,9 +144,9 @@ def padded(X, *more):
 def tokens_of(call, more, late):
     """The numbers of a call's tokens, as of `whole`, with so many zeros more: samples, and queries."""
     found = {}
-    for name, X in (call.packed() | call.placed()).items() if call.is_packed() else ():
+    for name, X in (call.segment_ids() | call.position_ids()).items() if call.is_packed() else ():
         if X is not None:
-            found[name] = padded(X, 0 if X.shape[0] == 1 else more, late if "Q" in ROWS[name].axes else 0)
+            found[name] = pad(X, 0 if X.shape[0] == 1 else more, late if "Q" in ROWS[name].axes else 0)
     return found
 
 
@@ -167,14 +167,14 @@ def extents(own, others):
     return [tf.where(sees, X, 0) for X in (first, last)]
 
 
-def nearer(seen, ends, samples, queries, num_keys):
+def narrow_to_segments(seen, ends, samples, queries, num_keys):
     """Narrow a slice of keys to those from the first to the last of the segments of some queries, at least one."""
     behind, last = (tf.reduce_max(X[ALL if X.shape[0] == 1 else samples, queries]) for X in ends)
     start = smaller(larger(seen.start, num_keys - behind), num_keys - 1)
     return slice(start, larger(start + 1, smaller(seen.stop, last)))
 
 
-def chunked(X, groups, heads, size):
+def chunks_of(X, groups, heads, size):
     """Turn keys or values (groups*heads, K, d) into a function of a group and a slice of keys: it gives a piece.
 
     size: of a chunk; all chunks that have some of these keys are given, (heads, chunks*size, d), and gradients add up
@@ -183,7 +183,7 @@ def chunked(X, groups, heads, size):
     (_, K, _), d = shape_of(X), X.shape[2]
     length = K if size is None else size
     count = larger(1, -(-K // larger(1, length)))
-    X = padded(X, 0, count * length - K)  # (groups*heads, count*size, d)
+    X = pad(X, 0, count * length - K)  # (groups*heads, count*size, d)
     X = tf.reshape(X, (groups, heads, count, length, d))  # (groups, heads, count, size, d)
     X = tf.transpose(X, (0, 2, 1, 3, 4))  # (groups, count, heads, size, d)
     X = tf.reshape(X, (groups * count, heads, length, d))  # (groups*count, heads, size, d)
@@ -201,11 +201,11 @@ def chunked(X, groups, heads, size):
 
 
 def start_of(seen, size):
-    """The first of the keys that `chunked` gives for a slice of them, in chunks of this size."""
+    """The first of the keys that `chunks_of` gives for a slice of them, in chunks of this size."""
     return 0 if size is None else seen.start // size * size
 
 
-def listed(pairs, sizes, counts):
+def pairs_of(pairs, sizes, counts):
     """Turn a mask or bias of four axes into a function of a group of heads and a block: it gives a piece.
 
     sizes: m samples, n*G heads and q queries of a piece; counts: the groups of samples, those of the heads of a sample,
@@ -218,7 +218,7 @@ def listed(pairs, sizes, counts):
 
     (m, heads, q), (S, P, C) = if_own(sizes), if_own(counts)
     B, _, Q, K = shape_of(pairs)
-    pairs = padded(pairs, S * m - B, 0, C * q - Q)  # (S*m, P*heads, C*q, K)
+    pairs = pad(pairs, S * m - B, 0, C * q - Q)  # (S*m, P*heads, C*q, K)
     pairs = tf.reshape(pairs, (S, m, P, heads, C, q, K))  # (S, m, P, heads, C, q, K)
     pairs = tf.transpose(pairs, (0, 2, 4, 1, 3, 5, 6))  # (S, P, C, m, heads, q, K)
     pairs = tf.reshape(pairs, (S * P * C, m, heads, q, K))  # (S*P*C, m, heads, q, K)
@@ -232,7 +232,7 @@ def listed(pairs, sizes, counts):
     return of_piece
 
 
-def recomputed(function):
+def recompute(function):
     """Wrap a function so that its backward pass keeps nothing but the inputs, and computes the rest again.
 
     `tf.recompute_grad` does too, but raises under a persistent tape, which asks for second derivatives in advance.
@@ -253,7 +253,7 @@ def recomputed(function):
     return call
 
 
-def of_seen(dense, X, seen):
+def project_rows(dense, X, seen):
     """dense(X) for X (B, K, in), zeros where `seen` (B or 1, K) is False: rows that are not seen are not projected."""
     seen = tf.broadcast_to(seen, tf.shape(X)[:2])  # (B, K)
     projected = dense(tf.boolean_mask(X, seen))  # (rows, out)

@@ -10,22 +10,22 @@ import torch
 from torch import nn
 
 from mha.core.cache import LOST, left_of
-from mha.core.call import Plans, kind_of, whole_heads
+from mha.core.call import Plans, call_kind, check_widths
 from mha.core.engine import blocks
-from mha.core.engine.decoding import attend_token, in_place, is_token, placed, remembered
+from mha.core.engine.decoding import attend_token, in_place, is_token, place_inputs, remember_heads
 from mha.core.engine.scores import options_of
 from mha.core.engine.visible_range import (
-    all_used,
     by_mask,
     by_segments,
-    known_used,
     lengths_hide,
     longest,
-    narrowed,
+    narrow,
+    needs_all,
     reach,
-    turned,
-    used,
-    whole_used,
+    usage,
+    usage_if_known,
+    uses_all,
+    without_positions,
 )
 from mha.core.options.config import needs_scores, turns_heads
 
@@ -35,9 +35,9 @@ from .operations import OPERATIONS
 from .pooling import (
     AttentionPooling,
     DotProductAttention,
-    attn_mask,
+    kernel_mask,
     needs_pairs,
-    only_ordered,
+    only_causal,
     pool_by_kernel,
     pooling,
 )
@@ -83,39 +83,39 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
         for X in (queries, keys, values):
             if type(X) not in TYPES or X.is_nested or X.layout != torch.strided:
                 return None
-        return kind_of(TYPES, (*state, self.W_q.weight.device), queries, keys, values, call)
+        return call_kind(TYPES, (*state, self.W_q.weight.device), queries, keys, values, call)
 
-    def planned(self, queries, keys, call):
+    def plan_call(self, queries, keys, call):
         """A checked call with its plan; the lesson computes it if weights are kept, or its pooling was replaced."""
         if call.cache is not None:
-            return call.planned(engine=Decisions(plain=self.is_plain(call)))
+            return call.with_plan(engine=Decisions(plain=self.is_plain(call)))
         Q, K = queries.shape[1], keys.shape[1]
         if call.return_weights or call.plan.traced or 0 in (queries.shape[0], Q, K):
-            return call.planned(lesson=True, engine=Decisions())
+            return call.with_plan(lesson=True, engine=Decisions())
         if not isinstance(self.attention, AttentionPooling):
-            return call.planned(lesson=True, engine=Decisions())
+            return call.with_plan(lesson=True, engine=Decisions())
         if torch.compiler.is_compiling():  # which would stop at NumPy's values
-            call = call.planned(known=None, extremes=None)
+            call = call.with_plan(known=None, extremes=None)
         call = by_segments(OPERATIONS, queries, keys, call)
         views = self.takes_views(call)
         if type(call.offset) is not int or call.offset != 0:
-            return call.planned(engine=Decisions(views))
+            return call.with_plan(engine=Decisions(views))
         if torch.compiler.is_compiling():  # what is compared here would be compiled for these sizes alone
-            return call.planned(engine=Decisions(views, only_ordered(call)))
-        whole = whole_used(call, Q, K)
+            return call.with_plan(engine=Decisions(views, only_causal(call)))
+        whole = needs_all(call, Q, K)
         alone = call.valid_lens is not None and call.valid_lens.ndim == 1 and not call.pairs() and not call.by_tokens()
         parts = blocks.samples(call, (queries.shape[0], self.config.num_heads, Q, K))
-        return call.planned(
-            engine=Decisions(views, only_ordered(call), whole, alone and reach(call) == (None, None), parts)
+        return call.with_plan(
+            engine=Decisions(views, only_causal(call), whole, alone and reach(call) == (None, None), parts)
         )
 
     def attend(self, queries, keys, values, call):
         """Take the steps for some samples after others, as many as fit a cache at once."""
         if call.plan.engine is None or call.plan.traced:
-            call = self.planned(queries, keys, call)
+            call = self.plan_call(queries, keys, call)
         if call.cache is not None:
             if not self.in_place(queries, keys, values, call):
-                return super().attend(queries, keys, values, call.planned(lesson=True))
+                return super().attend(queries, keys, values, call.with_plan(lesson=True))
             if call.plan.engine.plain and is_token(queries, call):
                 return attend_token(OPERATIONS, self, queries, keys, values, call)
             return super().attend(queries, keys, values, call)
@@ -145,36 +145,36 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
         """Heads as the lesson has them; or views (B, H, T, d): to copy heads costs a small call much of its time."""
         if not call.plan.engine.views:
             return super().project(queries, keys, values, call)
-        queries, keys, values, call = self.blanked(queries, keys, values, call)
+        queries, keys, values, call = self.zero_unused(queries, keys, values, call)
         W_q, W_k, W_v = self.W_q(queries), self.W_k(keys), self.W_v(values)  # (B, T, H*d)
-        whole_heads(self.config, W_q, W_k, W_v)
+        check_widths(self.config, W_q, W_k, W_v)
         (B, Q, _), K, H = W_q.shape, W_k.shape[1], self.config.num_heads
         q, k, v = W_q.view(B, Q, H, -1), W_k.view(B, K, H, -1), W_v.view(B, K, H, -1)  # (B, T, H, d)
         return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), call  # (B, H, T, d)
 
-    def blanked(self, queries, keys, values, call):
+    def zero_unused(self, queries, keys, values, call):
         """The queries, and the keys and values in reach, with zeros where they are not used; and the call of these."""
         if call.plan.lesson or (call.cache is not None and call.plan.step is None):
-            return super().blanked(queries, keys, values, call)
+            return super().zero_unused(queries, keys, values, call)
         if call.cache is not None:
-            return placed(OPERATIONS, queries, keys, values, call)
+            return place_inputs(OPERATIONS, queries, keys, values, call)
         if call.plan.engine.whole:
             return queries, keys, values, call
         if call.plan.engine.alone and call.plan.extremes is not None:
             return self.cut_short(queries, keys, values, call)
-        seen, call = narrowed(call, queries.shape[1], keys.shape[1], self.config.temperature is None)
+        seen, call = narrow(call, queries.shape[1], keys.shape[1], self.config.temperature is None)
         same = keys is values
         keys = keys[:, seen]
         values = keys if same else values[:, seen]
-        if all_used(call, queries.shape[1], keys.shape[1]):
+        if uses_all(call, queries.shape[1], keys.shape[1]):
             return queries, keys, values, call
-        found = known_used(call, queries.shape[1], keys.shape[1])
+        found = usage_if_known(call, queries.shape[1], keys.shape[1])
         if found is not None:
             found = (own(flags, keys) for flags in found)
-        return *blank(queries, keys, values, *(found or used(OPERATIONS, queries, keys, call))), call
+        return *blank(queries, keys, values, *(found or usage(OPERATIONS, queries, keys, call))), call
 
     def cut_short(self, queries, keys, values, call):
-        """Blank as `blanked` where known lengths of samples alone hide; a mask (B, 1, 1, K) replaces them."""
+        """Put zeros as `zero_unused` where known lengths of samples alone hide; a mask (B, 1, 1, K) replaces them."""
         (shortest, longest), lengths, same = call.plan.extremes, call.plan.known["valid_lens"], keys is values
         K = max(1, min(longest, keys.shape[1]))
         keys = keys[:, :K]
@@ -205,11 +205,11 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
         """The pooled heads alone, in the layout of the projected ones."""
         if call.plan.lesson:
             return super().pool(q, k, v, call)
-        call = self.beside_sinks(turned(call))
+        call = self.beside_sinks(without_positions(call))
         if q.ndim == 3:
             return self.attention.pool(q, k, v, self.config.num_heads, call), None  # (B*H, Q, dv)
         ordered = call.plan.engine.ordered
-        visible = None if ordered else attn_mask(q[:, 0], k[:, 0], call)  # (B or 1, 1 or H, 1, K)
+        visible = None if ordered else kernel_mask(q[:, 0], k[:, 0], call)  # (B or 1, 1 or H, 1, K)
         scale = self.attention.scale
         pooled = pool_by_kernel(q, k, v, visible, is_causal=ordered, scale=scale)
         return pooled, None  # (B, H, Q, dv)
@@ -234,7 +234,7 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
         """Put new tokens into the slots: in place, or as the lesson does."""
         if call.plan.lesson:
             return super().remember(k, v, call)
-        return remembered(OPERATIONS, k, v, call) if call.plan.step else remembered_one(k, v, call)
+        return remember_heads(OPERATIONS, k, v, call) if call.plan.step else remember_token(k, v, call)
 
     def recall(self, output, weights, call, cache):
         """The results of a call with a cache; in place, no sample has lost what it needs, as far as that is known."""
@@ -255,7 +255,7 @@ def own(flags, beside):
     return torch.from_numpy(flags).to(beside.device)
 
 
-def remembered_one(k, v, call):
+def remember_token(k, v, call):
     """Write the heads of one token, k (B*G, 1, d) and v (B*G, 1, dv), to a place that a compiler will know.
 
     Returns keys (B*G, S, d) and values (B*G, S, dv) of the slots, the call of these, and the cache that is left.

@@ -46,11 +46,11 @@ class AttentionPooling(InBlocks, lesson.AttentionPooling):
         biases = [score_bias] * len(pieces) if shared else score_bias.split(sizes, 2)  # (B, H, block, K), or 1
         rest = call._replace(score_bias=None)
         for (block, seen), rows, score_bias in zip(pieces, queries.split(sizes, 1), biases, strict=True):
-            cut = blocks.of_block(rest, block, seen)
+            cut = blocks.call_of_block(rest, block, seen)
             if score_bias is not None:
                 cut = cut._replace(score_bias=score_bias if score_bias.shape[3] == 1 else score_bias[..., seen])
             inputs = rows, keys[:, seen], values[:, seen], num_heads, cut
-            pooled.append(recomputed(self.pool_block, *inputs))  # (B*H, block, dv)
+            pooled.append(recompute(self.pool_block, *inputs))  # (B*H, block, dv)
         return torch.cat(pooled, 1)  # (B*H, Q, dv)
 
 
@@ -75,7 +75,7 @@ class DotProductAttention(AttentionPooling, lesson.DotProductAttention):
         Their keys overlap, and are not copied.
         """
         (BH, Q, d), (BG, K, _), pooled = queries.shape, keys.shape, []
-        for pieces in _runs(blocks.pieces(call, Q, K, 1, share=4)):
+        for pieces in _group_runs(blocks.pieces(call, Q, K, 1, share=4)):
             (first, seen), (last, last_seen), n = pieces[0], pieces[-1], len(pieces)
             size, width = first.stop - first.start, seen.stop - seen.start
             rows = queries[:, first.start : last.stop]  # (B*H, n*block, d)
@@ -96,8 +96,8 @@ class DotProductAttention(AttentionPooling, lesson.DotProductAttention):
             return super().pool_block(queries, keys, values, num_heads, call)
         B, times = queries.shape[0] // num_heads, queries.shape[0] // keys.shape[0]
         one = times > 1 and queries.shape[1] == 1
-        ordered = only_ordered(call) and not one
-        visible = None if ordered else attn_mask(queries, keys, call)  # (B or 1, H or 1, Q or 1, K)
+        ordered = only_causal(call) and not one
+        visible = None if ordered else kernel_mask(queries, keys, call)  # (B or 1, H or 1, Q or 1, K)
         if one:
             return self.pool_one(queries, keys, values, visible, B)
         q, k, v, visible = by_heads(queries, keys, values, visible, num_heads)
@@ -160,7 +160,7 @@ def by_heads(queries, keys, values, visible, num_heads):
     return *each, visible
 
 
-def recomputed(function, *inputs):
+def recompute(function, *inputs):
     """Call function(*inputs) so that the backward pass keeps nothing but the inputs, and computes the rest again."""
     if torch.is_grad_enabled() and _may_recompute():
         return checkpoint(function, *inputs, use_reentrant=False)
@@ -183,14 +183,14 @@ def from_first(call):
     return isinstance(call.offset, int) and call.offset == 0
 
 
-def only_ordered(call):
+def only_causal(call):
     """Whether nothing but the causal order from the first key on hides."""
     if not from_first(call):
         return False  # as a value it may be a symbol inside a compiler, which the kernel does not take
     return not call.by_tokens() and reach(call) == (None, 0) and call.valid_lens is None and not call.pairs()
 
 
-def attn_mask(queries, keys, call):
+def kernel_mask(queries, keys, call):
     """Return the mask for the framework's kernel: booleans of the visible keys, or a bias that hides the others."""
     visible = visible_keys(queries, keys, call)  # (B or 1, H or 1, Q or 1, K)
     if call.score_bias is None:
@@ -202,10 +202,10 @@ def needs_pairs(call):
     """Whether the framework's kernel needs an array of all pairs to know what hides, or is added."""
     lengths = call.valid_lens
     per_query = any(X.shape[-2] > 1 for X in call.pairs().values()) or (lengths is not None and lengths.ndim > 1)
-    return per_query or call.by_tokens() or not (reach(call) == (None, None) or only_ordered(call))
+    return per_query or call.by_tokens() or not (reach(call) == (None, None) or only_causal(call))
 
 
-def _runs(pieces):
+def _group_runs(pieces):
     """Group blocks into runs of as many queries and keys each, each so many keys further as it has queries."""
     runs = [[next(pieces)]]
     for queries, keys in pieces:

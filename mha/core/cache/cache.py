@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from mha.core import dispatch
-from mha.core.cache.slot_state import Book
-from mha.core.cache.slots import ARRAYS, integers, kept_by, left_of
+from mha.core.cache.slot_state import SlotState
+from mha.core.cache.slots import ARRAYS, integers, left_of, local_config
 from mha.core.options import checks
 from mha.core.options.config import Config
 from mha.core.options.names import BackendName, CacheKind
@@ -32,7 +32,7 @@ class Cache:
         """Make a cache for a layer of this configuration; arrays: those above, in this order."""
         self.config, self.frozen = config, frozen
         self._arrays = tuple(arrays)
-        self._book: Book | None = None
+        self._slot_state: SlotState | None = None
         self._owner: Any = None
 
     def arrays(self) -> tuple[Any, ...]:
@@ -86,20 +86,20 @@ class Cache:
         """The widths of the layer's keys and values before their projection."""
         return self.config.key_size, self.config.value_size
 
-    def book(self) -> Book | None:
+    def slot_state(self) -> SlotState | None:
         """Return the state of its slots as NumPy's integers; None if only a compiler knows it."""
         if not self._module.is_known(self.lost):
             return None
-        if self._book is None:
-            known = [self._module.known(X) for X in self.arrays()[2:]]
+        if self._slot_state is None:
+            known = [self._module.value_of(X) for X in self.arrays()[2:]]
             if any(X is None for X in known):  # as inside `torch.func.vmap`
                 return None
-            self._book = Book.of(*(X.astype(np.int64) for X in known))
-        return self._book
+            self._slot_state = SlotState.of(*(X.astype(np.int64) for X in known))
+        return self._slot_state
 
-    def booked(self, book: Book) -> "Cache":
+    def with_state(self, slot_state: SlotState) -> "Cache":
         """Note the state of its slots, and return this cache."""
-        self._book = book
+        self._slot_state = slot_state
         return self
 
     def after(self, *arrays: Any) -> "Cache":
@@ -110,13 +110,13 @@ class Cache:
 
     def __deepcopy__(self, memo: Any) -> "Cache":
         """Copy the arrays; the copy belongs to the same layer."""
-        return self.after(*map(self._module.copied, self.arrays()))
+        return self.after(*map(self._module.clone, self.arrays()))
 
     def __copy__(self) -> "Cache":
         """Copy the arrays, too: two caches that share memory would write into each other's slots."""
         return self.__deepcopy__({})
 
-    def owned(self, layer: Any) -> "Cache":
+    def set_owner(self, layer: Any) -> "Cache":
         """Note that it belongs to a layer, and return this cache."""
         self._owner = weakref.ref(layer)
         return self
@@ -130,7 +130,7 @@ class Cache:
 
         written: whether they have been written to, so that nobody may.
         """
-        if not self.frozen and (written or self.book() is not None):
+        if not self.frozen and (written or self.slot_state() is not None):
             self._arrays = ()
 
     def reorder(self, rows: Any) -> "Cache":
@@ -142,7 +142,7 @@ class Cache:
         known = integers("rows", rows)
         if known is not None and (known.ndim != 1 or (known.size and not 0 <= known.min() <= known.max() < B)):
             raise ValueError(f"rows is {checks.brief(rows)}, expected integers (any number,) from 0 to {B - 1}")
-        rows = rows if known is None else self._own(known)
+        rows = rows if known is None else self._to_backend(known)
         return self.after(*(module.samples(X, rows) for X in self.arrays()))
 
     def crop(self, positions: Any) -> "Cache":
@@ -182,16 +182,16 @@ class Cache:
                 "several ranks"
             )
         if self.keys.shape[2] != S:
-            heads = [self._module.copied(X) for X in (self.keys, self.values)]
+            heads = [self._module.clone(X) for X in (self.keys, self.values)]
         else:
-            index = self._own(columns[:, None, :, None])  # (B, 1, S, 1)
-            heads = [self._module.taken(X, index, 2) for X in (self.keys, self.values)]
-        return self.after(*heads, *map(self._own, (places, left, lost)))
+            index = self._to_backend(columns[:, None, :, None])  # (B, 1, S, 1)
+            heads = [self._module.take(X, index, 2) for X in (self.keys, self.values)]
+        return self.after(*heads, *map(self._to_backend, (places, left, lost)))
 
     def to(self, backend: BackendName) -> "Cache":
         """The same cache on another backend, for the layer that `attention.to` gives; this one stays."""
         self._refuse_parts("to")
-        module, old = dispatch.load(dispatch.named("backend", backend)), self._module
+        module, old = dispatch.load(dispatch.parse_backend("backend", backend)), self._module
         arrays = [np.array(old.to_numpy(X), order="C") for X in self.arrays()]
         for heads in arrays[:2]:  # of another origin, they may hold anything
             heads.swapaxes(1, 2)[arrays[2] < 0] = 0
@@ -252,7 +252,7 @@ class Cache:
             raise TypeError(f"attention is {checks.brief(attention)}, expected an mha.MultiHeadAttention")
         from mha.weights.caches import foreign
 
-        return Cache.of_layer(attention, foreign.taken(native, config, layer, lengths, positions, size))
+        return Cache.of_layer(attention, foreign.read_cache(native, config, layer, lengths, positions, size))
 
     def to_native(self, kind: CacheKind) -> Any:
         """A cache of another library with the same tokens, bit for bit, on any backend; this one stays.
@@ -271,7 +271,7 @@ class Cache:
         self._refuse_parts("to_native")
         from mha.weights.caches import foreign
 
-        return foreign.made(kind, self)
+        return foreign.make_cache(kind, self)
 
     def facts(self) -> tuple[Config, bool]:
         """Return the facts that one compiled function fixes for all its caches: config, frozen."""
@@ -284,7 +284,7 @@ class Cache:
         with module.context(attention.config.dtype):
             place = module.place(attention.layer)
             there = [module.tensor(checks.plain(X), place) for X in arrays.values()]
-        return cls(kept_by(attention.layer), there, frozen).owned(attention.layer)
+        return cls(local_config(attention.layer), there, frozen).set_owner(attention.layer)
 
     @classmethod
     def of_arrays(cls, facts: tuple[Config, bool], arrays: Any) -> "Cache":
@@ -308,7 +308,7 @@ class Cache:
     def _module(self) -> Any:
         return dispatch.load(self.backend)
 
-    def _own(self, integers: np.ndarray) -> Any:
+    def _to_backend(self, integers: np.ndarray) -> Any:
         """Turn integers into an array of the backend, where the cache lies."""
         return self._module.tensor(integers.astype(np.int32), self._module.place(None, self.keys))
 

@@ -13,27 +13,27 @@ from mha.core.call import Call, inputs, prepare
 def decode(attention: Any, calls: Any, queries: Any, keys: Any, values: Any, call: Call) -> tuple[Any, ...]:
     """Call an `mha.MultiHeadAttention` with a cache, which is of its backend; the inputs may be NumPy's."""
     backend, module = attention.backend, dispatch.load(attention.backend)
-    arrays, kind = prepare.beside_cache(attention, queries, keys, values, call.cache)
+    arrays, kind = prepare.inputs_for_cache(attention, queries, keys, values, call.cache)
     with module.context(attention.config.dtype, tracked=kind == backend):
         *results, cache = calls.attend(attention.layer, *arrays, call)
         results = results if kind == backend else map(module.to_numpy, results)
-        return *results, cache.owned(attention.layer)
+        return *results, cache.set_owner(attention.layer)
 
 
-def frozen(attention: Any, keys: Any, values: Any, valid_lens: Any, key_positions: Any) -> Cache:
+def frozen_cache(attention: Any, keys: Any, values: Any, valid_lens: Any, key_positions: Any) -> Cache:
     """Make the cache of `mha.MultiHeadAttention.cache_of` from the heads in the steps of a call."""
     both = {"keys": keys, "values": keys if values is None else values}
-    both = {name: _known(name, X) for name, X in both.items()}
-    (k, _), (v, _) = (inputs.array("numpy", attention.config.dtype, *one) for one in both.items())
+    both = {name: _to_numpy(name, X) for name, X in both.items()}
+    (k, _), (v, _) = (inputs.array_and_backend("numpy", attention.config.dtype, *one) for one in both.items())
     queries = np.zeros((len(k), 1, attention.config.query_size), k.dtype)  # (B, 1, query_size)
     steps = attention.trace(queries, k, v, valid_lens, key_positions=key_positions)
-    return Cache.of_layer(attention, slots.frozen(attention.config, steps, valid_lens, key_positions), frozen=True)
+    return Cache.of_layer(attention, slots.freeze(attention.config, steps, valid_lens, key_positions), frozen=True)
 
 
-def _known(name: str, X: Any) -> Any:
+def _to_numpy(name: str, X: Any) -> Any:
     """Turn an array of any framework into NumPy's; leave anything else. Raise TypeError if its values are not known."""
     backend = dispatch.backend_of(X)
-    known = dispatch.load(backend).known(X) if backend else X
+    known = dispatch.load(backend).value_of(X) if backend else X
     if known is None:
         raise TypeError(f"{name} is a {type(X).__name__} whose values are not known yet, expected one with values")
     return known

@@ -6,13 +6,13 @@ import numpy as np
 
 from mha.core import dispatch
 from mha.core.cache.cache import Cache
-from mha.core.cache.slot_state import Book
-from mha.core.cache.slots import kept_by, left_of, parts_of
-from mha.core.cache.steps import Step, step_of
+from mha.core.cache.slot_state import SlotState
+from mha.core.cache.slots import count_ranks, left_of, local_config
+from mha.core.cache.steps import CacheStep, plan_slots
 from mha.core.options import checks
 
 
-def fit(arrays: Any, layer: Any, inputs: tuple[Any, Any, Any], call: Any) -> None:
+def check_cache(arrays: Any, layer: Any, inputs: tuple[Any, Any, Any], call: Any) -> None:
     """Check that the cache of a call fits a layer, and the arguments that mean something else beside a cache.
 
     arrays: the module of that name of the layer's backend; inputs: queries, keys and values, of which the queries are
@@ -23,9 +23,9 @@ def fit(arrays: Any, layer: Any, inputs: tuple[Any, Any, Any], call: Any) -> Non
         raise TypeError(f"cache is {checks.brief(cache)}, expected an mha.Cache, as attention.cache makes it")
     if not arrays.is_own(cache.keys):
         raise TypeError(f"cache is of {cache.backend}, expected one of the layer's backend: call cache.to")
-    if cache.config != kept_by(layer):
+    if cache.config != local_config(layer):
         raise ValueError("cache is of a layer with another configuration, expected one that this layer's .cache made")
-    (S, here), parts = (cache.sizes[1], cache.keys.shape[2]), parts_of(layer)
+    (S, here), parts = (cache.sizes[1], cache.keys.shape[2]), count_ranks(layer)
     if None not in (S, here) and here * parts != S:
         raise ValueError(
             f"cache has keys of {here} of its {S} slots, expected {S // parts} as the layer, which has the slots on "
@@ -68,31 +68,31 @@ def check_owner(cache: Cache, layer: Any) -> None:
         raise ValueError("cache is of another layer, expected this one's: each layer of a model has a cache of its own")
 
 
-def fit_values(cache: Cache, queries: Any, call: Any) -> Step | None:
+def plan_step(cache: Cache, queries: Any, call: Any) -> CacheStep | None:
     """Plan the step of a call with a cache; None if only a compiler knows its positions.
 
     queries: of which only the size counts; call: with its positions and lengths as NumPy arrays, where they are known.
     Raises ValueError if positions or slots do not fit.
     """
-    book, known = cache.book(), (call.positions, call.valid_lens)
-    if book is None or not all(isinstance(X, np.ndarray | None) for X in known):
+    slot_state, known = cache.slot_state(), (call.positions, call.valid_lens)
+    if slot_state is None or not all(isinstance(X, np.ndarray | None) for X in known):
         return None
-    step = step_of(cache, book, queries, call)
+    step = plan_slots(cache, slot_state, queries, call)
     if len(step.wrong):
-        raise ValueError(_why(cache, book, step, int(step.wrong[0])))
+        raise ValueError(_describe_problem(cache, slot_state, step, int(step.wrong[0])))
     return step
 
 
-def _why(cache: Cache, book: Book, step: Step, sample: int) -> str:
-    """Say in words what is wrong with a sample of a call; book: of the cache before the call."""
-    (_, S), newest = book.sizes, int(book.arrays[0][sample].max())
+def _describe_problem(cache: Cache, slot_state: SlotState, step: CacheStep, sample: int) -> str:
+    """Say in words what is wrong with a sample of a call; slot_state: of the cache before the call."""
+    (_, S), newest = slot_state.sizes, int(slot_state.arrays[0][sample].max())
     new = np.arange(0) if step.positions is None else step.positions[sample][step.positions[sample] >= 0]
     if new.size and new.min() <= newest:
         return (
             f"positions goes back to {new.min()} in sample {sample}, whose cache has a token at {newest}; expected "
             f"{newest + 1} or more, or take tokens back with cache.crop"
         )
-    left, before, tokens = left_of(cache.config), book.arrays[1][sample], step.book.arrays[1][sample]
+    left, before, tokens = left_of(cache.config), slot_state.arrays[1][sample], step.slot_state.arrays[1][sample]
     if left is not None and left < S:
         return (
             f"the call overwrites slots of sample {sample} that its queries see, which takes no mask, score_bias and "

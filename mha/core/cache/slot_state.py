@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 
-class Book:
+class SlotState:
     """The state of the slots of a cache outside of compilers, in NumPy's integers.
 
     sizes: B and S.
@@ -21,7 +21,7 @@ class Book:
         self.sizes, self.tokens, self._arrays = sizes, tokens, arrays
 
     @classmethod
-    def of(cls, positions: np.ndarray, lengths: np.ndarray, lost: np.ndarray) -> "Book":
+    def of(cls, positions: np.ndarray, lengths: np.ndarray, lost: np.ndarray) -> "SlotState":
         """Make the state from its arrays, as one number where that says everything."""
         arrays, (B, S) = (positions, lengths, lost), positions.shape
         if B and S:

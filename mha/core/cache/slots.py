@@ -16,13 +16,13 @@ LOST = 2**31 - 1  # beyond every position: what a sample has lost that has lost 
 ARRAYS = "keys", "values", "positions", "lengths", "lost"
 
 
-def kept_by(layer: Any) -> Config:
+def local_config(layer: Any) -> Config:
     """Return the configuration of the heads of a layer that are on this rank, where they are split over several."""
     config: Config = getattr(layer, "kept", None) or layer.config
     return config
 
 
-def parts_of(layer: Any) -> int:
+def count_ranks(layer: Any) -> int:
     """Return the number of ranks that share the slots of a layer's cache; each has keys and values of its own slots."""
     return getattr(layer, "slot_parts", 1)
 
@@ -50,12 +50,12 @@ def left_of(limits: Any, anywhere: int | None = None) -> int | None:
     return limits.chunk - 1 if left is None else min(left, limits.chunk - 1)
 
 
-def empty_for(layer: Any, batch_size: int, size: int | None) -> dict[str, np.ndarray]:
-    """Make the arrays of `empty` for a layer, with keys and values of its heads and slots on this rank."""
-    return empty(kept_by(layer), batch_size, size, parts_of(layer))
+def empty_arrays_for(layer: Any, batch_size: int, size: int | None) -> dict[str, np.ndarray]:
+    """Make the arrays of `empty_arrays` for a layer, with keys and values of its heads and slots on this rank."""
+    return empty_arrays(local_config(layer), batch_size, size, count_ranks(layer))
 
 
-def empty(config: Config, batch_size: int, size: int | None, parts: int = 1) -> dict[str, np.ndarray]:
+def empty_arrays(config: Config, batch_size: int, size: int | None, parts: int = 1) -> dict[str, np.ndarray]:
     """The arrays of an empty cache, by name; size: slots, None = as many as a query sees by window or chunk.
 
     parts: how many ranks have keys and values of equally many of the slots; where they do not divide what a query sees,
@@ -76,15 +76,15 @@ def empty(config: Config, batch_size: int, size: int | None, parts: int = 1) -> 
     return {name: np.full(shape, filled[name], numpy_dtype(kinds[name])) for name, shape in sizes.items()}
 
 
-def attended(steps: Mapping[str, Any], role: Literal["k", "v"]) -> Any:
+def last_heads(steps: Mapping[str, Any], role: Literal["k", "v"]) -> Any:
     """Return the heads of keys or values that queries attend to, from the steps of a call: the last ones."""
     names = f"split_{role}", f"norm_{role}", f"rotate_{role}"
     return [X for name, X in steps.items() if name in names][-1]
 
 
-def frozen(config: Config, steps: dict[str, np.ndarray], valid_lens: Any, key_positions: Any) -> dict[str, np.ndarray]:
+def freeze(config: Config, steps: dict[str, np.ndarray], valid_lens: Any, key_positions: Any) -> dict[str, np.ndarray]:
     """Make the arrays of a frozen cache, by name, from the steps of a call with these lengths and positions of keys."""
-    both = attended(steps, "k"), attended(steps, "v")  # (B*G, K, d), (B*G, K, dv)
+    both = last_heads(steps, "k"), last_heads(steps, "v")  # (B*G, K, d), (B*G, K, dv)
     keys, values = (X.reshape(-1, config.num_key_value_heads, *X.shape[1:]) for X in both)  # (B, G, K, d)
     (B, _, K, _), each = keys.shape, np.arange(keys.shape[2])
     given: Any = each if key_positions is None else integers("key_positions", key_positions)
@@ -102,7 +102,7 @@ def frozen(config: Config, steps: dict[str, np.ndarray], valid_lens: Any, key_po
 def integers(name: str, value: Any) -> np.ndarray | None:
     """Turn integers of any framework, or nested lists, into a NumPy array; None if only a compiler knows the values."""
     backend = dispatch.backend_of(value)
-    known = dispatch.load(backend).known(value) if backend else np.asarray(value)
+    known = dispatch.load(backend).value_of(value) if backend else np.asarray(value)
     if known is not None and (known.dtype.kind not in "iu" and known.size):
         raise TypeError(f"{name} is {checks.brief(value)}, expected integers")
     return known

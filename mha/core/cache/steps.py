@@ -9,14 +9,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mha.core import dispatch
-from mha.core.cache.slot_state import Book
+from mha.core.cache.slot_state import SlotState
 from mha.core.cache.slots import LOST, left_of
 
 
-class Step(NamedTuple):
+class CacheStep(NamedTuple):
     """The effect of a call on the slots of a cache, where it is known before the call.
 
-    book: of the cache after the call.
+    slot_state: of the cache after the call.
     wrong: the samples that would lose what they need, so that the call is refused.
     early: whether a query sees a token whose slot the call gives to another one.
     first: the position of the first token, if all samples have the same tokens in the same slots; else None.
@@ -28,7 +28,7 @@ class Step(NamedTuple):
     hidden: whether a token in one of the used slots is seen by no query.
     """
 
-    book: Book
+    slot_state: SlotState
     wrong: Any = ()
     early: bool = False
     first: int | None = None
@@ -43,72 +43,72 @@ class Step(NamedTuple):
 
     def runs(self) -> Iterator[tuple[slice, slice]]:
         """Yield the slots of each round of the ring, and their tokens, which are in the same slots in all samples."""
-        first, end, S = self.first or 0, self.book.tokens or 0, self.book.sizes[1]
+        first, end, S = self.first or 0, self.slot_state.tokens or 0, self.slot_state.sizes[1]
         for begin in range(first - first % S, end, S):
             start, stop = max(begin, first), min(begin + S, end)
             yield slice(start - begin, stop - begin), slice(start - first, stop - first)
 
 
-def step_of(cache: Any, book: Book, queries: Any, call: Any) -> Step:
+def plan_slots(cache: Any, slot_state: SlotState, queries: Any, call: Any) -> CacheStep:
     """Plan the step of a call with a cache, whose slots are in this state.
 
     queries: of which only the sizes count; call: with its positions and lengths as NumPy arrays.
     """
-    if cache.frozen or book.tokens is None or call.valid_lens is not None:
-        return _any(cache, book, queries, call)
-    if call.positions is not None and not (call.positions == book.tokens + np.arange(queries.shape[1])).all():
-        return _any(cache, book, queries, call)
-    return _even(cache, book, book.tokens, queries, call)
+    if cache.frozen or slot_state.tokens is None or call.valid_lens is not None:
+        return _plan_any(cache, slot_state, queries, call)
+    if call.positions is not None and not (call.positions == slot_state.tokens + np.arange(queries.shape[1])).all():
+        return _plan_any(cache, slot_state, queries, call)
+    return _plan_even(cache, slot_state, slot_state.tokens, queries, call)
 
 
-def _even(cache: Any, book: Book, first: int, queries: Any, call: Any) -> Step:
+def _plan_even(cache: Any, slot_state: SlotState, first: int, queries: Any, call: Any) -> CacheStep:
     """Plan a call of which each sample has had the same number of tokens, and gets as many new ones as the others."""
-    (_, S), Q = book.sizes, queries.shape[1]
-    left, chunk, end = reach(cache), cache.config.chunk, first + Q
-    after = Book(book.sizes, end)
+    (_, S), Q = slot_state.sizes, queries.shape[1]
+    left, chunk, end = left_reach(cache), cache.config.chunk, first + Q
+    after = SlotState(slot_state.sizes, end)
     pushed = end - S - 1  # the furthest position without a slot by then, or below 0
     early = pushed >= 0 and pushed >= first - left
-    if (pushed >= 0 and pushed >= end - 1 - left) or (early and by_slots(call)):
-        return Step(after, range(book.sizes[0]), early)
+    if (pushed >= 0 and pushed >= end - 1 - left) or (early and needs_slots(call)):
+        return CacheStep(after, range(slot_state.sizes[0]), early)
     if end <= S:
         begin = max(0, first - left)
         if chunk:  # chunks of the slots that are used have to begin where chunks of positions do
             begin = max(begin, first - first % chunk) if Q == 1 else begin - begin % chunk
         used = slice(begin, max(1, end))
-        return Step(after, first=first, used=used, in_order=Q > 1)
+        return CacheStep(after, first=first, used=used, in_order=Q > 1)
     if Q == 1 and left + 1 == S and not chunk:  # as most rings are
-        return Step(after, first=first, used=slice(0, S))
-    seen, hidden = _seen(queries, after, slice(0, S), call._replace(positions=np.arange(first, end)[None]))
-    return Step(after, (), early, first, used=slice(0, S), seen=seen, hidden=hidden)
+        return CacheStep(after, first=first, used=slice(0, S))
+    seen, hidden = _find_visible(queries, after, slice(0, S), call._replace(positions=np.arange(first, end)[None]))
+    return CacheStep(after, (), early, first, used=slice(0, S), seen=seen, hidden=hidden)
 
 
-def _any(cache: Any, book: Book, queries: Any, call: Any) -> Step:
+def _plan_any(cache: Any, slot_state: SlotState, queries: Any, call: Any) -> CacheStep:
     """Plan any call, by the chapter of NumPy."""
-    chapter, (B, Q), S = dispatch.lesson("numpy"), queries.shape[:2], book.sizes[1]
+    chapter, (B, Q), S = dispatch.lesson("numpy"), queries.shape[:2], slot_state.sizes[1]
     nothing, rows = np.empty((B, 0, S, 0)), np.empty((B, Q, 0))
-    without_heads = cache.after(nothing, nothing, *book.arrays)
+    without_heads = cache.after(nothing, nothing, *slot_state.arrays)
     *_, call = chapter.place(rows, rows, rows, call._replace(cache=without_heads))
     if cache.frozen:
-        seen, hidden = _seen(queries, book, slice(0, S), call)
-        return Step(book, positions=call.positions, used=slice(0, S), seen=seen, hidden=hidden)
-    columns, slots, state = chapter.slots_after(*book.arrays, call)
-    after, real = Book(book.sizes, None, state), call.positions >= 0  # (B, Q)
-    pushed = np.where(columns >= S, book.arrays[0], -1).max(1, initial=-1)  # (B,)
+        seen, hidden = _find_visible(queries, slot_state, slice(0, S), call)
+        return CacheStep(slot_state, positions=call.positions, used=slice(0, S), seen=seen, hidden=hidden)
+    columns, slots, state = chapter.slots_after(*slot_state.arrays, call)
+    after, real = SlotState(slot_state.sizes, None, state), call.positions >= 0  # (B, Q)
+    pushed = np.where(columns >= S, slot_state.arrays[0], -1).max(1, initial=-1)  # (B,)
     first = np.where(real, call.positions, LOST).min(1, initial=LOST)  # (B,)
-    early = ((pushed >= 0) & (pushed >= first - reach(cache))).any() or real.sum(1).max(initial=0) > S
+    early = ((pushed >= 0) & (pushed >= first - left_reach(cache))).any() or real.sum(1).max(initial=0) > S
     used = slice(0, int(min(S, max(1, state[1].max(initial=1)))))
-    seen, hidden = _seen(queries, after, used, call)
+    seen, hidden = _find_visible(queries, after, used, call)
     rows, columns = np.nonzero(real)
     slots = slots[:, S:][rows, columns]
-    return Step(
+    return CacheStep(
         after, np.nonzero(state[2] == LOST)[0], bool(early), None, call.positions, rows, columns, slots, used, seen,
         hidden=hidden,
     )  # fmt: skip
 
 
-def _seen(queries: Any, book: Book, used: slice, call: Any) -> tuple[np.ndarray | None, bool]:
+def _find_visible(queries: Any, slot_state: SlotState, used: slice, call: Any) -> tuple[np.ndarray | None, bool]:
     """Find the slots that each query of a call sees by position, None = all; and whether a token is hidden."""
-    places, chapter = book.arrays[0][:, used], dispatch.lesson("numpy")
+    places, chapter = slot_state.arrays[0][:, used], dispatch.lesson("numpy")
     order = call._replace(valid_lens=None, mask=None, score_bias=None, offset=0, key_positions=places)
     seen = chapter.visible_keys(queries, np.empty((len(places), places.shape[1], 0)), order)
     if seen.all():
@@ -116,12 +116,12 @@ def _seen(queries: Any, book: Book, used: slice, call: Any) -> tuple[np.ndarray 
     return seen, bool(((places >= 0) & ~seen.any((1, 2))).any())
 
 
-def reach(cache: Any) -> int:
+def left_reach(cache: Any) -> int:
     """Return how many positions before its own a query sees; without window and chunk, more than there are."""
     left = left_of(cache.config)
     return LOST if left is None else left
 
 
-def by_slots(call: Any) -> bool:
+def needs_slots(call: Any) -> bool:
     """Whether a call takes or returns numbers for each slot, as the slots are after the call."""
     return bool(call.pairs() or call.return_weights)

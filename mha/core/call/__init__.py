@@ -2,7 +2,7 @@
 
 from mha.core.call import inputs as inputs
 from mha.core.call import prepare as prepare
-from mha.core.call.check import check, known, native, of_output, whole_heads
+from mha.core.call.check import check, check_cotangent, check_widths, numpy_if_known, to_backend
 from mha.core.call.declaration import (
     ALL,
     ARGUMENTS,
@@ -18,9 +18,9 @@ from mha.core.call.declaration import (
     Plan,
     axes_of,
 )
-from mha.core.call.memo import Plans, kind_of
-from mha.core.call.signatures import call_of, given_call, spelled, takes_call
-from mha.core.call.tracing import keep, keeping
+from mha.core.call.memo import Plans, call_kind
+from mha.core.call.signatures import bind_call, call_of, spell_out, takes_call
+from mha.core.call.tracing import record_step, record_steps
 
 __all__ = [
     "ALL",
@@ -37,17 +37,17 @@ __all__ = [
     "Plan",
     "Plans",
     "axes_of",
+    "bind_call",
+    "call_kind",
     "call_of",
     "check",
-    "given_call",
+    "check_cotangent",
+    "check_widths",
     "inputs",
-    "keep",
-    "keeping",
-    "kind_of",
-    "known",
-    "native",
-    "of_output",
-    "spelled",
+    "numpy_if_known",
+    "record_step",
+    "record_steps",
+    "spell_out",
     "takes_call",
-    "whole_heads",
+    "to_backend",
 ]

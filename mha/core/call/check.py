@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from mha.core import dispatch
-from mha.core.cache import check_owner, fit_values
-from mha.core.cache import fit as fit_cache
+from mha.core.cache import check_cache as fit_cache
+from mha.core.cache import check_owner, plan_step
 from mha.core.call.declaration import PACKED, ROWS, Call
-from mha.core.call.fitting import dense, fit_call, fit_inputs, fit_segments, of_dtype, shape_fits
+from mha.core.call.fitting import check_dense, check_dtype, fit_call, fit_inputs, fit_segments, shape_fits
 from mha.core.options import checks
 from mha.core.options.config import numpy_dtype
 
@@ -39,13 +39,13 @@ def check(arrays: Any, layer: Any, queries: Any, keys: Any, values: Any, call: C
     if plans is not None:
         kind = layer.kind(queries, keys, values, call)
         if kind in plans:
-            return _planned(arrays, layer, queries, keys, values, call, plans[kind])
+            return _check_by_plan(arrays, layer, queries, keys, values, call, plans[kind])
     config, place = layer.config, arrays.place(layer, queries)
-    taken = {name: _taken(arrays, config, name, X) for name, X in zip(ROWS, call, strict=False) if X is not None}
+    taken = {name: _read(arrays, config, name, X) for name, X in zip(ROWS, call, strict=False) if X is not None}
     given, call = call, call._replace(**taken)
     frozen = False
     if call.cache is not None:  # whose slots are the keys; none are given beside a frozen one
-        dense(arrays, place, "queries", queries, f"of shape (batch, queries, {config.query_size})")
+        check_dense(arrays, place, "queries", queries, f"of shape (batch, queries, {config.query_size})")
         fit_cache(arrays, layer, (queries, keys, values), call)
         frozen = call.cache.frozen
     fit_inputs(arrays, config, place, queries, keys, values, alone=frozen)
@@ -59,21 +59,21 @@ def check(arrays: Any, layer: Any, queries: Any, keys: Any, values: Any, call: C
     call = fit_segments(call, (queries.shape[1], num_keys))
     call = call.of_layer(config)._replace(causal=bool(call.causal))
     if call.cache is not None:
-        call = call.planned(step=fit_values(call.cache, queries, call))
-    call = ready(arrays, place, num_keys if frozen else keys.shape[1], given, call)
+        call = call.with_plan(step=plan_step(call.cache, queries, call))
+    call = check_values(arrays, place, num_keys if frozen else keys.shape[1], given, call)
     if kind is not None:
-        call = layer.planned(queries, keys, call)
-        plans.keep(kind, call)
+        call = layer.plan_call(queries, keys, call)
+        plans.remember(kind, call)
     return call
 
 
-def _planned(arrays: Any, layer: Any, queries: Any, keys: Any, values: Any, call: Call, seen: Call) -> Call:
+def _check_by_plan(arrays: Any, layer: Any, queries: Any, keys: Any, values: Any, call: Call, seen: Call) -> Call:
     """Check the values of a call by the plan of an earlier one of its kind, and turn its arrays into the backend's."""
     lengths, plan = call.valid_lens, seen.plan
     if lengths is not None:
-        known = lengths if isinstance(lengths, np.ndarray) else arrays.known(lengths)
+        known = lengths if isinstance(lengths, np.ndarray) else arrays.value_of(lengths)
         if known is not None:  # else a compiler will know them
-            limit, bounds = limited(known, keys.shape[1])
+            limit, bounds = limit_lengths(known, keys.shape[1])
             if bounds is not None and bounds[0] == keys.shape[1]:  # nothing is hidden, and no token is padding
                 return check(arrays, layer, queries, keys, values, call._replace(valid_lens=None))
             plan = plan._replace(known={"valid_lens": limit}, extremes=bounds)
@@ -81,55 +81,55 @@ def _planned(arrays: Any, layer: Any, queries: Any, keys: Any, values: Any, call
                 lengths = limit
     given = {}
     if not (call.mask is call.score_bias is call.head_gates is None and call.offset == 0):
-        given = call.given() | {"offset": column(call.offset)}
+        given = call.nondefaults() | {"offset": offset_column(call.offset)}
     if lengths is not None:
         given["valid_lens"] = lengths
     for name, X in given.items():
         if isinstance(X, np.ndarray) and not arrays.is_own(X):
-            given[name] = native(arrays, arrays.place(layer, queries), X)
+            given[name] = to_backend(arrays, arrays.place(layer, queries), X)
     if call.cache is not None:
         check_owner(call.cache, layer)
         by_value = seen._replace(**(given | (plan.known or {}))) if given or plan.known else seen
-        plan = plan._replace(step=fit_values(call.cache, queries, by_value))
+        plan = plan._replace(step=plan_step(call.cache, queries, by_value))
         given["cache"] = call.cache
     return seen._replace(**given, plan=plan) if given else seen
 
 
-def ready(arrays: Any, place: Any, num_keys: Any, given: Call, call: Call) -> Call:
+def check_values(arrays: Any, place: Any, num_keys: Any, given: Call, call: Call) -> Call:
     """Check the values of a call whose arguments fit, and turn its arrays into the backend's own, at the place.
 
     given: the same call before its known integers became NumPy's: those that can stay as they were are not turned.
     """
     known = {}
-    lengths, bounds = limited(call.valid_lens, num_keys)
+    lengths, bounds = limit_lengths(call.valid_lens, num_keys)
     if bounds is not None:
         known["valid_lens"] = lengths
         # JAX takes int64 in some contexts only.
         stays = lengths is call.valid_lens and arrays.is_own(given.valid_lens)
         if stays and (lengths.dtype == np.int32 if place is None else given.valid_lens.device == place):
             lengths = given.valid_lens
-    offset = column(call.offset)
+    offset = offset_column(call.offset)
     if isinstance(offset, np.ndarray):
         known["offset"] = offset
-    placed = {name: near(name, X) for name, X in call.placed().items()}
+    placed = {name: near(name, X) for name, X in call.position_ids().items()}
     packed = {name: near(name, getattr(call, name)) for name in PACKED}
     known |= {name: X for name, X in (placed | packed).items() if isinstance(X, np.ndarray)}
     own = call._replace(valid_lens=lengths, offset=offset, **placed, **packed)
-    own = own.mapped(lambda X: native(arrays, place, X))
-    return own.planned(known=known, extremes=bounds)
+    own = own.map_arrays(lambda X: to_backend(arrays, place, X))
+    return own.with_plan(known=known, extremes=bounds)
 
 
-def _taken(arrays: Any, config: Any, name: str, X: Any) -> Any:
+def _read(arrays: Any, config: Any, name: str, X: Any) -> Any:
     """Turn an argument of this name into a NumPy array if it is a list, or if its values are needed and known."""
     row = ROWS[name]
     if row.holds == "switch" or (row.holds != "integers" and arrays.is_own(X)):
         return X  # floats as they are, so that their gradients are kept
     if row.holds == "floats" and isinstance(X, (list, tuple)):
-        return checks.cast(name, checks.listed(name, X, config.dtype), numpy_dtype(config.dtype))
-    return known(name, X, "bool" if row.holds == "booleans" else "int64")
+        return checks.cast(name, checks.array_of(name, X, config.dtype), numpy_dtype(config.dtype))
+    return numpy_if_known(name, X, "bool" if row.holds == "booleans" else "int64")
 
 
-def known(name: str, value: Any, empty: str = "int64") -> Any:
+def numpy_if_known(name: str, value: Any, empty: str = "int64") -> Any:
     """Turn nested lists, and arrays whose values are known by now, into NumPy arrays; leave the rest.
 
     Empty lists get the dtype `empty`.
@@ -137,21 +137,21 @@ def known(name: str, value: Any, empty: str = "int64") -> Any:
     if value is None or type(value) is int:
         return value
     if isinstance(value, (list, tuple)):
-        return checks.listed(name, value, empty)
+        return checks.array_of(name, value, empty)
     backend = dispatch.backend_of(value)
     if backend is None:
         return value
     module = dispatch.load(backend)
-    array = module.known(value) if module.is_own(value) else None
+    array = module.value_of(value) if module.is_own(value) else None
     return value if array is None else array
 
 
-def native(arrays: Any, place: Any, value: Any) -> Any:
+def to_backend(arrays: Any, place: Any, value: Any) -> Any:
     """Turn a NumPy array into the backend's own; leave anything else."""
     return arrays.tensor(checks.plain(value), place) if isinstance(value, np.ndarray) else value
 
 
-def limited(valid_lens: Any, num_keys: int | None) -> tuple[Any, tuple[int, int] | None]:
+def limit_lengths(valid_lens: Any, num_keys: int | None) -> tuple[Any, tuple[int, int] | None]:
     """Check that no length is below 0, and limit them to K, as longer ones hide nothing; return their extremes, too.
 
     None, and lengths whose values only a compiled program will know, are returned as they are, with None.
@@ -170,7 +170,7 @@ def limited(valid_lens: Any, num_keys: int | None) -> tuple[Any, tuple[int, int]
     return lengths, (min(shortest, limit), min(longest, limit))
 
 
-def column(offset: Any) -> Any:
+def offset_column(offset: Any) -> Any:
     """Check an offset; return an int, or integers as one column (B or 1, 1)."""
     is_known = isinstance(offset, np.ndarray)
     if not is_known and not checks.is_whole(offset):  # a compiler will know it
@@ -194,15 +194,15 @@ def near(name: str, positions: Any) -> Any:
     return np.maximum(positions, -1 if positions.dtype.kind == "i" else 0).astype(np.int32)
 
 
-def of_output(arrays: Any, config: Any, place: Any, cotangent: Any, shape: tuple[int, ...]) -> None:
+def check_cotangent(arrays: Any, config: Any, place: Any, cotangent: Any, shape: tuple[int, ...]) -> None:
     """Check that a cotangent has the output's dtype and this shape; raise TypeError or ValueError if not."""
-    dense(arrays, place, "cotangent", cotangent, f"of shape {shape} as the output")
+    check_dense(arrays, place, "cotangent", cotangent, f"of shape {shape} as the output")
     if not shape_fits(cotangent.shape, shape):
         raise ValueError(f"cotangent has shape {checks.shape(cotangent)}, expected {shape} as the output")
-    of_dtype("cotangent", cotangent, config.dtype)
+    check_dtype("cotangent", cotangent, config.dtype)
 
 
-def whole_heads(config: Any, W_q: Any, W_k: Any, W_v: Any) -> None:
+def check_widths(config: Any, W_q: Any, W_k: Any, W_v: Any) -> None:
     """Check that each projection gave all of its features: PyTorch's `parallelize_module` may split them."""
     H, G, d, dv = config.num_heads, config.num_key_value_heads, config.key_dim, config.value_dim
     for name, X, heads, width in (("W_q", W_q, H, d), ("W_k", W_k, G, d), ("W_v", W_v, G, dv)):

@@ -184,13 +184,13 @@ class Call(_Fields):
 
     __slots__ = ()
 
-    def planned(self, **changes: Any) -> "Call":
+    def with_plan(self, **changes: Any) -> "Call":
         """The same call with changes of its plan."""
         return self._replace(plan=self.plan._replace(**changes))
 
     def of_layer(self, config: Any) -> "Call":
         """The call to a layer with this configuration, whose window and chunk hide keys, too."""
-        return self.planned(window=config.window, chunk=config.chunk)
+        return self.with_plan(window=config.window, chunk=config.chunk)
 
     def arguments(self) -> dict[str, Any]:
         """Its arguments by name, as the frameworks' own layers take them: of a checked offset, a row or a number."""
@@ -199,7 +199,7 @@ class Call(_Fields):
             offset = offset[0, 0] if offset.shape[0] == 1 else offset[:, 0]  # (), (B,)
         return dict(zip(ARGUMENTS, self, strict=False)) | {"offset": offset}
 
-    def given(self) -> dict[str, Any]:
+    def nondefaults(self) -> dict[str, Any]:
         """Its arrays, and an offset other than 0, by name."""
         return {name: X for name in ARRAYS if (X := getattr(self, name)) is not None and X is not ROWS[name].default}
 
@@ -214,7 +214,7 @@ class Call(_Fields):
         is_value = given is None or isinstance(given, (int, np.ndarray))
         return given if is_value else (self.plan.known or {}).get(name)
 
-    def placed(self) -> dict[str, Any]:
+    def position_ids(self) -> dict[str, Any]:
         """The positions of its queries and of its keys by name, None where they are not given."""
         return {"positions": self.positions, "key_positions": self.key_positions}
 
@@ -233,7 +233,7 @@ class Call(_Fields):
             and self.plan.chunk is None
         )
 
-    def packed(self) -> dict[str, Any]:
+    def segment_ids(self) -> dict[str, Any]:
         """The segments of its queries and of its keys by name, None where there are none."""
         of_keys = self.segments if self.key_segments is None else self.key_segments
         return {"segments": self.segments, "key_segments": of_keys}
@@ -261,9 +261,9 @@ class Call(_Fields):
         if "sinks" not in named:
             return self._replace(**named)
         own = {name: X for name, X in named.items() if name != "sinks"}
-        return self._replace(**own).planned(sinks=named["sinks"])
+        return self._replace(**own).with_plan(sinks=named["sinks"])
 
-    def mapped(self, function: Callable[[Any], Any]) -> "Call":
+    def map_arrays(self, function: Callable[[Any], Any]) -> "Call":
         """The same call, with a function of its arrays in their places."""
         return self._replace(**{name: function(X) for name, X in self.arrays().items()})
 
@@ -299,7 +299,7 @@ class Call(_Fields):
         known = self.plan.known
         if known and "segments" in known:
             known = known | {"key_segments": known["segments"]}
-        return self._replace(**self.packed()).planned(known=known)
+        return self._replace(**self.segment_ids()).with_plan(known=known)
 
     def _numbers(self) -> Iterator[tuple[str, Any]]:
         """Its arrays by name, and the offset, which may be an int."""

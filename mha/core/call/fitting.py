@@ -23,10 +23,10 @@ def fit_inputs(arrays: Any, config: Any, place: Any, queries: Any, keys: Any, va
         del named["keys"], named["values"]
     for (name, value), width in zip(named.items(), widths, strict=False):
         rows = f"(batch, {'queries' if name == 'queries' else 'key-value pairs'}, {width})"
-        dense(arrays, place, name, value, f"of shape {rows}")
+        check_dense(arrays, place, name, value, f"of shape {rows}")
         if len(value.shape) != 3 or not _fits(value.shape[2], width):
             raise ValueError(f"{name} has shape {shape(value)}, expected {rows}")
-        of_dtype(name, value, config.dtype)
+        check_dtype(name, value, config.dtype)
     if alone:
         return
     batch, num_keys = queries.shape[0], keys.shape[1]
@@ -85,22 +85,22 @@ def _fit(arrays: Any, config: Any, place: Any, name: str, row: Row, value: Any, 
     if row.holds == "floats":
         if hint := row.hint(came):
             raise TypeError(f"{name} has dtype {came}, expected {config.dtype} as the layer{hint}")
-        of_dtype(name, value, config.dtype)
+        check_dtype(name, value, config.dtype)
     elif came not in {"integers": INTEGERS, "booleans": ("bool",)}[row.holds]:
         raise TypeError(f"{name} has dtype {came}, expected {row.of_dtype or expected}{row.hint(came)}")
     shapes = {axes: tuple(full[letter] for letter in axes) for axes in row.axes}
     if not any(shape_fits(value.shape, one, row.broadcasts) for one in shapes.values()):
         raise ValueError(
             f"{name} has shape {shape(value)}, expected {_shapes_text(row, shapes)}"
-            f"{_turned(row, value, full)}{_of_keys(name, row, value, full)}{_of_heads(name, row, value, full)}"
+            f"{_hint_axes(row, value, full)}{_hint_keys(name, row, value, full)}{_hint_heads(name, row, value, full)}"
         )
-    lies(name, value, place)
+    check_place(name, value, place)
 
 
 def _shapes_text(row: Row, shapes: dict[str, tuple[Any, ...]]) -> str:
     """Describe the shapes that an argument may have, in numbers and in words."""
-    numbers = _either([str(shapes[axes]) for axes in row.axes if axes])
-    words = _either(
+    numbers = _join_or([str(shapes[axes]) for axes in row.axes if axes])
+    words = _join_or(
         [f"({', '.join(WORDS[letter] for letter in axes)}{',' * (len(axes) == 1)})" for axes in row.axes if axes]
     )
     if "" in row.axes:
@@ -108,24 +108,24 @@ def _shapes_text(row: Row, shapes: dict[str, tuple[Any, ...]]) -> str:
     return f"{numbers}: {words}" + (", where any size may be 1" if row.broadcasts else "")
 
 
-def _either(texts: list[str]) -> str:
+def _join_or(texts: list[str]) -> str:
     """Join texts by commas, and by "or" before the last."""
     return " or ".join(filter(None, [", ".join(texts[:-1]), texts[-1]]))
 
 
-def _turned(row: Row, value: Any, full: dict[str, Any]) -> str:
+def _hint_axes(row: Row, value: Any, full: dict[str, Any]) -> str:
     """Give a hint if the axes of lengths are the other way round."""
     turned = row.hides and "BQ" in row.axes and shape_fits(value.shape, (full["Q"], full["B"]))
     return "; it looks transposed" if turned else ""
 
 
-def _of_keys(name: str, row: Row, value: Any, full: dict[str, Any]) -> str:
+def _hint_keys(name: str, row: Row, value: Any, full: dict[str, Any]) -> str:
     """Give a hint if there is one number for each key of a sample, where one for each pair is expected."""
     of_keys = "BQK" in row.axes and shape_fits(value.shape, (full["B"], full["K"]))
     return f"; one for each key (batch, key-value pairs) is {name}[:, None]" if of_keys else ""
 
 
-def _of_heads(name: str, row: Row, value: Any, full: dict[str, Any]) -> str:
+def _hint_heads(name: str, row: Row, value: Any, full: dict[str, Any]) -> str:
     """Give a hint if samples and heads are one axis of an array of pairs, or the samples' axis is missing."""
     if "BHQK" not in row.axes or len(value.shape) != 3 or None in (*value.shape, *full.values()):
         return ""
@@ -141,20 +141,20 @@ def _of_heads(name: str, row: Row, value: Any, full: dict[str, Any]) -> str:
     return ""
 
 
-def dense(arrays: Any, place: Any, name: str, value: Any, kind: str) -> None:
+def check_dense(arrays: Any, place: Any, name: str, value: Any, kind: str) -> None:
     """Check that a value is an array of the backend, at the place."""
     if not arrays.is_own(value):
         raise TypeError(f"{name} is {brief(value)}, expected a dense array {kind}")
-    lies(name, value, place)
+    check_place(name, value, place)
 
 
-def lies(name: str, value: Any, place: Any) -> None:
+def check_place(name: str, value: Any, place: Any) -> None:
     """Check that an array is at the place; those of NumPy are copied to wherever they are needed."""
     if place is not None and not isinstance(value, np.ndarray) and value.device != place:
         raise ValueError(f"{name} is on device {value.device}, expected {place} as the others; move it there")
 
 
-def of_dtype(name: str, value: Any, expected: str) -> None:
+def check_dtype(name: str, value: Any, expected: str) -> None:
     """Check that an array has the layer's dtype."""
     came = dtype_name(value.dtype)
     if came != expected:

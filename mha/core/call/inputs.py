@@ -11,10 +11,10 @@ from mha.core.options.names import BackendName
 
 
 def of_one_framework(backend: BackendName, dtype: str, queries: Any, keys: Any, values: Any) -> tuple[Any, ...]:
-    """Return queries, keys and values as arrays of one framework, and its backend; see `array`."""
-    queries, given = array(backend, dtype, "queries", queries)
-    keys, of_keys = array(backend, dtype, "keys", keys)
-    values, of_values = array(backend, dtype, "values", values)
+    """Return queries, keys and values as arrays of one framework, and its backend; see `array_and_backend`."""
+    queries, given = array_and_backend(backend, dtype, "queries", queries)
+    keys, of_keys = array_and_backend(backend, dtype, "keys", keys)
+    values, of_values = array_and_backend(backend, dtype, "values", values)
     for name, other in (("keys", of_keys), ("values", of_values)):
         if other != given:
             raise TypeError(
@@ -23,13 +23,13 @@ def of_one_framework(backend: BackendName, dtype: str, queries: Any, keys: Any, 
     return queries, keys, values, given
 
 
-def array(backend: BackendName, dtype: str, name: str, value: Any) -> tuple[Any, BackendName]:
+def array_and_backend(backend: BackendName, dtype: str, name: str, value: Any) -> tuple[Any, BackendName]:
     """Return an array and its backend, NumPy's or the layer's; lists become NumPy's in the layer's dtype.
 
     backend, dtype: of the layer; name: the argument's. Raises TypeError or ValueError if it is neither.
     """
     if isinstance(value, (list, tuple)):
-        listed = checks.listed(name, value, dtype)
+        listed = checks.array_of(name, value, dtype)
         if listed.dtype.kind == "b" or _has_dtype(value):
             return listed, "numpy"
         return checks.cast(name, listed, numpy_dtype(dtype)), "numpy"
@@ -42,7 +42,7 @@ def array(backend: BackendName, dtype: str, name: str, value: Any) -> tuple[Any,
     return value, given
 
 
-def taken(module: Any, place: Any, X: Any) -> Any:
+def to_layer(module: Any, place: Any, X: Any) -> Any:
     """Turn a NumPy array into one that a layer takes: some take NumPy's, which their compiled calls turn faster."""
     if not isinstance(X, np.ndarray):
         return X

@@ -16,12 +16,12 @@ _arrays = operator.itemgetter(*(Call._fields.index(name) for name in ARRAYS if n
 class Plans(dict[Any, Call]):
     """The plans of one layer: its checked calls by their kind. Copies of the layer share them; no file has them."""
 
-    def keep(self, kind: Any, call: Call) -> None:
+    def remember(self, kind: Any, call: Call) -> None:
         """Remember a call of this kind; its arrays are left out, so that they can be freed."""
         if len(self) >= MOST:
             self.clear()
-        without_arrays = call.mapped(lambda X: None)._replace(cache=None)
-        self[kind] = without_arrays.planned(known=None, extremes=None, step=None)
+        without_arrays = call.map_arrays(lambda X: None)._replace(cache=None)
+        self[kind] = without_arrays.with_plan(known=None, extremes=None, step=None)
 
     def __deepcopy__(self, memo: Any) -> "Plans":
         return self
@@ -30,7 +30,7 @@ class Plans(dict[Any, Call]):
         return type(self), ()
 
 
-def kind_of(
+def call_kind(
     types: tuple[type, ...], state: tuple[Any, ...], queries: Any, keys: Any, values: Any, call: Call
 ) -> tuple[Any, ...] | None:
     """Return the facts that decide how a call is computed, whatever its values; None if it has no plan.

@@ -6,9 +6,9 @@ Only shapes and dtypes count, and the values of lengths where they are known; `a
 import dataclasses
 from typing import Any
 
-from mha.core.call.check import known, limited, native
+from mha.core.call.check import limit_lengths, numpy_if_known, to_backend
 from mha.core.call.declaration import Call
-from mha.core.call.fitting import dense, fit_call, fit_inputs
+from mha.core.call.fitting import check_dense, fit_call, fit_inputs
 from mha.core.dispatch import FRAMEWORKS, backend_of
 from mha.core.options.checks import FLOATS, dtype_name, shape
 
@@ -28,12 +28,12 @@ def pooling_lengths(arrays: Any, pooling: Any, queries: Any, keys: Any, values: 
     The pooling says query_size and key_size (None = any), weights_dtype (None = it has no weights) and same_width,
     whether queries and keys must have one width. Raises TypeError or ValueError if an argument does not fit.
     """
-    place, valid_lens = arrays.place(pooling, queries), known("valid_lens", valid_lens)
+    place, valid_lens = arrays.place(pooling, queries), numpy_if_known("valid_lens", valid_lens)
     for name, value in {"queries": queries, "keys": keys, "values": values}.items():
-        dense(arrays, place, name, value, "of shape (batch, rows, width)")
+        check_dense(arrays, place, name, value, "of shape (batch, rows, width)")
         if len(value.shape) != 3:
             raise ValueError(f"{name} has shape {shape(value)}, expected (batch, rows, width)")
-        _floats(name, value)
+        _check_floats(name, value)
         expected = dtype_name(queries.dtype if pooling.weights_dtype is None else pooling.weights_dtype)
         if dtype_name(value.dtype) != expected:
             other = "queries" if pooling.weights_dtype is None else "the weights"
@@ -43,22 +43,22 @@ def pooling_lengths(arrays: Any, pooling: Any, queries: Any, keys: Any, values: 
     key_size = any_key_size if pooling.key_size is None else pooling.key_size
     sizes = _Sizes(query_size, key_size, values.shape[2], dtype_name(queries.dtype))
     fit_inputs(arrays, sizes, place, queries, keys, values)
-    return _lengths(arrays, place, sizes, (*queries.shape[:2], keys.shape[1]), valid_lens)
+    return _check_lengths(arrays, place, sizes, (*queries.shape[:2], keys.shape[1]), valid_lens)
 
 
 def softmax_lengths(arrays: Any, X: Any, valid_lens: Any) -> Any:
     """Check scores X (B, Q, K), and return their lengths as the backend's own; None stays None."""
-    place, valid_lens = arrays.place(None, X), known("valid_lens", valid_lens)
-    dense(arrays, None, "X", X, "of shape (batch, queries, keys)")
+    place, valid_lens = arrays.place(None, X), numpy_if_known("valid_lens", valid_lens)
+    check_dense(arrays, None, "X", X, "of shape (batch, queries, keys)")
     if len(X.shape) != 3:
         raise ValueError(f"X has shape {shape(X)}, expected (batch, queries, keys)")
-    _floats("X", X)
-    return _lengths(arrays, place, _Sizes(None, None, None, dtype_name(X.dtype)), tuple(X.shape), valid_lens)
+    _check_floats("X", X)
+    return _check_lengths(arrays, place, _Sizes(None, None, None, dtype_name(X.dtype)), tuple(X.shape), valid_lens)
 
 
-def divides(arrays: Any, name: str, X: Any, axis: int, by: str, parts: int) -> None:
+def check_divides(arrays: Any, name: str, X: Any, axis: int, by: str, parts: int) -> None:
     """Check that an array has three axes, and that the size of this axis is a multiple of `parts`."""
-    dense(arrays, None, name, X, "of 3 axes")
+    check_dense(arrays, None, name, X, "of 3 axes")
     if len(X.shape) != 3:
         raise ValueError(f"{name} has shape {shape(X)}, expected 3 axes")
     length = X.shape[axis]
@@ -66,12 +66,12 @@ def divides(arrays: Any, name: str, X: Any, axis: int, by: str, parts: int) -> N
         raise ValueError(f"{name} has shape {shape(X)}, expected axis {axis} to be a multiple of {by} = {parts}")
 
 
-def _lengths(arrays: Any, place: Any, config: Any, sizes: Any, valid_lens: Any) -> Any:
+def _check_lengths(arrays: Any, place: Any, config: Any, sizes: Any, valid_lens: Any) -> Any:
     fit_call(arrays, config, place, sizes, Call(valid_lens))
-    return native(arrays, place, limited(valid_lens, sizes[2])[0])
+    return to_backend(arrays, place, limit_lengths(valid_lens, sizes[2])[0])
 
 
-def _floats(name: str, value: Any) -> None:
+def _check_floats(name: str, value: Any) -> None:
     backend = backend_of(value)
     dtypes = FLOATS if backend is None else FRAMEWORKS[backend].dtypes
     if dtype_name(value.dtype) not in dtypes:

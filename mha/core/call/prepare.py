@@ -6,14 +6,14 @@ from typing import Any
 from mha.core import dispatch
 from mha.core.cache import Cache, check_owner
 from mha.core.call import inputs
-from mha.core.call.check import check, native, of_output
+from mha.core.call.check import check, check_cotangent, to_backend
 from mha.core.call.declaration import Call
 from mha.core.call.fitting import fit_inputs
 from mha.core.call.signatures import call_of
 from mha.core.options.names import BackendName
 
 
-def checked(
+def convert(
     attention: Any, function: str, queries: Any, keys: Any, values: Any, valid_lens: Any, call: Any, **switches: Any
 ) -> tuple[Any, Call, Callable[[Any], Any]]:
     """Return the inputs and the checked call, as the backend's arrays, and a function that turns results back.
@@ -33,7 +33,7 @@ def checked(
     if call.cache is None:
         arrays, given = own_inputs(attention, queries, keys, values)
     else:
-        arrays, given = beside_cache(attention, queries, keys, values, call.cache)
+        arrays, given = inputs_for_cache(attention, queries, keys, values, call.cache)
     queries, keys, values = arrays
     with module.context(dtype):
         own = check(module, layer, queries, keys, values, call)
@@ -58,11 +58,11 @@ def own_inputs(attention: Any, queries: Any, keys: Any, values: Any) -> tuple[li
     fit_inputs(dispatch.load(given), config, None, *arrays)
     with module.context(config.dtype):
         place = module.place(layer)
-        taken = {id(X): inputs.taken(module, place, X) for X in arrays}  # an array that comes three times, once
+        taken = {id(X): inputs.to_layer(module, place, X) for X in arrays}  # an array that comes three times, once
     return [taken[id(X)] for X in arrays], given
 
 
-def beside_cache(attention: Any, queries: Any, keys: Any, values: Any, cache: Any) -> tuple[list[Any], BackendName]:
+def inputs_for_cache(attention: Any, queries: Any, keys: Any, values: Any, cache: Any) -> tuple[list[Any], BackendName]:
     """Return the inputs of a call with a cache as the layer takes them, and the backend that they were of.
 
     The cache is of the layer's backend whatever the inputs are. Raises TypeError or ValueError if it is not, or is of
@@ -78,18 +78,18 @@ def beside_cache(attention: Any, queries: Any, keys: Any, values: Any, cache: An
     *arrays, given = inputs.of_one_framework(backend, attention.config.dtype, *arrays)
     if given != backend:
         place = module.place(attention.layer)
-        arrays = [inputs.taken(module, place, X) for X in arrays]
+        arrays = [inputs.to_layer(module, place, X) for X in arrays]
     return [None if X is None else own for X, own in zip((queries, keys, values), arrays, strict=True)], given
 
 
-def cotangent(attention: Any, X: Any, shape: Any, place: Any) -> Any:
+def check_cotangent_of(attention: Any, X: Any, shape: Any, place: Any) -> Any:
     """Check a cotangent of an output of this shape; return it as the backend's own array."""
     backend, config = attention.backend, attention.config
-    X, kind = inputs.array(backend, config.dtype, "cotangent", X)
-    of_output(dispatch.load(kind), config, place, X, tuple(shape))
+    X, kind = inputs.array_and_backend(backend, config.dtype, "cotangent", X)
+    check_cotangent(dispatch.load(kind), config, place, X, tuple(shape))
     module = dispatch.load(backend)
     with module.context(config.dtype):
-        return native(module, place, X)
+        return to_backend(module, place, X)
 
 
 def _same(X: Any) -> Any:

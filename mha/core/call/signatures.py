@@ -28,7 +28,7 @@ def call_of(function: str, valid_lens: Any, call: Mapping[str, Any], **more: Any
     return Call(valid_lens, **call, **more)
 
 
-def spelled(function: _Function) -> _Function:
+def spell_out(function: _Function) -> _Function:
     """Give a function that takes `**call` a signature with every argument in it, for help and completion."""
     signature = inspect.signature(function)
     keyword = inspect.Parameter.KEYWORD_ONLY
@@ -44,7 +44,7 @@ def spelled(function: _Function) -> _Function:
     return function
 
 
-def given_call(given: Sequence[Any], named: Mapping[str, Any]) -> Call:
+def bind_call(given: Sequence[Any], named: Mapping[str, Any]) -> Call:
     """Make a call of arguments by position and by name, as layers take them; TypeError for others, as Python's own."""
     if len(given) > len(ARGUMENTS) or not ARGUMENTS.keys() >= named.keys():
         _SIGNATURE.bind(*given, **named)
@@ -62,7 +62,7 @@ def takes_call(function: _Function) -> _Function:
     @functools.wraps(function)
     def method(self: Any, queries: Any, keys: Any, values: Any, *given: Any, **named: Any) -> Any:
         as_one = len(given) == 1 and type(given[0]) is Call and not named
-        return function(self, queries, keys, values, given[0] if as_one else given_call(given, named))
+        return function(self, queries, keys, values, given[0] if as_one else bind_call(given, named))
 
     rows = "\n".join(f"        {name}: {row.meaning}." for name, row in ROWS.items())
     method.__doc__ = f"{function.__doc__}\n{rows}"

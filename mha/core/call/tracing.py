@@ -6,22 +6,22 @@ from collections.abc import Iterator
 from typing import Any
 
 
-class _Kept(threading.local):
+class _Recorder(threading.local):
     steps: dict[str, Any] | None = None  # of the class, so that a thread that keeps nothing has it too
 
 
-_kept = _Kept()
+_kept = _Recorder()
 
 
-def keep(name: str, X: Any) -> Any:
-    """Return X; inside `keeping`, record it under this name, too."""
+def record_step(name: str, X: Any) -> Any:
+    """Return X; inside `record_steps`, record it under this name, too."""
     if _kept.steps is not None:
         _kept.steps[name] = X
     return X
 
 
 @contextlib.contextmanager
-def keeping() -> Iterator[dict[str, Any]]:
+def record_steps() -> Iterator[dict[str, Any]]:
     """Yield a dict that gets the steps of the code inside, by name and in order; of this thread alone.
 
     A compiled function opens it inside itself, and returns the dict.

@@ -29,7 +29,7 @@ def queries(num_queries: Any, scores: Any, of: Operations = NUMPY) -> Any:
     """
     if of is NUMPY and fits(num_queries * scores):
         return max(1, num_queries)
-    return _equal(of, num_queries, SCORES // of.larger(1, scores))
+    return _equal_size(of, num_queries, SCORES // of.larger(1, scores))
 
 
 def heads(total: Any, num_heads: int, scores: Any, of: Operations = NUMPY) -> Any:
@@ -41,7 +41,7 @@ def heads(total: Any, num_heads: int, scores: Any, of: Operations = NUMPY) -> An
     for part in range(2, num_heads + 1):
         if num_heads % part == 0:
             some = of.larger(some, part * of.smaller(1, most // part))  # 0 if so many do not fit
-    samples = of.smaller(1, most // num_heads) * _equal(of, total // num_heads, most // num_heads)
+    samples = of.smaller(1, most // num_heads) * _equal_size(of, total // num_heads, most // num_heads)
     return of.larger(some, num_heads * samples)
 
 
@@ -58,8 +58,8 @@ def pieces(call: Call, num_queries: int, num_keys: int, scores: int, share: int 
 
     scores: how many numbers the scores of one query and one key take, over all heads; share: as for `block`.
     """
-    if segments.is_known(call):
-        yield from _packed(call, num_queries, num_keys, scores)
+    if segments.has_segments(call):
+        yield from _pieces_of_segments(call, num_queries, num_keys, scores)
         return
     size = block(call, num_queries, num_keys, scores, share)
     # Lengths and pairs need not be cut for their positions.
@@ -69,13 +69,13 @@ def pieces(call: Call, num_queries: int, num_keys: int, scores: int, share: int 
         yield queries, span(call.part(queries=queries), queries.stop - first, num_keys)
 
 
-def _packed(call: Call, num_queries: int, num_keys: int, scores: int) -> Iterator[tuple[slice, slice]]:
+def _pieces_of_segments(call: Call, num_queries: int, num_keys: int, scores: int) -> Iterator[tuple[slice, slice]]:
     """Yield the `pieces` of a call whose segments are known: each needs the keys of its own segments."""
     if fits(scores * num_queries * num_keys):
         yield slice(0, num_queries), slice(0, num_keys)
         return
-    order = Call(causal=call.causal, offset=call.offset, **call.placed())
-    order = order.planned(window=call.plan.window, known=call.plan.known)
+    order = Call(causal=call.causal, offset=call.offset, **call.position_ids())
+    order = order.with_plan(window=call.plan.window, known=call.plan.known)
     for rows, keys in segments.blocks(call, LEAST):
         size = queries(rows.stop - rows.start, scores * (keys.stop - keys.start))
         for first in range(rows.start, rows.stop, size):
@@ -85,14 +85,14 @@ def _packed(call: Call, num_queries: int, num_keys: int, scores: int) -> Iterato
             yield own, slice(start, max(start + 1, min(keys.stop, near.stop)))
 
 
-def of_block(call: Call, rows: slice, keys: slice) -> Call:
+def call_of_block(call: Call, rows: slice, keys: slice) -> Call:
     """Return the call of one block of queries and its keys."""
-    return segments.plain(call.part(queries=rows, keys=keys))
+    return segments.simplify(call.part(queries=rows, keys=keys))
 
 
 def in_blocks(call: Call, num_queries: int, num_keys: int, scores: int) -> bool:
     """Whether a call is computed in several blocks."""
-    if segments.is_known(call):
+    if segments.has_segments(call):
         return not fits(scores * num_queries * num_keys)
     return bool(block(call, num_queries, num_keys, scores) < num_queries)
 
@@ -108,7 +108,7 @@ def block(call: Call, num_queries: Any, num_keys: Any, scores: Any, share: int =
     most, others = SCORES // of.larger(1, scores), left + right  # pairs of a block; keys of a query beside its own
     size = (of.root(others**2, 4 * most) - others) // 2  # so that size * (size + others) <= most
     size = of.larger(size, most // of.larger(1, num_keys))  # a block needs no more than all keys
-    return _equal(of, num_queries, of.smaller(size, max((others + 1) // share, LEAST)))
+    return _equal_size(of, num_queries, of.smaller(size, max((others + 1) // share, LEAST)))
 
 
 def cuts(num_keys: int) -> list[int]:
@@ -116,12 +116,12 @@ def cuts(num_keys: int) -> list[int]:
     return sorted({math.ceil(num_keys * part / 4) for part in (1, 2, 3, 4)})
 
 
-def doubled(least: int, num_keys: int) -> list[int]:
+def doublings(least: int, num_keys: int) -> list[int]:
     """Return so many keys, twice as many and so on, up to all: as `cuts`, for blocks that need few of many."""
     return [*itertools.takewhile(lambda size: size < num_keys, (least << n for n in itertools.count())), num_keys]
 
 
-def _equal(of: Operations, total: Any, most: Any) -> Any:
+def _equal_size(of: Operations, total: Any, most: Any) -> Any:
     """Return the size of equal parts of a total: at most so much each, and at least 1."""
     count = of.larger(1, -(-total // of.larger(1, most)))
     return of.larger(1, -(-total // count))

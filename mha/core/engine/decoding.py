@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from mha.core.cache import Cache
-from mha.core.call import Call, whole_heads
+from mha.core.call import Call, check_widths
 from mha.core.engine.operations import Operations
 from mha.core.engine.visible_range import by_mask, in_rows
 
@@ -30,16 +30,16 @@ def attend_token(of: Operations, layer: Any, queries: Any, keys: Any, values: An
     config, cache, step = layer.config, call.cache, call.plan.step
     (B, G, _, d), H = cache.keys.shape, config.num_heads
     W_q, W_k, W_v = layer.W_q(queries), layer.W_k(keys), layer.W_v(values)  # (B, 1, H*d), (B, 1, G*d), (B, 1, G*dv)
-    whole_heads(config, W_q, W_k, W_v)
+    check_widths(config, W_q, W_k, W_v)
     if config.rotary or config.temperature:
         positions = of.tensor(np.full((1, 1), step.first), queries)  # (1, 1)
         call = call._replace(positions=positions, key_positions=positions)
-    q, k = layer.turn(of.reshape(W_q, (B * H, 1, d)), of.reshape(W_k, (B * G, 1, d)), call)
+    q, k = layer.transform_heads(of.reshape(W_q, (B * H, 1, d)), of.reshape(W_k, (B * G, 1, d)), call)
     v = of.reshape(W_v, (B * G, 1, cache.values.shape[3]))  # (B*G, 1, dv)
-    left = written(of, k, layer.v_norm(v) if config.value_norm else v, call)
+    left = write_heads(of, k, layer.v_norm(v) if config.value_norm else v, call)
     if config.sinks:
         sinks = in_rows(of, layer.beside_sinks(call).plan.sinks, (B, H, G, 1))  # (B, G, H/G, 1)
-        call = call.planned(sinks=of.repeat_heads(sinks, B, G))  # (B*G, H/G, 1)
+        call = call.with_plan(sinks=of.repeat_heads(sinks, B, G))  # (B*G, H/G, 1)
     pooled = layer.pool_token(of.reshape(q, (B, G, H // G, d)), left.keys, left.values, call)  # (B, G, H/G, dv)
     if config.output_gate:
         gates = layer.beside_gates(queries, call).plan.gates  # (B*H, 1, dv or 1)
@@ -55,7 +55,7 @@ def is_token(queries: Any, call: Call) -> bool:
     return plain and queries.shape[1] == 1 and step is not None and step.first is not None and step.seen is None
 
 
-def placed(of: Operations, queries: Any, keys: Any, values: Any, call: Call) -> tuple[Any, Any, Any, Call]:
+def place_inputs(of: Operations, queries: Any, keys: Any, values: Any, call: Call) -> tuple[Any, Any, Any, Call]:
     """Put zeros for padding, and no keys beside a frozen cache; the call gets positions for the rotation."""
     step, frozen, config = call.plan.step, call.cache.frozen, call.cache.config
     if frozen:
@@ -76,25 +76,25 @@ def placed(of: Operations, queries: Any, keys: Any, values: Any, call: Call) -> 
     return queries, keys, values, call
 
 
-def remembered(of: Operations, k: Any, v: Any, call: Call) -> tuple[Any, Any, Call, Cache]:
+def remember_heads(of: Operations, k: Any, v: Any, call: Call) -> tuple[Any, Any, Call, Cache]:
     """Write the heads of new tokens, k (B*G, Q, d) and v (B*G, Q, dv), into the slots.
 
     Returns keys and values of the slots, (B*G, used, any), the call of these, and the cache after it.
     """
     step, S = call.plan.step, call.cache.sizes[1]
-    cache = call.cache if call.cache.frozen else written(of, k, v, call)
+    cache = call.cache if call.cache.frozen else write_heads(of, k, v, call)
     k, v = (X if step.used == slice(0, S) else X[:, :, step.used] for X in (cache.keys, cache.values))
     pairs = {name: X[..., step.used] if X.shape[-1] > 1 else X for name, X in call.pairs().items()}
     changed = {"positions": None, "key_positions": None, "offset": 0, **pairs}
     if step.in_order:
         changed["offset"] = step.first - step.used.start
     else:
-        call = call._replace(causal=False).planned(window=None, chunk=None)
+        call = call._replace(causal=False).with_plan(window=None, chunk=None)
     if step.seen is not None:
         seen = of.tensor(step.seen, k)  # (B or 1, 1, Q, used)
         changed["mask"] = of.four_axes(pairs["mask"]) * seen if "mask" in pairs else seen
     call = call._replace(**changed)
-    Q = step.book.tokens - step.first if step.positions is None else step.positions.shape[1]
+    Q = step.slot_state.tokens - step.first if step.positions is None else step.positions.shape[1]
     if pairs or step.hidden:  # what nobody sees may be no number
         visible = of.visible_keys(of.zeros((1, Q, 0), k), k[:, 0], call)  # (B or 1, H or 1, Q or 1, used)
         seen = of.any(of.any(visible, 1), 1)[:, None, :, None]  # (B or 1, 1, used, 1)
@@ -103,23 +103,23 @@ def remembered(of: Operations, k: Any, v: Any, call: Call) -> tuple[Any, Any, Ca
     return of.merged(k), of.merged(v), call, cache  # (B*G, used, any)
 
 
-def written(of: Operations, k: Any, v: Any, call: Call) -> Cache:
-    """Write new tokens into the slots, and return the cache after it; arguments as of `remembered`."""
+def write_heads(of: Operations, k: Any, v: Any, call: Call) -> Cache:
+    """Write new tokens into the slots, and return the cache after it; arguments as of `remember_heads`."""
     step, (B, G, S, _), Q = call.plan.step, call.cache.keys.shape, k.shape[1]
-    (*heads, positions, lengths, lost), book = call.cache.arrays(), step.book
+    (*heads, positions, lengths, lost), slot_state = call.cache.arrays(), step.slot_state
     new = [of.reshape(X, (B, G, Q, X.shape[2])) for X in (k, v)]  # (B, G, Q, any)
     if step.first is None:
         if step.rows.size:  # MXNet fails on indices of no size
             rows, there, columns = map(of.index, (step.rows, step.slots, step.columns))
             for slots, X in zip(heads, new, strict=True):
                 slots[rows, :, there] = X[rows, :, columns]
-        positions, lengths, lost = (of.tensor(X.astype("int32"), k) for X in book.arrays)
+        positions, lengths, lost = (of.tensor(X.astype("int32"), k) for X in slot_state.arrays)
     else:
         for there, own in step.runs():
             for slots, X in zip(heads, new, strict=True):
                 slots[:, :, there] = X[:, :, own]
             positions[:, there] = step.first if Q == 1 else of.arange(Q, k)[own] + step.first
-        lengths[:] = book.tokens
-        if book.tokens > S:
-            lost[:] = book.tokens - S - 1
-    return call.cache.after(*heads, positions, lengths, lost).booked(book)
+        lengths[:] = slot_state.tokens
+        if slot_state.tokens > S:
+            lost[:] = slot_state.tokens - S - 1
+    return call.cache.after(*heads, positions, lengths, lost).with_state(slot_state)

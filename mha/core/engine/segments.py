@@ -10,7 +10,7 @@ import numpy as np
 from mha.core.call import PACKED, PLACES, Call
 
 
-def is_known(call: Call) -> bool:
+def has_segments(call: Call) -> bool:
     """Whether a call has segments and no chunks, and the values of these, and of positions if any, are known."""
     if call.plan.chunk is not None:  # which are counted in the whole
         return False
@@ -18,7 +18,7 @@ def is_known(call: Call) -> bool:
     return call.is_packed() and all(call.value_of(name) is not None for name in given)
 
 
-def known(call: Call) -> Call:
+def with_values(call: Call) -> Call:
     """Return the call with the known values of its segments and positions, NumPy arrays (B or 1, T)."""
     values = {name: call.value_of(name) for name in (*PACKED, *PLACES)}
     return call._replace(**{name: None if X is None else np.atleast_2d(X) for name, X in values.items()})
@@ -45,40 +45,40 @@ def _extent(own: np.ndarray, others: np.ndarray) -> tuple[np.ndarray, np.ndarray
 
 def blocks(call: Call, least: int) -> Iterator[tuple[slice, slice]]:
     """Yield blocks of queries, of one segment or of several with fewer queries than the least, and the keys of each."""
-    own, others = known(call).packed().values()
+    own, others = with_values(call).segment_ids().values()
     Q, (first, last) = own.shape[1], extents(own, others)
     ends = np.flatnonzero((own[:, 1:] != own[:, :-1]).any(0)) + 1
     start, stop = 0, 0
     for end in (*ends.tolist(), Q):
         if stop > start and (end - stop >= least or stop - start >= least):
-            yield _needed(slice(start, stop), first, last)
+            yield _keys_of_block(slice(start, stop), first, last)
             start = stop
         stop = end
-    yield _needed(slice(start, stop), first, last)
+    yield _keys_of_block(slice(start, stop), first, last)
 
 
-def _needed(queries: slice, first: np.ndarray, last: np.ndarray) -> tuple[slice, slice]:
+def _keys_of_block(queries: slice, first: np.ndarray, last: np.ndarray) -> tuple[slice, slice]:
     """Return a block of queries, and its keys: at least one, also where it needs none."""
     start, stop = int(first[:, queries].min()), int(last[:, queries].max())
     return queries, slice(start, stop) if start < stop else slice(0, 1)
 
 
-def plain(call: Call) -> Call:
+def simplify(call: Call) -> Call:
     """Leave out segments if they are all one, and positions if they are the same as an offset."""
-    if not is_known(call):
+    if not has_segments(call):
         return call
-    own, others = known(call).packed().values()
+    own, others = with_values(call).segment_ids().values()
     if own.min() == own.max() == others.min() == others.max() >= 0:
         call = call._replace(**dict.fromkeys(PACKED))
     if not call.by_positions():
         return call
-    places, of_keys = known(call).placed().values()
-    if len(places) == len(of_keys) == 1 and _in_order(places) and _in_order(of_keys):
+    places, of_keys = with_values(call).position_ids().values()
+    if len(places) == len(of_keys) == 1 and _is_in_order(places) and _is_in_order(of_keys):
         return call._replace(**dict.fromkeys(PLACES), offset=int(places[0, 0] - of_keys[0, 0]))
     return call
 
 
-def _in_order(places: np.ndarray) -> bool:
+def _is_in_order(places: np.ndarray) -> bool:
     """Whether each token is one place behind the one before, and none is padding."""
     return bool(places[0, 0] >= 0 and (np.diff(places) == 1).all())
 

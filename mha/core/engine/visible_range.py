@@ -35,7 +35,7 @@ def span(call: Call, num_queries: Any, num_keys: Any, of: Operations | None = No
     if left is None and right is None:
         return slice(0, num_keys)
     smaller, larger = (min, max) if of is None else (of.smaller, of.larger)
-    offsets = _offsets(call)
+    offsets = _offset_range(call)
     if offsets is not None:
         lowest, highest = offsets
     elif of is not None and of.lowest_of is not None and of.highest_of is not None:
@@ -49,14 +49,14 @@ def span(call: Call, num_queries: Any, num_keys: Any, of: Operations | None = No
 
 def meets(call: Call, num_queries: int, num_keys: int) -> bool:
     """Whether order and window may let any query see any key, as far as the offset is known."""
-    (left, right), offsets = reach(call), _offsets(call)
+    (left, right), offsets = reach(call), _offset_range(call)
     if offsets is None or 0 in (num_queries, num_keys):
         return offsets is None
     lowest, highest = offsets
     return (right is None or highest + num_queries - 1 + right >= 0) and (left is None or lowest - left < num_keys)
 
 
-def _offsets(call: Call) -> tuple[int, int] | None:
+def _offset_range(call: Call) -> tuple[int, int] | None:
     """Return the lowest and the highest offset of a call; None if they are not known yet."""
     offset = call.value_of("offset")
     if offset is None:
@@ -78,7 +78,7 @@ def lengths_hide(call: Call, num_keys: int) -> bool:
     return bounds is None or bounds[0] < num_keys
 
 
-def narrowed(call: Call, num_queries: int, num_keys: int, moves: bool = True) -> tuple[slice, Call]:
+def narrow(call: Call, num_queries: int, num_keys: int, moves: bool = True) -> tuple[slice, Call]:
     """Return the keys that order, window and lengths let any query see, at least one, as a slice; and their call.
 
     moves: whether the first of them may count as 0: not if something goes by positions themselves, not by distances.
@@ -93,7 +93,7 @@ def narrowed(call: Call, num_queries: int, num_keys: int, moves: bool = True) ->
     return seen, call
 
 
-def all_used(call: Call, num_queries: Any, num_keys: Any) -> bool:
+def uses_all(call: Call, num_queries: Any, num_keys: Any) -> bool:
     """Whether every query sees a key, and every key is seen, as far as is known without looking at pairs."""
     if call.valid_lens is not None or call.pairs() or call.by_tokens():
         return False
@@ -108,7 +108,7 @@ def all_used(call: Call, num_queries: Any, num_keys: Any) -> bool:
     return known and call.offset <= left and call.offset + num_queries - 1 - left < num_keys  # each query's first key
 
 
-def used(of: Operations, queries: Any, keys: Any, call: Call) -> tuple[Any, Any]:
+def usage(of: Operations, queries: Any, keys: Any, call: Call) -> tuple[Any, Any]:
     """Flag the queries that see a key, (B or 1, Q or 1), and the keys that a query sees, (B or 1, K), in any head.
 
     It takes no array of all pairs where each query sees the keys from a first to a last one, and no key between those
@@ -118,12 +118,12 @@ def used(of: Operations, queries: Any, keys: Any, call: Call) -> tuple[Any, Any]
     per_query = lengths is not None and len(lengths.shape) == 2 and lengths.shape[1] != 1
     if call.pairs() or call.by_tokens() or (per_query and left is not None):
         if of.same is not None and of.either is not None and segments.may_see_themselves(call):
-            own, other = call.packed().values()
+            own, other = call.segment_ids().values()
             alike, counts = of.same(own, other), own >= 0  # (B or 1, T)
             if call.by_positions():
                 alike, counts = alike & of.same(call.positions, call.key_positions), counts & (call.positions >= 0)
-            return of.either(alike, lambda: (counts, counts), lambda: _used_in_pairs(of, queries, keys, call))
-        return _used_in_pairs(of, queries, keys, call)
+            return of.either(alike, lambda: (counts, counts), lambda: _usage_in_pairs(of, queries, keys, call))
+        return _usage_in_pairs(of, queries, keys, call)
     Q, K = of.shape(queries)[1], of.shape(keys)[1]
     each_key = of.arange(K, keys)[None]  # (1, K)
     if lengths is not None:
@@ -140,29 +140,29 @@ def used(of: Operations, queries: Any, keys: Any, call: Call) -> tuple[Any, Any]
     return sees, (of.min(first, 1)[:, None] <= each_key) & (each_key < of.max(last, 1)[:, None])
 
 
-def _used_in_pairs(of: Operations, queries: Any, keys: Any, call: Call) -> tuple[Any, Any]:
-    """Return the flags of `used`, by an array of all pairs."""
+def _usage_in_pairs(of: Operations, queries: Any, keys: Any, call: Call) -> tuple[Any, Any]:
+    """Return the flags of `usage`, by an array of all pairs."""
     visible = of.any(of.visible_keys(queries, keys, call), 1)  # (B or 1, Q or 1, K)
     return of.any(visible, 2), of.any(visible, 1)
 
 
-def whole_used(call: Call, num_queries: int, num_keys: int) -> bool:
-    """Whether `all_used`, and no key is beyond the reach of all queries: nothing has to be left out or put to zero."""
-    return all_used(call, num_queries, num_keys) and span(call, num_queries, num_keys) == slice(0, num_keys)
+def needs_all(call: Call, num_queries: int, num_keys: int) -> bool:
+    """Whether `uses_all`, and no key is beyond the reach of all queries: nothing has to be left out or put to zero."""
+    return uses_all(call, num_queries, num_keys) and span(call, num_queries, num_keys) == slice(0, num_keys)
 
 
-def known_used(call: Call, num_queries: int, num_keys: int) -> tuple[np.ndarray, np.ndarray] | None:
-    """Return the flags of `used` as NumPy arrays, where lengths and offsets are known and no pairs hide; else None."""
+def usage_if_known(call: Call, num_queries: int, num_keys: int) -> tuple[np.ndarray, np.ndarray] | None:
+    """Return the flags of `usage` as NumPy arrays, where lengths and offsets are known and no pairs hide; else None."""
     rows, columns = (np.empty((1, size, 0)) for size in (num_queries, num_keys))
     if call.by_tokens():
-        alone = segments.is_known(call) and segments.may_see_themselves(call)
-        return used(KNOWN, rows, columns, segments.known(call)) if alone else None
+        alone = segments.has_segments(call) and segments.may_see_themselves(call)
+        return usage(KNOWN, rows, columns, segments.with_values(call)) if alone else None
     lengths, offset = call.value_of("valid_lens"), call.value_of("offset")
     if call.pairs() or offset is None or (call.valid_lens is not None and lengths is None):
         return None
     if lengths is not None and lengths.ndim == 2 and reach(call)[0] is not None:
         return None
-    return used(NUMPY, rows, columns, call._replace(valid_lens=lengths, offset=offset))
+    return usage(NUMPY, rows, columns, call._replace(valid_lens=lengths, offset=offset))
 
 
 def within_reach(
@@ -170,22 +170,22 @@ def within_reach(
 ) -> tuple[Any, Any, Any, Call]:
     """Return the queries, and the keys and values in reach, with zeros where they are not used; and their call.
 
-    blank: the lesson's function of that name; moves: as of `narrowed`.
+    blank: the lesson's function of that name; moves: as of `narrow`.
     """
     Q, K = queries.shape[1], keys.shape[1]
-    seen, call = narrowed(call, Q, K, moves)
+    seen, call = narrow(call, Q, K, moves)
     if seen != slice(0, K):  # to slice may be to copy
         keys, values, K = keys[:, seen], values[:, seen], seen.stop - seen.start
-    if all_used(call, Q, K):
+    if uses_all(call, Q, K):
         return queries, keys, values, call
-    found = known_used(call, Q, K)
+    found = usage_if_known(call, Q, K)
     if found is None:
-        return *blank(queries, keys, values, *used(of, queries, keys, call)), call
+        return *blank(queries, keys, values, *usage(of, queries, keys, call)), call
     sees, seen_by_any = found
-    return zeroed(of, queries, sees), zeroed(of, keys, seen_by_any), zeroed(of, values, seen_by_any), call
+    return zero_out(of, queries, sees), zero_out(of, keys, seen_by_any), zero_out(of, values, seen_by_any), call
 
 
-def zeroed(of: Operations, X: Any, flags: np.ndarray) -> Any:
+def zero_out(of: Operations, X: Any, flags: np.ndarray) -> Any:
     """Put zeros into X (B, T, any) where it is not used, by NumPy's booleans (B or 1, T or 1)."""
     return X if flags.all() else of.where(of.tensor(flags[:, :, None], X), X, of.zeros(X.shape, X))
 
@@ -195,14 +195,14 @@ def by_mask(of: Operations, queries: Any, keys: Any, call: Call) -> Call:
 
     Positions stay for the rotation alone. Where it is known which texts are packed, blocks go by them, and all stay.
     """
-    if not call.by_tokens() or segments.is_known(call):
+    if not call.by_tokens() or segments.has_segments(call):
         return call
-    hiding = Call(mask=call.mask, **call.packed())
+    hiding = Call(mask=call.mask, **call.segment_ids())
     call = call._replace(**dict.fromkeys(PACKED))
     if call.by_positions() or call.plan.chunk:
-        hiding = hiding._replace(causal=call.causal, offset=call.offset, **call.placed())
-        hiding = hiding.planned(window=call.plan.window, chunk=call.plan.chunk)
-        call = call._replace(causal=False).planned(window=None, chunk=None)
+        hiding = hiding._replace(causal=call.causal, offset=call.offset, **call.position_ids())
+        hiding = hiding.with_plan(window=call.plan.window, chunk=call.plan.chunk)
+        call = call._replace(causal=False).with_plan(window=None, chunk=None)
     return call._replace(mask=of.visible_keys(queries, keys, hiding))
 
 
@@ -218,17 +218,17 @@ def by_segments(of: Operations, queries: Any, keys: Any, call: Call) -> Call:
     own, others = firsts(of.arange(Q, queries)[None] + call.offset), firsts(of.arange(K, keys)[None])
     if all(isinstance(number, int) for number in (call.offset, Q, K)):
         known |= zip(PACKED, (firsts(np.arange(Q)[None] + call.offset), firsts(np.arange(K)[None])), strict=True)
-    return call.with_segments(own, others).planned(chunk=None, known=known)
+    return call.with_segments(own, others).with_plan(chunk=None, known=known)
 
 
-def turned(call: Call) -> Call:
+def without_positions(call: Call) -> Call:
     """Drop the positions of a call of `by_mask` after the rotation, which alone needed them."""
     if not call.by_positions() or call.is_packed():
         return call
     return call._replace(**dict.fromkeys(PLACES))
 
 
-def by_group(of: Operations, queries: Any, keys: Any, num_heads: int, call: Call) -> tuple[Any, Any, Any]:
+def pairs_by_group(of: Operations, queries: Any, keys: Any, num_heads: int, call: Call) -> tuple[Any, Any, Any]:
     """Return visible keys, bias and sinks for heads of keys (B*G, K, d), with the queries of a group in a row.
 
     queries: (B*H, Q, d). All three broadcast against (B*G, H/G*Q, K), or are None.

@@ -161,7 +161,7 @@ def extremes(valid_lens: np.ndarray) -> tuple[int, int]:
     return min(listed, default=0), max(listed, default=0)
 
 
-def listed(name: str, value: Any, empty: str = "float32") -> np.ndarray:
+def array_of(name: str, value: Any, empty: str = "float32") -> np.ndarray:
     """Turn a number or nested lists into an array; empty lists get the dtype `empty`."""
     try:
         kinds = set(map(type, _leaves(value)))

@@ -238,7 +238,7 @@ def turns_heads(config: Config) -> bool:
     return any(getattr(config, name) != ROWS[name].default for name in names)
 
 
-def of_recorded(options: dict[str, Any]) -> Config:
+def config_of_record(options: dict[str, Any]) -> Config:
     """The configuration of options as `dataclasses.asdict` records one; raises as `Config` does.
 
     A norm may also be recorded as its kind, "qk_norm", and its number, "qk_norm_eps".

@@ -49,7 +49,7 @@ class Rotary:
             if self.dim % 2:
                 raise ValueError(f"dim of Rotary is {self.dim}, expected an even number: components turn in pairs")
         if self.frequencies is not None:
-            given = checks.listed("frequencies of Rotary", list(self.frequencies), "float64")
+            given = checks.array_of("frequencies of Rotary", list(self.frequencies), "float64")
             if given.ndim != 1 or given.dtype.kind not in "fiu" or not np.isfinite(given).all() or not given.size:
                 raise ValueError("frequencies of Rotary are no list of finite numbers, expected one for each pair")
             fill("frequencies", tuple(float(frequency) for frequency in given))

@@ -23,7 +23,7 @@ def linear(dim: int, *, rope_theta: float, factor: float, interleaved: bool = Fa
 
     Source: Chen et al., Extending Context Window of Large Language Models via Positional Interpolation (2023).
     """
-    plain, factor = _plain(dim, rope_theta, interleaved), checks.positive("factor", factor)
+    plain, factor = _plain_rotation(dim, rope_theta, interleaved), checks.positive("factor", factor)
     return dataclasses.replace(plain, frequencies=tuple(angle / factor for angle in plain.angles()))
 
 
@@ -75,7 +75,7 @@ def dynamic(
 
     Source: the rotations of transformers 5.23, of type "dynamic" and of Hunyuan's models.
     """
-    plain = _plain(dim, rope_theta, interleaved)
+    plain = _plain_rotation(dim, rope_theta, interleaved)
     if dim < 4:
         raise ValueError(f"dim is {dim}, expected 4 or more: the base grows with a power of dim / (dim - 2)")
     if alpha is not None:
@@ -123,7 +123,7 @@ def yarn(
     Source: Peng et al., YaRN: Efficient Context Window Extension of Large Language Models (2023), sections 3.2 to 3.4;
     the names, and what stands for an absent one, are those of transformers 5.23.
     """
-    plain, factor = _plain(dim, rope_theta, interleaved), checks.positive("factor", factor)
+    plain, factor = _plain_rotation(dim, rope_theta, interleaved), checks.positive("factor", factor)
     length = checks.size("original_max_position_embeddings", original_max_position_embeddings)
     fast, slow = checks.positive("beta_fast", beta_fast), checks.positive("beta_slow", beta_slow)
     if fast < slow:
@@ -145,7 +145,7 @@ def yarn(
     if attention_factor is None:
         given = {"mscale": mscale, "mscale_all_dim": mscale_all_dim}
         own, of_all = (checks.positive(name, X) if X else 0.0 for name, X in given.items())
-        attention_factor = _grown(factor, own) / _grown(factor, of_all) if own and of_all else _grown(factor, 1.0)
+        attention_factor = _growth(factor, own) / _growth(factor, of_all) if own and of_all else _growth(factor, 1.0)
     magnitude = checks.positive("attention_factor", attention_factor)
     return dataclasses.replace(plain, frequencies=tuple(scaled), magnitude=magnitude)
 
@@ -181,7 +181,7 @@ def longrope(
     Source: Ding et al., LongRoPE: Extending LLM Context Window Beyond 2 Million Tokens (2024), and the rotation of
     Phi-3 in transformers 5.23.
     """
-    plain = _plain(dim, rope_theta, interleaved)
+    plain = _plain_rotation(dim, rope_theta, interleaved)
     original = checks.size("original_max_position_embeddings", original_max_position_embeddings)
     most = checks.size("max_position_embeddings", max_position_embeddings)
     is_long = length is not None and checks.size("length", length) > original
@@ -242,11 +242,11 @@ def llama3_frequencies(
     return tuple(scaled)
 
 
-def _plain(dim: int, rope_theta: float, interleaved: bool) -> Rotary:
+def _plain_rotation(dim: int, rope_theta: float, interleaved: bool) -> Rotary:
     """Make the rotation before the change."""
     return Rotary(checks.size("dim", dim), checks.positive("rope_theta", rope_theta), interleaved)
 
 
-def _grown(factor: float, scale: float) -> float:
+def _growth(factor: float, scale: float) -> float:
     """Return how much larger components become where a text may be `factor` times as long."""
     return 1.0 if factor <= 1 else 0.1 * scale * math.log(factor) + 1

@@ -49,7 +49,7 @@ def additive_options(arguments: tuple, options: dict[str, Any]) -> dict[str, Any
     } | {name: None if size is None else checks.size(name, size) for name, size in sizes.items()}
 
 
-class Kept(threading.local):
+class PerThread(threading.local):
     """Attributes of which every thread has its own; a copied or pickled object starts without any."""
 
     __slots__ = ()  # torch.compile would write to the dict of a subclass, which is not the thread's
@@ -64,11 +64,11 @@ class Kept(threading.local):
 class KeepsWeights:
     """An attention pooling that keeps the weights of a thread's call until the thread makes its next call."""
 
-    kept: Kept
+    kept: PerThread
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self.kept = Kept()
+        self.kept = PerThread()
 
     def weigh(self, *arguments: Any, **options: Any) -> tuple[Any, Any]:
         """Pool as the class that this one extends, and keep the weights."""
@@ -185,7 +185,7 @@ def pyplot(function: str) -> Any:
     try:
         from matplotlib import pyplot
     except ModuleNotFoundError as error:
-        message = f"{function} needs {error.name}: {dispatch.pip(dispatch.PLOTS)}"
+        message = f"{function} needs {error.name}: {dispatch.pip_for(dispatch.PLOTS)}"
         raise ModuleNotFoundError(message, name=error.name) from error
     return pyplot
 
@@ -193,12 +193,12 @@ def pyplot(function: str) -> Any:
 def missing(module: str, section: str, files: str, name: str) -> Exception:
     """The error for a name that a module of the book's names lacks.
 
-    section: what the frameworks without them lack; files: those of the others, as `dispatch.having` takes them.
+    section: what the frameworks without them lack; files: those of the others, as `dispatch.backends_with` takes them.
     """
     why = dispatch.FRAMEWORKS[name].lacks.get(section) if name in dispatch.FRAMEWORKS else None
     if why is None:
         return AttributeError(f"module {module!r} has no attribute {name!r}")
-    return ImportError(f"{module} has no {name}: {why}; it has {', '.join(dispatch.having(files))}")
+    return ImportError(f"{module} has no {name}: {why}; it has {', '.join(dispatch.backends_with(files))}")
 
 
 def _bind(

@@ -15,7 +15,7 @@ from jax import numpy as jnp
 from mha.arrays import check_shape, masked_softmax, transpose_output, transpose_qkv
 from mha.backends.jax import arrays, layer, pooling
 from mha.backends.jax.hiding import visible_keys
-from mha.core.call import ARGUMENTS, given_call
+from mha.core.call import ARGUMENTS, bind_call
 from mha.core.options import checks
 from mha.core.options.config import OF_POOLING, OF_SCORES
 from mha.learn.d2l import common
@@ -74,7 +74,7 @@ class MultiHeadAttention(common.Layer, layer.MultiHeadAttention):
         return_weights: False returns the output alone.
         """
         by_default = {} if len(given) == len(ARGUMENTS) else {"return_weights": True}
-        call = given_call(given, by_default | named)
+        call = bind_call(given, by_default | named)
         checks.flag("return_weights", call.return_weights)
         output, weights = super().__call__(queries, keys, values, call._replace(return_weights=True))
         B, H, Q, K = weights.shape

@@ -20,15 +20,15 @@ STEPS: dict[str, tuple[str, str | int]] = {
     **{f"permute_{one}": ("transpose_qkv", -2) for one in "qkv"},
     **{f"split_{one}": ("transpose_qkv", -1) for one in "qkv"},
     "norm_v": ("MultiHeadAttention.attend", "norm_v"),
-    **{name: ("MultiHeadAttention.normed", name) for name in ("norm_q", "norm_k")},
-    **{name: ("MultiHeadAttention.turn", name) for name in ("rotate_q", "rotate_k", "tempered_q")},
+    **{name: ("MultiHeadAttention.norm_heads", name) for name in ("norm_q", "norm_k")},
+    **{name: ("MultiHeadAttention.transform_heads", name) for name in ("rotate_q", "rotate_k", "tempered_q")},
     "slots": ("slots_after", "slots"),
     **dict.fromkeys(("positions_after", "lost_after"), ("slots_after", "state")),
     **dict.fromkeys(("keys_after", "values_after"), ("remember", -3)),
     **{f"repeat_{one}": ("MultiHeadAttention.pool", "inputs") for one in "kv"},
     "scores": ("DotProductAttention.scores", -1),
     **{name: ("AttentionPooling.bend", name) for name in (*BENT, "biased")},
-    "visible": ("MultiHeadAttention.blanked", "visible"),
+    "visible": ("MultiHeadAttention.zero_unused", "visible"),
     "visible_heads": ("repeat_heads", -1),
     "weights": ("AttentionPooling.weigh", "weights"),
     "pooled": ("AttentionPooling.weigh", "pooled"),
@@ -42,7 +42,7 @@ STEPS: dict[str, tuple[str, str | int]] = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Place:
+class Statement:
     """A statement in a backend's source.
 
     file: its path in the folder of the backends, as "torch/heads.py"; line: its first line; function: the name of the
@@ -55,7 +55,7 @@ class Place:
     source: str
 
 
-def place(backend: BackendName, step: str, pooling: str = "dot", cached: bool = False) -> Place:
+def place(backend: BackendName, step: str, pooling: str = "dot", cached: bool = False) -> Statement:
     """The statement of a backend's lesson that computes a step of `STEPS`.
 
     pooling: "dot" or "additive"; cached: whether it is a step of a call with a cache.
@@ -69,9 +69,9 @@ def place(backend: BackendName, step: str, pooling: str = "dot", cached: bool = 
     if isinstance(statement, int):
         found = function.body[statement]
     else:
-        found = next(one for one in ast.walk(function) if isinstance(one, ast.stmt) and statement in _named(one))
+        found = next(one for one in ast.walk(function) if isinstance(one, ast.stmt) and statement in _targets(one))
     source = textwrap.dedent("\n".join(lines[found.lineno - 1 : found.end_lineno]))
-    return Place(f"{backend}/{file}", found.lineno, function.name, source)
+    return Statement(f"{backend}/{file}", found.lineno, function.name, source)
 
 
 def stages(function: Callable, X: Any, *arguments: Any) -> list[Any]:
@@ -84,7 +84,7 @@ def stages(function: Callable, X: Any, *arguments: Any) -> list[Any]:
             statement = ast.Assign([ast.Name("X", ast.Store())], statement.value)
         code = ast.fix_missing_locations(ast.Module([statement], []))
         exec(compile(code, inspect.getfile(function), "exec"), function.__globals__, variables)
-        if "X" in _named(statement):
+        if "X" in _targets(statement):
             found.append(variables["X"])
     return found
 
@@ -103,11 +103,11 @@ def _functions(backend: BackendName) -> dict[str, tuple[str, list[str], ast.Func
     return found
 
 
-def _named(statement: ast.stmt) -> set[str]:
+def _targets(statement: ast.stmt) -> set[str]:
     """The names that a statement assigns to, and the names of the steps that it keeps."""
     if not isinstance(statement, ast.Assign | ast.Expr | ast.Return):
         return set()  # what is inside of others is a statement of its own
     targets = [part for target in getattr(statement, "targets", []) for part in ast.walk(target)]
     calls = [part for part in ast.walk(statement) if isinstance(part, ast.Call)]
-    kept = {ast.literal_eval(call.args[0]) for call in calls if ast.unparse(call.func) == "keep"}
+    kept = {ast.literal_eval(call.args[0]) for call in calls if ast.unparse(call.func) == "record_step"}
     return kept | {part.id for part in targets if isinstance(part, ast.Name)}

@@ -8,18 +8,18 @@ import numpy as np
 
 from mha import arrays
 from mha.core import dispatch
-from mha.core.cache import Cache, attended, check_owner
+from mha.core.cache import Cache, check_owner, last_heads
 from mha.core.call import Arguments, Call, check
 from mha.core.options import checks
 from mha.core.options.config import BENT, STEPS_OF_PAIRS, Config
 from mha.core.options.names import BackendName, LanguageName
 from mha.layer import MultiHeadAttention, restore
-from mha.learn.explain.lines import Place, place, stages
-from mha.learn.explain.slots import kept
+from mha.learn.explain.lines import Statement, place, stages
+from mha.learn.explain.slots import after_call
 from mha.learn.languages import catalogue
 
 INPUTS = "queries", "keys", "values"
-PLACE = tuple(field.name for field in dataclasses.fields(Place))
+PLACE = tuple(field.name for field in dataclasses.fields(Statement))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -185,10 +185,10 @@ def call(
     with module.context(config.dtype):
         own = Call(valid_lens, cache=cache, return_weights=cache is not None, **call)
         checked = check(module, lesson.layer, inputs["queries"], inputs.get("keys"), inputs.get("values"), own)
-        k, v, held = attended(traced, "k"), attended(traced, "v"), dict[str, Any]()  # (B*G, K, d), (B*G, K, dv)
+        k, v, held = last_heads(traced, "k"), last_heads(traced, "v"), dict[str, Any]()  # (B*G, K, d), (B*G, K, dv)
         if cache is not None:
             inputs["positions_before"] = cache.positions
-            k, v, held, checked = kept(dispatch.lesson(backend), k, v, inputs, checked)  # (B*G, S, d), ...
+            k, v, held, checked = after_call(dispatch.lesson(backend), k, v, inputs, checked)  # (B*G, S, d), ...
         visible = module.visible_keys(inputs["queries"], k, checked)
         path = _path(dispatch.lesson(backend), config, inputs, traced, held, k, v, visible)
         found = [(stage, name, arrays.to_numpy(X)) for stage, name, X in path]

@@ -7,7 +7,7 @@ import numpy as np
 from mha import arrays
 
 
-def kept(module: Any, k: Any, v: Any, inputs: dict[str, Any], call: Any) -> tuple[Any, Any, dict[str, Any], Any]:
+def after_call(module: Any, k: Any, v: Any, inputs: dict[str, Any], call: Any) -> tuple[Any, Any, dict[str, Any], Any]:
     """The contents of a cache's slots after a call, and the steps that put them there.
 
     module: the lesson; k (B*G, K, d), v (B*G, K, dv): the heads of the new tokens; call: checked, with a cache.

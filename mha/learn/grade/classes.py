@@ -27,12 +27,12 @@ def digest(path: Path, grader: Grader) -> str:
     return found.hexdigest()[:16]
 
 
-def graded(grader: Grader, path: Path) -> Row:
+def grade_one(grader: Grader, path: Path) -> Row:
     """Grade one submission, and return its row."""
     return grader.grade(path).data() | {"digest": digest(path, grader)}
 
 
-def known(file: Path, wanted: dict[Path, str]) -> dict[Path, Row]:
+def earlier_rows(file: Path, wanted: dict[Path, str]) -> dict[Path, Row]:
     """Read the rows of an earlier run for these submissions, unless they have changed since."""
     found: dict[Path, Row] = {}
     by_digest = {(path.name, text): path for path, text in wanted.items()}
@@ -56,14 +56,14 @@ def grade_all(
     """
     wanted = {path: digest(path, grader) for path in files.submissions(folder)}
     record = None if output is None else output.with_suffix(".jsonl")
-    rows = {} if record is None else known(record, wanted)
+    rows = {} if record is None else earlier_rows(record, wanted)
     progress(len(rows), len(wanted))
     left = [path for path in wanted if path not in rows]
     if record is not None:
         record.write_text("".join(f"{json.dumps(row)}\n" for row in rows.values()), encoding="utf-8")
     # Processes, not threads: the search for reasons is work of Python.
     with concurrent.futures.ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
-        waiting = {pool.submit(graded, grader, path): path for path in left}
+        waiting = {pool.submit(grade_one, grader, path): path for path in left}
         for future in concurrent.futures.as_completed(waiting):
             row = rows[waiting[future]] = future.result()
             if record is not None and output is not None:

@@ -37,7 +37,7 @@ def sources(path: Path) -> Iterator[Path]:
             yield one
 
 
-def copied(path: Path, to: Path) -> Path:
+def copy_submission(path: Path, to: Path) -> Path:
     """Copy a submission into an empty folder; return the file to run, which defines most of the names.
 
     A notebook becomes a file of its code cells. Raises ValueError if there is none, or a notebook cannot be read.
@@ -53,7 +53,7 @@ def copied(path: Path, to: Path) -> Path:
         if one.suffix == ".ipynb":
             found[at] = one.with_suffix(".py" if not one.with_suffix(".py").exists() else ".cells.py")
             found[at].write_text(cells(one), encoding="utf-8")
-    return max(found, key=lambda one: len(reached(one)))
+    return max(found, key=lambda one: len(reachable_names(one)))
 
 
 def cells(notebook: Path) -> str:
@@ -61,7 +61,7 @@ def cells(notebook: Path) -> str:
     try:
         import nbformat
     except ImportError:
-        to_do = dispatch.pip(dispatch.NOTEBOOKS)
+        to_do = dispatch.pip_for(dispatch.NOTEBOOKS)
         raise ValueError(f"{notebook.name} is a notebook, which nbformat reads: {to_do}") from None
     try:
         with warnings.catch_warnings():
@@ -88,21 +88,21 @@ def tree(text: str) -> ast.Module | None:
         return None
 
 
-def defined(path: Path) -> list[str]:
+def level_names(path: Path) -> list[str]:
     """List the names of levels that a file defines."""
     parsed = tree(path.read_text(encoding="utf-8", errors="replace"))
     found = [getattr(one, "name", "") for one in (parsed.body if parsed else [])]
     return [name for name in NAMES if name in found]
 
 
-def reached(path: Path) -> set[str]:
+def reachable_names(path: Path) -> set[str]:
     """The names of levels that a file defines, or imports from files beside it."""
-    found = set(defined(path))
+    found = set(level_names(path))
     parsed = tree(path.read_text(encoding="utf-8", errors="replace"))
     for one in parsed.body if parsed else ():
         if isinstance(one, ast.ImportFrom) and one.module and (beside := path.parent / f"{one.module}.py").exists():
             names = [alias.name for alias in one.names]
-            found |= {name for name in defined(beside) if name in names or "*" in names}
+            found |= {name for name in level_names(beside) if name in names or "*" in names}
     return found
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from mha.core import dispatch
 from mha.learn.grade import files, heads, judging
 from mha.learn.grade.cases import Case, cases
-from mha.learn.grade.judging import Judged
+from mha.learn.grade.judging import CaseVerdict
 from mha.learn.grade.levels import Level
 from mha.learn.grade.process import Answer, Child, EndedError
 from mha.learn.grade.results import MISSING, PASSED, LevelResult, Result
@@ -47,7 +47,7 @@ class Grader:
         folder = Path(tempfile.mkdtemp(prefix="mha-grade-"))
         try:
             try:
-                file = files.copied(path, folder)
+                file = files.copy_submission(path, folder)
             except ValueError as error:
                 return self.nothing(path, "", str(error))
             frameworks = files.frameworks(file) or [self.backend]
@@ -119,7 +119,7 @@ class Submission:
             if with_ours.status in (PASSED, "wrong") or result.status == MISSING:
                 result = with_ours
         if result.status == "wrong" and result.mistakes:
-            result = self.without_known(result)
+            result = self.leave_out_known(result)
         if result.status != PASSED:
             defined = self.child.defined if self.child else level.replaced
             self.failed += [name for name in level.replaced if name in defined or name.startswith("transpose")]
@@ -128,7 +128,7 @@ class Submission:
             self.made |= {name for names in result.mistakes[:1] for name in names}
         return result
 
-    def without_known(self, result: LevelResult) -> LevelResult:
+    def leave_out_known(self, result: LevelResult) -> LevelResult:
         """Leave out mistakes that counted in an earlier level: with nothing else, the level has passed."""
         for one in result.explanations:
             if set(one.mistakes) <= self.made:
@@ -141,7 +141,7 @@ class Submission:
         """Run the cases of a level, and judge them."""
         if level.number == 3:
             return self.heads(level)
-        wrong: list[Judged] = []
+        wrong: list[CaseVerdict] = []
         skipped: list[str] = []
         for case in cases(level.number, self.grader.seed):
             answer = self.ask(case, failed)

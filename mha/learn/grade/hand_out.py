@@ -13,7 +13,7 @@ FILES = ("attention.py", "test_attention.py", "README.md")
 def texts(backend: BackendName, levels: tuple[Level, ...]) -> dict[str, str]:
     """The texts of the files by name."""
     packages = " ".join(["numpy", *(name for name in dispatch.FRAMEWORKS[backend].needs if name != "numpy")])
-    made = (skeleton.written(backend, levels), visible.written(backend, levels), visible.readme(packages, levels))
+    made = (skeleton.text(backend, levels), visible.tests(backend, levels), visible.readme(packages, levels))
     return dict(zip(FILES, made, strict=True))
 
 

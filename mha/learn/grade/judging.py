@@ -10,10 +10,10 @@ from mha.core.call import call_of
 from mha.learn.grade import mistakes
 from mha.learn.grade.cases import Case
 from mha.learn.grade.process import Answer
-from mha.parity.diagnosis.compare.comparison import compared
-from mha.parity.diagnosis.compare.diagnosis import attempts, made, of_gradients, rank
+from mha.parity.diagnosis.compare.comparison import compare_array
+from mha.parity.diagnosis.compare.diagnosis import attempts, explanation_of, of_gradients, rank
 from mha.parity.diagnosis.compare.explanations import Explanation
-from mha.parity.diagnosis.compare.report import Row, said
+from mha.parity.diagnosis.compare.report import Row, describe_row
 from mha.parity.diagnosis.mistakes.mistake import Mistake, forms_of
 from mha.parity.diagnosis.mistakes.of_gradients import DROPOUT
 from mha.parity.diagnosis.pipeline.parts import PART_OF
@@ -21,7 +21,7 @@ from mha.parity.diagnosis.search.sample import Focus
 from mha.parity.diagnosis.search.time_budget import Effort
 from mha.parity.diagnosis.search.verdicts import Judge
 from mha.parity.diagnosis.wrong_setup.around import more_than_attention
-from mha.parity.rule.decoding import decoding
+from mha.parity.rule.decoding import as_decoding
 from mha.parity.rule.layouts import GRADIENT
 from mha.parity.rule.problem import Problem, problem
 
@@ -33,7 +33,7 @@ Named = dict[str, np.ndarray]
 
 
 @dataclasses.dataclass(frozen=True)
-class Judged:
+class CaseVerdict:
     """The verdict on one case: whether it is right, what differs first, in words, and the data to find out why."""
 
     case: Case
@@ -51,26 +51,26 @@ def biases(case: Case, answer: Answer) -> list[str]:
     return list(answer.facts.get("biased", ()))
 
 
-def judge(case: Case, answer: Answer, empty_rows: bool) -> Judged:
+def judge(case: Case, answer: Answer, empty_rows: bool) -> CaseVerdict:
     """Judge arrays of a case by its problem."""
     asked = case.problem(biases(case, answer), empty_rows)
     wanted = [name for name in answer.arrays if name.startswith(GRADIENT) or _fits(asked, name, answer.arrays[name])]
     rows, steps = [], {}
     for name in sorted(wanted, key=["weights", "output"].index) if case.task != "gradients" else wanted:
-        row, X = compared(asked, name, answer.arrays[name], "(B, H, T, d)")
+        row, X = compare_array(asked, name, answer.arrays[name], "(B, H, T, d)")
         rows.append(row)
         if X is not None:
             steps[name] = X
     for name in answer.facts.get("none", ()):
         full = f"{GRADIENT}{name}"
-        row, X = compared(asked, full, np.zeros(asked.expected(full).X.shape, np.float32), None)
+        row, X = compare_array(asked, full, np.zeros(asked.expected(full).X.shape, np.float32), None)
         rows.append(row)
         steps[full] = np.zeros(asked.expected(full).X.shape, np.float32)
     wrong = [row for row in rows if not row.passed]
-    return Judged(case, not wrong, said(wrong[0]) if wrong else "", asked, steps, tuple(rows))
+    return CaseVerdict(case, not wrong, describe_row(wrong[0]) if wrong else "", asked, steps, tuple(rows))
 
 
-def judge_portions(case: Case, answer: Answer, empty_rows: bool) -> Judged:
+def judge_portions(case: Case, answer: Answer, empty_rows: bool) -> CaseVerdict:
     """Judge level 9, a text in portions, each with the right cache before it; the first that differs counts."""
     attention = case.attention(biases(case, answer))
     cache, start = attention.cache(*case.inputs["queries"].shape[:2]), 0
@@ -78,13 +78,13 @@ def judge_portions(case: Case, answer: Answer, empty_rows: bool) -> Judged:
         part = slice(start, start + length)
         queries, keys, values = (np.ascontiguousarray(case.inputs[name][:, part]) for name in INPUTS)
         given = call_of("grade", None, {"causal": True}, cache=cache)._asdict()
-        asked = decoding(problem(attention, queries, keys, values, given))
-        row, X = compared(asked, "output", answer.arrays[f"output.{at}"], None)
+        asked = as_decoding(problem(attention, queries, keys, values, given))
+        row, X = compare_array(asked, "output", answer.arrays[f"output.{at}"], None)
         if not row.passed:
             steps = {} if X is None else {"output": X}
-            return Judged(case, False, f"portion {at + 1}: {said(row)}", asked, steps, (row,))
+            return CaseVerdict(case, False, f"portion {at + 1}: {describe_row(row)}", asked, steps, (row,))
         cache, start = attention(queries, keys, values, cache=cache, causal=True)[-1], start + length
-    return Judged(case, True)
+    return CaseVerdict(case, True)
 
 
 def _fits(asked: Problem, name: str, X: np.ndarray) -> bool:
@@ -95,7 +95,7 @@ def _fits(asked: Problem, name: str, X: np.ndarray) -> bool:
     return X.shape in ((B, H, Q, K), (B * H, Q, K))
 
 
-def why(wrong: Sequence[Judged], level: int) -> list[Explanation]:
+def why(wrong: Sequence[CaseVerdict], level: int) -> list[Explanation]:
     """Find the mistakes that together explain all of these cases, the best first.
 
     A mistake need not show in each case. Explanations of earlier cases are tried first; if none fits, a search adds
@@ -115,8 +115,8 @@ def why(wrong: Sequence[Judged], level: int) -> list[Explanation]:
             found = kept
         elif searched < SEARCHED:
             searched += 1
-            new = [each for each in explained(one, known) if each.sure]
-            every = [joined(each, more) for each in found or [NOTHING] for more in new]
+            new = [each for each in explain_case(one, known) if each.sure]
+            every = [join(each, more) for each in found or [NOTHING] for more in new]
             least = min((len(each.mistakes) for each in every), default=0)
             found = [each for each in every if len(each.mistakes) == least] or found
     return sorted(found, key=rank)
@@ -128,7 +128,7 @@ LEFT_ON = Explanation(
 NOTHING = Explanation((), (), (), 0.0, 0.0, True)
 
 
-def joined(one: Explanation, other: Explanation) -> Explanation:
+def join(one: Explanation, other: Explanation) -> Explanation:
     """Join the mistakes of two explanations into one."""
     more = [at for at, name in enumerate(other.mistakes) if name not in one.mistakes]
     pairs = ((one.mistakes, other.mistakes), (one.how, other.how), (one.what, other.what))
@@ -137,10 +137,10 @@ def joined(one: Explanation, other: Explanation) -> Explanation:
 
 
 @np.errstate(all="ignore")
-def fits(one: Judged, explanation: Explanation, known: tuple[Mistake, ...]) -> bool:
+def fits(one: CaseVerdict, explanation: Explanation, known: tuple[Mistake, ...]) -> bool:
     """Whether these mistakes, in any of their forms, explain a case."""
     if any(row.name.startswith(GRADIENT) and not row.passed for row in one.rows):
-        return any(explanation.mistakes == each.mistakes for each in explained(one, known))
+        return any(explanation.mistakes == each.mistakes for each in explain_case(one, known))
     assert one.problem is not None
     steps = steps_of(one)
     chosen = [[form for form in forms_of(known) if form.mistake.name == name] for name in explanation.mistakes]
@@ -150,12 +150,12 @@ def fits(one: Judged, explanation: Explanation, known: tuple[Mistake, ...]) -> b
     for state in itertools.islice(itertools.product(*chosen), FORMS):
         possible = tuple(form for form in state if judge.all[0].possible([form]))
         for more in empty if possible else ():
-            if judge.judged(tuple(sorted((*possible, *more), key=lambda form: form.place))).same:
+            if judge.verdict_on(tuple(sorted((*possible, *more), key=lambda form: form.place))).same:
                 return True
     return False
 
 
-def steps_of(one: Judged) -> Named:
+def steps_of(one: CaseVerdict) -> Named:
     """The steps of a case that the search for mistakes can use."""
     assert one.problem is not None
     sizes = one.problem.sizes
@@ -163,7 +163,7 @@ def steps_of(one: Judged) -> Named:
 
 
 @np.errstate(all="ignore")
-def explained(one: Judged, known: tuple[Mistake, ...]) -> list[Explanation]:
+def explain_case(one: CaseVerdict, known: tuple[Mistake, ...]) -> list[Explanation]:
     """Explain one case that differs."""
     assert one.problem is not None
     first = next(row for row in one.rows if not row.passed)
@@ -176,7 +176,7 @@ def explained(one: Judged, known: tuple[Mistake, ...]) -> list[Explanation]:
         return []
     far = max(row.ratio for row in one.rows if not row.passed)
     judge = Judge(one.problem, steps, Focus())
-    over_samples = [made((form,), judge.judged((form,)), far) for form in mistakes.OVER_SAMPLES]
+    over_samples = [explanation_of((form,), judge.verdict_on((form,)), far) for form in mistakes.OVER_SAMPLES]
     if any(each.sure for each in over_samples):
         return over_samples
     if more := more_than_attention(one.problem, steps):

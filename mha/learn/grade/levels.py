@@ -38,7 +38,7 @@ LEVELS = (
 NAMES = tuple(dict.fromkeys(name for level in LEVELS for name in level.names))
 
 
-def chosen(text: str | None) -> tuple[Level, ...]:
+def parse_levels(text: str | None) -> tuple[Level, ...]:
     """Read levels from a text as 1-6 or 1,2,5; None = all. Raises ValueError if it is anything else."""
     if text is None:
         return LEVELS

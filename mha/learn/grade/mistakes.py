@@ -7,7 +7,7 @@ import numpy as np
 
 from mha.parity.diagnosis.mistakes.catalogue import CACHED_CATALOGUE, CATALOGUE
 from mha.parity.diagnosis.mistakes.mistake import Mistake, forms_of, one, with_weights
-from mha.parity.diagnosis.mistakes.of_softmax import filled
+from mha.parity.diagnosis.mistakes.of_softmax import fill_hidden
 from mha.parity.diagnosis.mistakes.of_weights import PART, PROJECTIONS
 from mha.parity.diagnosis.pipeline import pieces
 from mha.parity.diagnosis.pipeline.pieces import Array
@@ -33,18 +33,20 @@ def twice(plan: Plan) -> Plan:
     return replace(plan, softmax=lambda plan, scores, visible: right(plan, right(plan, scores, visible), visible))
 
 
-def masked_twice(plan: Plan) -> Plan:
+def mask_twice(plan: Plan) -> Plan:
     """Take a plain softmax of the weights."""
     right = plan.softmax
-    return replace(plan, softmax=lambda plan, scores, visible: pieces.normalized(plan, right(plan, scores, visible)))
+    return replace(
+        plan, softmax=lambda plan, scores, visible: pieces.softmax_of_all(plan, right(plan, scores, visible))
+    )
 
 
-def not_normed(plan: Plan) -> Plan:
+def without_softmax(plan: Plan) -> Plan:
     """Take scores for weights, with 0 where hidden."""
     return replace(plan, softmax=lambda plan, scores, visible: np.where(visible, scores, 0).astype(scores.dtype))
 
 
-def unprojected(name: str, plan: Plan) -> Plan | None:
+def without_projection(name: str, plan: Plan) -> Plan | None:
     """Leave a projection out, if it is square."""
     kernel = plan.weights[f"{name}.kernel"]
     if kernel.shape[0] != kernel.shape[1] or np.array_equal(kernel, np.eye(len(kernel))):
@@ -98,7 +100,7 @@ def by_heads(summed: bool, plan: Plan) -> Plan | None:
     return replace(plan, merge=merge)
 
 
-def reversed_heads(plan: Plan) -> Plan | None:
+def reverse_heads(plan: Plan) -> Plan | None:
     """Merge the last head first."""
     right = plan.merge
     return None if plan.heads == 1 else replace(plan, merge=lambda X: right(X[:, ::-1]))
@@ -108,7 +110,7 @@ def along(axis: int, plan: Plan) -> Plan:
     """Take the softmax over another axis, in which hidden scores are low numbers."""
 
     def softmax(plan: Plan, scores: Array, visible: Array) -> Array:
-        return pieces.plain(np.where(visible, scores, -1e6).astype(scores.dtype), axis)
+        return pieces.plain_softmax(np.where(visible, scores, -1e6).astype(scores.dtype), axis)
 
     return replace(plan, softmax=softmax, rows=slice(None))
 
@@ -119,12 +121,12 @@ OF_STUDENTS = (
     Mistake("the softmax overflows", "exponentials of large scores: subtract the largest score of each row first",
             ("weights",), one(partial(by_exponents, True))),
     Mistake("the softmax is not normed", "weights do not add up to 1", ("weights",),
-            {"exponentials": partial(by_exponents, False), "scores themselves": not_normed}),
-    Mistake("the softmax is taken twice", "of weights, again", ("weights",), {"": twice, "of all keys": masked_twice}),
+            {"exponentials": partial(by_exponents, False), "scores themselves": without_softmax}),
+    Mistake("the softmax is taken twice", "of weights, again", ("weights",), {"": twice, "of all keys": mask_twice}),
     Mistake("weak mask fill", "hidden scores get a number that is not low enough, or add it", ("weights",),
-            {f"{fill:g}": partial(filled, fill, False) for fill in FILLS}),
+            {f"{fill:g}": partial(fill_hidden, fill, False) for fill in FILLS}),
     *(Mistake(f"{name} is left out", f"there is no projection by {name}", (PART[name],),
-              one(partial(unprojected, name)))
+              one(partial(without_projection, name)))
       for name in PROJECTIONS),
     *(Mistake(f"{source} is used for {name}, too", f"two projections share {source}", (PART[name],),
               one(partial(again, name, source)))
@@ -137,7 +139,7 @@ OF_STUDENTS = (
     Mistake("keys are pooled, not values", "the weights are multiplied by keys", ("v",), one(pools_keys)),
     Mistake("the heads are added up", "their sum or mean is merged in place of each", ("output",),
             {"the sum": partial(by_heads, True), "the mean": partial(by_heads, False)}),
-    Mistake("the heads are merged in reverse", "the last head comes first", ("output",), one(reversed_heads)),
+    Mistake("the heads are merged in reverse", "the last head comes first", ("output",), one(reverse_heads)),
 )  # fmt: skip
 
 # Of these, a few samples do not show the numbers: all are computed.

@@ -7,7 +7,7 @@ from typing import Any
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
-from mha.core.tables import lines, text, wrapped
+from mha.core.tables import lines, text, wrap
 from mha.learn.grade.levels import Level
 from mha.learn.grade.mistakes import of_level
 from mha.parity.diagnosis.compare.explanations import Explanation
@@ -167,5 +167,5 @@ class Result:
             yield from lines(f"while it was loaded: {self.problem}", options)
         for one in self.levels:
             for line in one.feedback(self.hints):
-                for each in wrapped(line.strip(), options.max_width, "  " * line.startswith("  ")):
+                for each in wrap(line.strip(), options.max_width, "  " * line.startswith("  ")):
                     yield Text(each, no_wrap=True, overflow="ignore")

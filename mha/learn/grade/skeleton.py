@@ -33,7 +33,7 @@ class Method:
     docstring: str
 
 
-def written(backend: BackendName, levels: tuple[Level, ...]) -> str:
+def text(backend: BackendName, levels: tuple[Level, ...]) -> str:
     """Write the skeleton for these levels: the definitions that each needs, with NotImplementedError for a body."""
     numbers = {level.number for level in levels}
     lesson = Lesson(backend)
@@ -84,7 +84,7 @@ class Lesson:
         for tree in self.trees.values():
             for one in tree.body:
                 if isinstance(one, ast.FunctionDef) and one.name == name:
-                    docstring = "\n".join(quoted(ast.get_docstring(one) or "", "    "))
+                    docstring = "\n".join(quote(ast.get_docstring(one) or "", "    "))
                     return f"def {name}({ast.unparse(one.args)}):\n{docstring}\n    {NOT_DONE}"
         raise ValueError(f"the lesson of {self.backend} has no {name}")
 
@@ -118,7 +118,7 @@ class Lesson:
 
     def cls(self, name: str, docstring: str, init: dict[str, str], methods: list[Method]) -> str:
         """A class of the framework's own kind, without bodies."""
-        lines = [f"class {name}({self.base}):" if self.base else f"class {name}:", *quoted(docstring, "    "), ""]
+        lines = [f"class {name}({self.base}):" if self.base else f"class {name}:", *quote(docstring, "    "), ""]
         if self.fields:
             kinds = {"num_hiddens": "int", "num_heads": "int", "dropout": "float", "bias": "bool"}
             for argument, default in init.items():
@@ -136,7 +136,7 @@ class Lesson:
 def method(name: str, given: dict[str, str], docstring: str) -> Iterator[str]:
     """The lines of a method without a body."""
     yield f"    def {name}(self, {arguments(given)}):"
-    yield from quoted(docstring, "        ")
+    yield from quote(docstring, "        ")
     yield f"        {NOT_DONE}"
 
 
@@ -145,7 +145,7 @@ def arguments(given: dict[str, str]) -> str:
     return ", ".join(f"{name}={default}" if default else name for name, default in given.items())
 
 
-def quoted(docstring: str, indent: str) -> list[str]:
+def quote(docstring: str, indent: str) -> list[str]:
     """The lines of a docstring, quoted and indented."""
     lines = docstring.splitlines()
     lines[0] = f'"""{lines[0]}'

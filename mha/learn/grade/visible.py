@@ -152,7 +152,7 @@ dropout out where nothing is trained. If you call something by another name, say
 """
 
 
-def written(backend: BackendName, levels: tuple[Level, ...]) -> str:
+def tests(backend: BackendName, levels: tuple[Level, ...]) -> str:
     """Write the visible tests of these levels; levels from 7 on have none."""
     numbers = [level.number for level in levels if level.number in TESTS]
     imports, array, numpy = ARRAYS[backend]

@@ -7,7 +7,7 @@ import numpy as np
 
 from mha import arrays
 from mha.core import dispatch
-from mha.core.call import ROWS, native
+from mha.core.call import ROWS, to_backend
 from mha.core.options import checks
 from mha.core.options.config import numpy_dtype
 from mha.layer import MultiHeadAttention
@@ -179,7 +179,7 @@ def _number(value: Any) -> float:
 def _native(attention: MultiHeadAttention, output: Any) -> Any:
     """An output as an array of the layer's backend."""
     module: Any = dispatch.load(attention.backend)
-    return native(module, module.place(attention.layer), output)
+    return to_backend(module, module.place(attention.layer), output)
 
 
 def _float64(X: Any) -> np.ndarray:

@@ -33,7 +33,7 @@ def prune(attention: MultiHeadAttention, heads: Iterable[int]) -> MultiHeadAtten
         raise TypeError(f"attention is a {type(attention).__name__}, expected an mha.MultiHeadAttention")
     config = attention.config
     H, G = config.num_heads, config.num_key_value_heads
-    gone = _chosen(heads, H)
+    gone = _check_heads(heads, H)
     for name in ("qk_norm", "value_norm"):
         if gone and (norm := getattr(config, name)) and norm.over == "all":
             raise ValueError(
@@ -59,7 +59,7 @@ def prune(attention: MultiHeadAttention, heads: Iterable[int]) -> MultiHeadAtten
     return restore(smaller, arrays, attention.backend, attention.seed, attention.readable)
 
 
-def _chosen(heads: Iterable[int], number: int) -> set[int]:
+def _check_heads(heads: Iterable[int], number: int) -> set[int]:
     """Check the heads to prune, and return them."""
     if isinstance(heads, (str, bytes)) or not isinstance(heads, Iterable):
         raise TypeError(f"heads is {checks.brief(heads)}, expected a list of ints, such as [0, 2]")

@@ -38,19 +38,19 @@ def make(measured: Mapping[Any, Any], parity: Mapping[str, Any]) -> str:
         "lessons": code(),
         "measured": dict(measured),
         "facts": NAMES,
-        "copying": copying.embedded(),
+        "copying": copying.page_data(),
         "parity": {"backends": parity["backends"], "rows": worst(parity["results"])},
         "texts": {language: catalogue(language)["terms"] | catalogue(language)["page"] for language in LANGUAGES},
     }
-    parts = {"style": style, "script": script, "data": embedded(data)}
+    parts = {"style": style, "script": script, "data": to_json(data)}
     text = re.sub(r"<!-- (style|script|data) -->", lambda found: parts[found[1]], template)
     english = data["texts"]["en"]
     return re.sub(
-        r'(data-text="([\w.]+)"[^>]*>)(?=</)', lambda found: found[1] + escaped(named(english, found[2])), text
+        r'(data-text="([\w.]+)"[^>]*>)(?=</)', lambda found: found[1] + escape(text_of(english, found[2])), text
     )
 
 
-def named(texts: Mapping[str, Any], key: str) -> str:
+def text_of(texts: Mapping[str, Any], key: str) -> str:
     """The text of a key such as "splits.title"."""
     return functools.reduce(operator.getitem, key.split("."), texts)  # type: ignore[return-value]
 
@@ -96,11 +96,11 @@ def worst(results: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return list(rows.values())
 
 
-def embedded(data: Mapping[str, Any]) -> str:
+def to_json(data: Mapping[str, Any]) -> str:
     """Data as JSON for a script element, without "<", which could end the element."""
     return json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
 
 
-def escaped(text: str) -> str:
+def escape(text: str) -> str:
     """A text with HTML's special characters escaped."""
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace('"', "&quot;")

@@ -5,7 +5,7 @@ import os
 from typing import Any
 
 from mha.core.options import checks
-from mha.learn.plot.pictures import begun, save
+from mha.learn.plot.pictures import figure_class, save
 
 BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
@@ -43,13 +43,13 @@ def cache_bytes(
         TypeError, ValueError: if an argument is not as above; the message says what was expected.
         OSError: if the file cannot be written.
     """
-    new_figure, ending = begun(path)
+    new_figure, ending = figure_class(path)
     bars = by_groups(num_heads, head_dim, size, batch_size=batch_size, layers=layers, dtype=dtype)
     figure = new_figure(figsize=(6.5, 0.9 + 0.3 * len(bars)), layout="constrained")
     panel = figure.subplots()
     for at, (G, count) in enumerate(bars.items()):
         panel.barh(at, count, color="tab:blue" if G in (1, num_heads) else "#8ecae6")
-        panel.text(count, at, f" {shown(count)}", va="center", fontsize=8)
+        panel.text(count, at, f" {byte_text(count)}", va="center", fontsize=8)
     names = [f"{name_of(G, num_heads)}, G = {G}" for G in bars]
     panel.set_yticks(range(len(bars)), names, fontsize=8)
     panel.invert_yaxis()
@@ -78,7 +78,7 @@ def name_of(G: int, H: int) -> str:
     return "MHA" if G == H else "MQA" if G == 1 else "GQA"
 
 
-def shown(count: float) -> str:
+def byte_text(count: float) -> str:
     """A number of bytes as text, in the largest unit that fits, with three digits."""
     power = 0
     while count >= 1024 and power < len(UNITS) - 1:

@@ -7,7 +7,7 @@ import numpy as np
 
 from mha.core.options import checks
 from mha.learn.plot import copying
-from mha.learn.plot.pictures import begun, save
+from mha.learn.plot.pictures import figure_class, save
 
 MOST = 6  # things: each has its fit
 SHARES = np.linspace(0, 1, 41)  # of one head's weight on the first thing
@@ -35,15 +35,15 @@ def copies(things: int = 2, *, path: str | os.PathLike[str] | None = None) -> An
         TypeError, ValueError: if an argument is not as above; the message says what was expected.
         OSError: if the file cannot be written.
     """
-    new_figure, ending = begun(path)
+    new_figure, ending = figure_class(path)
     if not 2 <= checks.size("things", things) <= MOST:
         raise ValueError(f"things is {things}, expected 2 to {MOST}")
     figure = new_figure(figsize=(11, 3.9 + 0.3 * things), layout="constrained")
     above, below = figure.subfigures(2, height_ratios=(0.9 + 0.3 * things, 3))
     of = copying.task(things)
     heads = range(1, things + 1)
-    best = [copying.constructed(of, copying.shares_of(things, H))(*of[:3]) for H in heads]
-    fits = [copying.fitted(of, H) for H in heads]
+    best = [copying.best_layer(of, copying.shares_of(things, H))(*of[:3]) for H in heads]
+    fits = [copying.fit(of, H) for H in heads]
     _numbers(above.subplots(), of, best)
     one, fit, ends = below.subplots(1, 3)
     _shares(one, of, things)
@@ -79,7 +79,7 @@ def _numbers(panel: Any, of: copying.Task, best: list[np.ndarray]) -> None:
 
 def _shares(panel: Any, of: copying.Task, things: int) -> None:
     """Draw the errors of the best layer with one head, for each thing and for all, by its weight on the first thing."""
-    layers = (copying.constructed(of, copying.one_head(things, share)) for share in SHARES)
+    layers = (copying.best_layer(of, copying.one_head(things, share)) for share in SHARES)
     found = np.array([copying.errors(of, layer(*of[:3])) for layer in layers])  # (shares, things)
     panel.plot(SHARES, found[:, 0], color="0.5", linestyle="--", label="thing 0")
     panel.plot(SHARES, found[:, 1], color="0.5", linestyle=":", label="thing 1" if things == 2 else "any other thing")

@@ -48,7 +48,7 @@ def layer(of: Task, heads: int) -> MultiHeadAttention:
     return MultiHeadAttention(wide, heads, **sizes, scale=1.0, dtype="float64", seed=0, backend="numpy")
 
 
-def constructed(of: Task, shares: Any) -> MultiHeadAttention:
+def best_layer(of: Task, shares: Any) -> MultiHeadAttention:
     """The best layer whose heads have these attention weights, (H, T): W_o is the solution of least squares."""
     weights, T = np.asarray(shares, np.float64), of.keys.shape[1]  # (H, T)
     H = len(weights)
@@ -91,7 +91,7 @@ def least(of: Task, heads: int) -> float:
     return float(squares[heads:].sum() / squares.sum())
 
 
-def fitted(of: Task, heads: int, steps: int = STEPS) -> list[float]:
+def fit(of: Task, heads: int, steps: int = STEPS) -> list[float]:
     """Fit a layer by Adam; return the relative squared error before each step and after the last."""
     attention, found = layer(of, heads), []
     means = {name: np.zeros((2, *kernel.shape)) for name, kernel in attention.weights.items()}
@@ -112,13 +112,13 @@ def fitted(of: Task, heads: int, steps: int = STEPS) -> list[float]:
     return found
 
 
-def embedded(things: int = 2) -> dict[str, Any]:
+def page_data(things: int = 2) -> dict[str, Any]:
     """The data of a task for the comparison page: the values, and the errors of each number of heads."""
     of, heads = task(things), range(1, things + 1)
-    best = [constructed(of, shares_of(things, H))(*of[:3]) for H in heads]
+    best = [best_layer(of, shares_of(things, H))(*of[:3]) for H in heads]
     return {
         "values": of.values.tolist(),
         "least": [least(of, H) for H in heads],
         "constructed": [float(errors(of, output).mean()) for output in best],
-        "fits": [[round(error, 6) for error in fitted(of, H)] for H in heads],
+        "fits": [[round(error, 6) for error in fit(of, H)] for H in heads],
     }

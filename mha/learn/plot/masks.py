@@ -8,7 +8,7 @@ import numpy as np
 from mha import arrays
 from mha.core.options import checks
 from mha.layer import MultiHeadAttention
-from mha.learn.plot.pictures import begun, check_sample, hatch, save
+from mha.learn.plot.pictures import check_sample, figure_class, hatch, save
 
 MOST = 24  # queries, and keys: each weight is written
 CELL = 0.36  # inches of a cell
@@ -17,7 +17,7 @@ ACROSS = 4  # panels side by side at most
 FILL = -1e6  # what the book writes over hidden scores
 
 
-class Composed(NamedTuple):
+class MaskedWeights(NamedTuple):
     """The keys that each rule, by name, and all rules let a query see; and the weights of `mha` and of the book."""
 
     rules: dict[str, np.ndarray]
@@ -58,7 +58,7 @@ def masks(
         TypeError, ValueError: if an argument is not as above; the message says what was expected.
         OSError: if the file cannot be written.
     """
-    new_figure, ending = begun(path)
+    new_figure, ending = figure_class(path)
     found = compose(scores, valid_lens, mask=mask, causal=causal, window=window)
     B, Q, K = found.seen.shape
     check_sample(sample, B, "scores", (B, Q, K))
@@ -81,7 +81,7 @@ def masks(
 
 def compose(
     scores: Any, valid_lens: Any = None, *, mask: Any = None, causal: Any = False, window: Any = None
-) -> Composed:
+) -> MaskedWeights:
     """Compute which keys each rule hides by itself, and all of them together, with a layer of one head."""
     scores = arrays.to_numpy(scores)
     if scores.ndim != 3 or not scores.size:
@@ -106,7 +106,7 @@ def compose(
     rules = {names[name]: weights(**{name: value}) > 0 for name, value in given.items()}
     seen = weights(**given) > 0
     book = arrays.masked_softmax(np.where(seen, scores, FILL))
-    return Composed(rules, seen, weights(**given, score_bias=scores[:, None]), book)
+    return MaskedWeights(rules, seen, weights(**given, score_bias=scores[:, None]), book)
 
 
 def _draw(

@@ -58,7 +58,7 @@ def heatmaps(
         TypeError, ValueError: if an argument is not as above; the message says what was expected.
         OSError: if the file cannot be written.
     """
-    new_figure, ending = begun(path)
+    new_figure, ending = figure_class(path)
     found, hides = _of_sample(weights, hidden, sample, num_heads)  # (H, Q, K) both
     H, Q, K = found.shape
     shown = _heads(heads, H)
@@ -92,7 +92,7 @@ def heatmaps(
     return figure
 
 
-def begun(path: str | os.PathLike[str] | None) -> tuple[Any, str | None]:
+def figure_class(path: str | os.PathLike[str] | None) -> tuple[Any, str | None]:
     """Import matplotlib's class of pictures; return it with the format of the file to write, None = none.
 
     Raises ModuleNotFoundError, which says how to install it, if matplotlib is missing, or as `ending_of` does.
@@ -100,7 +100,7 @@ def begun(path: str | os.PathLike[str] | None) -> tuple[Any, str | None]:
     try:
         from matplotlib.figure import Figure
     except ModuleNotFoundError as error:
-        message = f"mha.plot needs {error.name}: {dispatch.pip(dispatch.PLOTS)}"
+        message = f"mha.plot needs {error.name}: {dispatch.pip_for(dispatch.PLOTS)}"
         raise ModuleNotFoundError(message, name=error.name) from error
     return Figure, None if path is None else ending_of(path)
 
@@ -134,7 +134,7 @@ def _of_sample(weights: Any, hidden: Any, sample: Any, num_heads: Any) -> tuple[
     if hidden is None:
         hides = found == 0
     else:
-        hides = checks.listed("hidden", hidden) if isinstance(hidden, (list, tuple)) else arrays.to_numpy(hidden)
+        hides = checks.array_of("hidden", hidden) if isinstance(hidden, (list, tuple)) else arrays.to_numpy(hidden)
         if hides.dtype != bool:
             raise TypeError(f"hidden has dtype {hides.dtype}, expected bool: True where the key is hidden")
         if hides.shape not in (shape[-2:], (number, *shape[-2:]), shape):

@@ -4,7 +4,7 @@ import math
 import os
 from typing import Any
 
-from mha.learn.plot.pictures import begun, save
+from mha.learn.plot.pictures import figure_class, save
 
 LEAST = 1e-3  # the smallest ratio that is shown; smaller ones have a bar of this length
 MOST = 1e9
@@ -31,7 +31,7 @@ def ratios(report: Any, path: str | os.PathLike[str] | None = None) -> Any:
         TypeError, ValueError: if an argument is not as above.
         OSError: if the file cannot be written.
     """
-    new_figure, ending = begun(path)
+    new_figure, ending = figure_class(path)
     bars = _bars(report)
     longest = max(len(name) for name, _, _ in bars)
     figure = new_figure(figsize=(5 + LETTER * longest, 1.2 + BAR * len(bars)), layout="constrained")

@@ -8,14 +8,14 @@ import numpy as np
 from mha import arrays
 from mha.core.options import checks
 from mha.layer import MultiHeadAttention
-from mha.learn.plot.pictures import begun, save
+from mha.learn.plot.pictures import figure_class, save
 
 MOST = 64  # tokens, and slots
 CELL = 0.5, 0.3  # inches of a slot, across and down
 KINDS = {"new": "#ffd166", "seen": "#8ecae6", "not seen": "#e8e8e8", "empty": "white"}
 
 
-class Filled(NamedTuple):
+class SlotContents(NamedTuple):
     """The slots of a cache after each of T tokens: positions (T, S), seen (T, S) by its query, and lost (T,)."""
 
     positions: np.ndarray
@@ -47,7 +47,7 @@ def slots(
         TypeError, ValueError: if an argument is not as above, or if the cache is too small for so many tokens.
         OSError: if the file cannot be written.
     """
-    new_figure, ending = begun(path)
+    new_figure, ending = figure_class(path)
     if not isinstance(attention, MultiHeadAttention):
         raise TypeError(f"attention is a {type(attention).__name__}, expected an mha.MultiHeadAttention")
     for name, value in (("tokens", tokens), *((("size", size),) if size is not None else ())):
@@ -63,7 +63,7 @@ def slots(
     return figure
 
 
-def fill(attention: MultiHeadAttention, tokens: int, size: int | None = None) -> Filled:
+def fill(attention: MultiHeadAttention, tokens: int, size: int | None = None) -> SlotContents:
     """Decode tokens of zeros one by one: with equal scores, every key that a query sees has a weight above 0."""
     config, found = attention.config, []
     inputs = [
@@ -77,10 +77,10 @@ def fill(attention: MultiHeadAttention, tokens: int, size: int | None = None) ->
         positions = arrays.to_numpy(cache.positions)[0].copy()  # (S,)
         seen = (arrays.to_numpy(weights)[0, :, 0] > 0).any(0)  # (S,)
         found.append((positions, seen, before[positions != before].max(initial=-1)))
-    return Filled(*(np.stack(part) for part in zip(*found, strict=True)))
+    return SlotContents(*(np.stack(part) for part in zip(*found, strict=True)))
 
 
-def _draw(panel: Any, filled: Filled) -> None:
+def _draw(panel: Any, filled: SlotContents) -> None:
     """Draw a row for each token."""
     from matplotlib.patches import Rectangle
 

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from mha import arrays
-from mha.learn.plot.pictures import begun, check_sample, save
+from mha.learn.plot.pictures import check_sample, figure_class, save
 
 MOST = 400  # numbers of a sample: each of them is written
 CELL = 0.62, 0.42  # inches of a number, across and down
@@ -37,7 +37,7 @@ def splits(X: Any, num_heads: int, *, sample: int = 0, path: str | os.PathLike[s
         TypeError, ValueError: if an argument is not as above; the message says what was expected.
         OSError: if the file cannot be written.
     """
-    new_figure, ending = begun(path)
+    new_figure, ending = figure_class(path)
     right = arrays.to_numpy(arrays.transpose_qkv(X, num_heads))  # (B*H, T, d)
     features = arrays.to_numpy(X)
     B, T, width = features.shape

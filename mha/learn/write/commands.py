@@ -15,7 +15,7 @@ PARTS: dict[str, tuple[Callable[..., Any], str]] = {
 }
 
 
-def part(option: str, text: str) -> Any:
+def parse_option(option: str, text: str) -> Any:
     """Read the value of an option with parts: "500000", "base=10000,dim=64,interleaved=true", or "none".
 
     Raises TypeError or ValueError, which name the option, if the text is not of this form.
@@ -41,7 +41,7 @@ def part(option: str, text: str) -> Any:
         raise ValueError(f"--{option.replace('_', '-')} is {text!r}: {error}") from None
 
 
-def window(text: str) -> tuple[int | None, int | None] | None:
+def parse_window(text: str) -> tuple[int | None, int | None] | None:
     """Read a window from "4095,0" or "4095,none"; raises ValueError if the text is not of this form."""
     left, comma, right = text.partition(",")
     if text == "none":
@@ -81,7 +81,7 @@ def options(config: Config) -> dict[str, Any]:
     return {"num_hiddens": config.num_hiddens, "num_heads": config.num_heads} | found
 
 
-def said(config: Config) -> list[str]:
+def command_options(config: Config) -> list[str]:
     """The options of a command for this configuration."""
     words: list[str] = []
     for name in options(config):

@@ -54,16 +54,16 @@ def write(
     config = layer if isinstance(layer, Config) else getattr(layer, "config", None)
     if not isinstance(config, Config):
         raise TypeError(f"layer is a {type(layer).__name__}, expected an mha.MultiHeadAttention or its .config")
-    name, path = dispatch.named("backend", backend), Path(path)
+    name, path = dispatch.parse_backend("backend", backend), Path(path)
     if path.suffix != ".py" or not path.stem.isidentifier():
         raise ValueError(f"path is {str(path)!r}, expected a name of a Python module, such as attention.py")
     recipe = Recipe(config, name, call, names, fused, kind)
-    texts = {path: made(recipe)}
+    texts = {path: file_text(recipe)}
     from mha.learn.write import proof
     from mha.learn.write.lesson import finishing
 
     beside = path.with_name(f"test_{path.name}"), path.with_suffix(".safetensors")
-    texts[beside[0]] = finishing.formatted(proof.test(recipe, path.stem), beside=path.stem)
+    texts[beside[0]] = finishing.format_text(proof.test(recipe, path.stem), beside=path.stem)
     cases = proof.cases(recipe)
     if not force:
         there = next((one for one in (path, *beside) if one.exists()), None)
@@ -82,7 +82,7 @@ def check(path: str | Path) -> str:
     Raises FileNotFoundError if there is no such file, ValueError if it is none that `mha.write` wrote.
     """
     text = Path(path).read_text()
-    told, body = made_of(text)
+    told, body = split_recipe(text)
     try:
         of = json.loads(told)
         recorded, known = read(of), of["digest"]
@@ -90,12 +90,12 @@ def check(path: str | Path) -> str:
         raise ValueError(f"{path} is no file that mha wrote: its first line does not begin with {MADE_OF!r}") from None
     if digest(body) != known:
         return f"{path} was edited: it is not the text that was written"
-    if made(recorded) != text:
+    if file_text(recorded) != text:
         return f"{path} is outdated: this version writes it otherwise; write it again with --force"
     return ""
 
 
-def made(recipe: Recipe) -> str:
+def file_text(recipe: Recipe) -> str:
     """The text of a file, with its recipe on the first lines."""
     try:
         from mha.learn.write.lesson import finishing, named, specialise
@@ -103,19 +103,19 @@ def made(recipe: Recipe) -> str:
     except ModuleNotFoundError as error:
         if error.name != "libcst":
             raise
-        message = f"mha.write needs libcst, which reads the lesson, and ruff: {dispatch.pip(dispatch.WRITE)}"
+        message = f"mha.write needs libcst, which reads the lesson, and ruff: {dispatch.pip_for(dispatch.WRITE)}"
         raise ImportError(message) from None
     if recipe.fused:
         kernels.refuse(recipe)
     named.refuse(recipe.config, recipe.names)
-    program = specialise.specialised(recipe)
+    program = specialise.specialise(recipe)
     named.name(program, recipe)
-    text = finishing.finished(program, recipe, header(recipe))
+    text = finishing.finish(program, recipe, header(recipe))
     made_of = f"{MADE_OF}{json.dumps(recipe.as_json() | {'digest': digest(text)})}"
-    return "\n".join([*folded(made_of, GOES_ON), text])
+    return "\n".join([*fold_line(made_of, GOES_ON), text])
 
 
-def made_of(text: str) -> tuple[str, str]:
+def split_recipe(text: str) -> tuple[str, str]:
     """Split a file's text into its recipe, as JSON, "" = none, and the rest."""
     first, *lines = text.split("\n")
     if not first.startswith(MADE_OF):
@@ -125,7 +125,7 @@ def made_of(text: str) -> tuple[str, str]:
     return told, "\n".join(lines[len(more) :])
 
 
-def folded(line: str, begin: str, end: str = "") -> list[str]:
+def fold_line(line: str, begin: str, end: str = "") -> list[str]:
     """Break a line at spaces; begin: the begin of the further lines; end: the end of all but the last."""
     width = WIDTH - len(end)
     lines = textwrap.wrap(line, width, subsequent_indent=begin, break_long_words=False, break_on_hyphens=False)
@@ -135,7 +135,7 @@ def folded(line: str, begin: str, end: str = "") -> list[str]:
 def header(recipe: Recipe) -> str:
     """The docstring of a file: its title, its letters, and the command that writes it."""
     version = sys.modules["mha"].__version__  # of the package, which hands this function on
-    said = "\n".join(folded(f"mha {version}: {recipe.command}", "    ", " \\"))
+    said = "\n".join(fold_line(f"mha {version}: {recipe.command}", "    ", " \\"))
     return (
         f'"""Multi-head attention in {dispatch.facts("TITLE")[recipe.backend]}: B batch, Q queries, K key-value '
         "pairs, T either, H heads. It checks no arguments.\n\n"

@@ -63,29 +63,29 @@ def small(config: Config, names: str | None = None) -> Config:
         sizes["rotary"] = dataclasses.replace(config.rotary, **changes)
     if config.temperature is not None:
         sizes["temperature"] = dataclasses.replace(config.temperature, floor=2)
-    return dataclasses.replace(config, dropout=0.0, bias=named.biased(names), dtype="float32", **sizes)
+    return dataclasses.replace(config, dropout=0.0, bias=named.may_have_biases(names), dtype="float32", **sizes)
 
 
 def cases(recipe: Recipe) -> bytes:
     """The case file: weights, inputs, calls, and NumPy's results in float64 with their bounds."""
     made, random = small(recipe.config, recipe.names), np.random.default_rng(SEED)
     layers = {dtype: _layer(made, dtype) for dtype in DTYPES}
-    weights = {name: _drawn(random, X.shape, 0.5) for name, X in layers["float64"].weights.items()}
+    weights = {name: _draw(random, X.shape, 0.5) for name, X in layers["float64"].weights.items()}
     for name in weights:
         if name.endswith(".scale"):
             weights[name] = 1 + weights[name]
     for dtype, layer in layers.items():
         layer.weights = {name: X.astype(dtype) for name, X in weights.items()}
     inputs = {
-        "queries": _drawn(random, (B, Q, made.query_size)),
-        "keys": _drawn(random, (B, K, made.key_size)),
-        "values": _drawn(random, (B, K, made.value_size)),
-        "cotangent": _drawn(random, (B, Q, made.num_hiddens)),
+        "queries": _draw(random, (B, Q, made.query_size)),
+        "keys": _draw(random, (B, K, made.key_size)),
+        "values": _draw(random, (B, K, made.value_size)),
+        "cotangent": _draw(random, (B, Q, made.num_hiddens)),
     }
     own = named.own_names(made, recipe.backend, recipe.names)
     arrays = {f"inputs/{name}": X for name, X in inputs.items()}
     if named.loads(recipe):
-        arranged = schemes.arranged(made, weights, recipe.names)  # type: ignore[arg-type]
+        arranged = schemes.arrange(made, weights, recipe.names)  # type: ignore[arg-type]
         arrays |= {f"file/{name}": X for name, X in arranged.items()}
     else:
         arrays |= {f"weights/{name}": X for name, X in weights.items()}
@@ -107,7 +107,7 @@ def cases(recipe: Recipe) -> bytes:
         kept = [one for one in found["float64"] if not one.startswith(GRADIENT) or one[len(GRADIENT) :] in gradients]
         arrays |= {f"expected/{number}/{one}": found["float64"][one][_corner(one, number)] for one in kept}
         calls[f"{number}"] = {
-            "plain": {one: X for one, X in call.items() if one not in given} | steps.made(call),
+            "plain": {one: X for one, X in call.items() if one not in given} | steps.step_data(call),
             "bounds": {one: _bounds(one, found, as_in) for one in kept},
         }
     meta = {"padded": f"{PADDED}", "names": own, "sizes": _constructor(made), "calls": calls}
@@ -136,7 +136,7 @@ def _layer(config: Config, dtype: FloatName) -> MultiHeadAttention:
     return MultiHeadAttention(**options | {"dtype": dtype}, backend="numpy")
 
 
-def _drawn(random: np.random.Generator, shape: tuple[int, ...], scale: float = 1.0) -> np.ndarray:
+def _draw(random: np.random.Generator, shape: tuple[int, ...], scale: float = 1.0) -> np.ndarray:
     """Random numbers that float32 holds exactly, so that every dtype gets the same."""
     return (scale * random.standard_normal(shape)).astype("float32")
 
@@ -147,10 +147,10 @@ def _calls(random: Any, config: Config, asked: Collection[str]) -> Iterator[dict
     whole: dict[str, Any] = {
         "valid_lens": np.array([K - 2, 0], "int32"),
         "mask": random.random((B, H, Q, K)) > 0.3,
-        "score_bias": _drawn(random, (1, H, Q, K)),
+        "score_bias": _draw(random, (1, H, Q, K)),
         "causal": True,
         "offset": 1,
-        "head_gates": _drawn(random, (B, H)),
+        "head_gates": _draw(random, (B, H)),
         "positions": np.array([[*range(2, Q + 1), -1], [*range(1, Q + 1)]], "int32"),
         "key_positions": np.array([[*range(1, K), -1], [*range(K)]], "int32"),
         "segments": np.array([[0] * 3 + [1] * (Q - 3), [2] * Q], "int32"),

@@ -8,7 +8,7 @@ from typing import Any
 from mha.core import dispatch
 from mha.core.call import ARGUMENTS, PACKED
 from mha.core.options import checks
-from mha.core.options.config import Config, of_recorded
+from mha.core.options.config import Config, config_of_record
 from mha.core.options.names import BackendName
 from mha.learn.write import commands
 
@@ -68,7 +68,7 @@ class Recipe:
         """The command that writes the file."""
         words = ["mha write", self.backend]
         words += [] if self.kind is None else ["--kind", self.kind]
-        words += commands.said(self.config)
+        words += commands.command_options(self.config)
         words += [] if self.names is None else ["--names", self.names]
         words += ["--fused"] if self.fused else []
         words += ["--call", ",".join(self.call)] if self.call else []
@@ -83,6 +83,6 @@ class Recipe:
 
 def read(recorded: dict[str, Any]) -> Recipe:
     """Make the recipe from the result of `Recipe.as_json`; KeyError, TypeError or ValueError if it is none."""
-    config, backend = of_recorded(recorded["config"]), dispatch.named("backend", recorded["backend"])
+    config, backend = config_of_record(recorded["config"]), dispatch.parse_backend("backend", recorded["backend"])
     given = {name: recorded[name] for name in ("call", "names", "fused", "kind") if name in recorded}
     return Recipe(config, backend, **given)

@@ -23,7 +23,7 @@ def calls(asked: Any, whole: dict[str, Any], random: np.random.Generator) -> Ite
     yield {"cache": 0, "causal": True} | lengths | places | mask | (bias if "score_bias" in asked else {}) | more
 
 
-def made(call: dict[str, Any]) -> dict[str, Any]:
+def step_data(call: dict[str, Any]) -> dict[str, Any]:
     """The steps of a call for JSON; {} if it has no cache."""
     return {"steps": _steps(call)} if "cache" in call else {}
 

@@ -14,14 +14,14 @@ from mha.core.call import PACKED, PLACES, ROWS
 from mha.core.options import checks
 from mha.layer import MultiHeadAttention
 from mha.models.audit.audit_report import AuditReport, LayerRow
-from mha.models.audit.calls.layer_call import bias
+from mha.models.audit.calls.layer_call import score_bias
 from mha.models.audit.calls.model_calls import History, ModelCall, UnknownError
-from mha.models.audit.calls.session import Tap
-from mha.models.audit.layers.finding import some
-from mha.models.audit.layers.known import Known
+from mha.models.audit.calls.session import CapturedCall
+from mha.models.audit.layers.finding import first_names
+from mha.models.audit.layers.known import AttentionLayer
 from mha.models.audit.layers.partners import NamedReference, Partner, partner_of, partners_of
-from mha.models.audit.layers.reference import Layer, Reference, natural, opened, paired
-from mha.models.audit.layers.remarks import guesses
+from mha.models.audit.layers.reference import Layer, Reference, natural_key, open_reference, pair_paths
+from mha.models.audit.layers.remarks import notes_on_guesses
 from mha.models.audit.layers.user_layers import parts_of_like
 from mha.models.audit.watching import Watch
 from mha.parity.rule.layouts import MEANS, STEPS
@@ -59,45 +59,45 @@ def audit_taps(taps: Mapping[str, Mapping[str, Any]], like: Any = None, layers: 
     """
     if not isinstance(taps, Mapping) or not taps:
         raise TypeError(f"taps is {checks.brief(taps)}, expected a mapping of layers, such as {{'layers.0': {{...}}}}")
-    split_taps = {str(path): _taken(path, one) for path, one in taps.items()}
-    user_layers = _lessons(layers, split_taps)
-    with _opened(like) as reference:
-        watching = _Arrays(reference)
+    split_taps = {str(path): _split_tap(path, one) for path, one in taps.items()}
+    user_layers = _match_layers(layers, split_taps)
+    with _open_reference(like) as reference:
+        watching = _ArraysWatch(reference)
         paths = [path for path in split_taps if user_layers.get(path, "") is not None]
         every = reference.layers()
         partners = _partners(paths, every)
         described = {path: one for path, one in user_layers.items() if isinstance(one, Mapping) and parts_of_like(one)}
         where = partners_of(described, reference, partners)
-        for number, path in enumerate(sorted(split_taps, key=natural), 1):
+        for number, path in enumerate(sorted(split_taps, key=natural_key), 1):
             partner = partner_of(path, where, partners, reference)
-            layer = _known(path, user_layers.get(path, ""), reference, partner)
+            layer = _describe(path, user_layers.get(path, ""), reference, partner)
             watching.layers.append(layer)
             if layer.reason:
                 watching.rows[path] = LayerRow(path, layer.kind, "not known", layer.reason)
                 continue
             inputs, outputs, steps, given = split_taps[path]
-            captured = Tap(layer, ModelCall(number, {}, History()), inputs, outputs, dict(given), steps)
+            captured = CapturedCall(layer, ModelCall(number, {}, History()), inputs, outputs, dict(given), steps)
             watching.take(captured)
         report = AuditReport("arrays", truth=reference.origin, weighed=True)
         report.layers = tuple(watching.rows[one.path] for one in watching.layers if one.path in watching.rows)
         report.kept = tuple(watching.kept.values())
-        report.notes = tuple(guesses(described, where, [], reference))
+        report.notes = tuple(notes_on_guesses(described, where, [], reference))
         if left := len(every) - len(set(partners.values())):
             report.notes += (f"nothing was given of {left} of the {len(every)} layers of {reference.origin}",)
     return report
 
 
-class _Arrays(Watch):
+class _ArraysWatch(Watch):
     """A watch without a model: it judges calls whose arrays the caller gives."""
 
     def __init__(self, reference: Reference) -> None:
         self.reference, self.mend = reference, frozenset()
         self.layers, self.rows, self.kept, self.notes, self.library = [], {}, {}, {}, False
 
-    def take(self, captured: Tap) -> None:
+    def take(self, captured: CapturedCall) -> None:
         """Judge one call by its own arguments and by what is known of its layer."""
         layer = captured.layer
-        attends, captured.layer = layer.attends, _as_told(layer)
+        attends, captured.layer = layer.attends, _without_conventions(layer)
         Q, K = captured.inputs["queries"].shape[1], captured.inputs["keys"].shape[1]
         if attends is not None:
             try:
@@ -107,7 +107,9 @@ class _Arrays(Watch):
                 return
         self.judge(captured)
 
-    def arguments_by_config(self, captured: Tap, attends: models.Attends, Q: int, K: int) -> dict[str, Any]:
+    def arguments_by_config(
+        self, captured: CapturedCall, attends: models.CallConvention, Q: int, K: int
+    ) -> dict[str, Any]:
         """Return the arguments of the layer's call that the model's configuration implies."""
         if attends.cross:
             return {}
@@ -115,28 +117,28 @@ class _Arrays(Watch):
         if K > Q and not any(name in captured.given for name in OF_TOKENS):
             given["offset"] = K - Q
         if attends.bias and "score_bias" not in captured.given:
-            given["score_bias"] = bias(
+            given["score_bias"] = score_bias(
                 attends, captured.layer.weights_for(K)[0], self.reference, captured.layer.path, Q, K
             )
         return given
 
 
-def _as_told(layer: Known) -> Known:
+def _without_conventions(layer: AttentionLayer) -> AttentionLayer:
     """Return the same layer, called with the arguments that were given for it."""
-    return Known(layer.path, layer.kind, native=True, take=layer.take)
+    return AttentionLayer(layer.path, layer.kind, native=True, take=layer.take)
 
 
 @contextlib.contextmanager
-def _opened(like: Any) -> Iterator[Reference]:
+def _open_reference(like: Any) -> Iterator[Reference]:
     """Open the reference that the layers are compared with; like: as for `audit_taps`."""
     if like is None:
         yield Reference({}, None, "the layers of layers=")
         return
-    with opened(like, None, None, None) as reference:
+    with open_reference(like, None, None, None) as reference:
         yield reference
 
 
-def _taken(path: Any, one: Any) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any], dict[str, Any]]:
+def _split_tap(path: Any, one: Any) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any], dict[str, Any]]:
     """Return the inputs of a layer, its output, its steps, and the arguments of its call, as NumPy arrays."""
     if not isinstance(one, Mapping):
         raise TypeError(f"taps has {checks.brief(one)} for {path!r}, expected a mapping of arrays by name")
@@ -162,7 +164,7 @@ def _taken(path: Any, one: Any) -> tuple[dict[str, Any], dict[str, Any], dict[st
 
 def _partners(paths: list[str], every: list[Layer]) -> dict[str, Layer]:
     """Pair each given layer with one of the reference, whose name may be longer at both ends: model.layers.0.attn."""
-    found = paired(paths, every)
+    found = pair_paths(paths, every)
     for path in paths:
         inside = [layer for layer in every if f".{path}." in f".{layer[1]}"]
         if path not in found and len(inside) == 1:
@@ -182,7 +184,7 @@ def _array(path: Any, name: str, X: Any) -> np.ndarray:
     return np.asarray(arrays.to_numpy(X))
 
 
-def _lessons(layers: Any, split_taps: Mapping[str, Any]) -> dict[str, Any]:
+def _match_layers(layers: Any, split_taps: Mapping[str, Any]) -> dict[str, Any]:
     """Return for each given layer the value of layers= whose pattern fits it; others are left out."""
     if not isinstance(layers, Mapping | None):
         raise TypeError(f"layers is {checks.brief(layers)}, expected a dict by names of taps, such as 'layers.*'")
@@ -190,7 +192,7 @@ def _lessons(layers: Any, split_taps: Mapping[str, Any]) -> dict[str, Any]:
     for pattern, user_layer in (layers or {}).items():
         paths = [path for path in split_taps if fnmatch.fnmatchcase(path, str(pattern))]
         if not paths:
-            raise ValueError(f"layers has {pattern!r}, which fits no tap; there are {some(split_taps)}")
+            raise ValueError(f"layers has {pattern!r}, which fits no tap; there are {first_names(split_taps)}")
         if not isinstance(user_layer, Mapping | MultiHeadAttention | None):
             came = checks.brief(user_layer)
             raise TypeError(f"layers has {came} for {pattern!r}, expected an mha layer, a dict of options, or None")
@@ -201,18 +203,18 @@ def _lessons(layers: Any, split_taps: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _known(path: str, user_layer: Any, reference: Reference, partner: Partner | None) -> Known:
+def _describe(path: str, user_layer: Any, reference: Reference, partner: Partner | None) -> AttentionLayer:
     """Describe a layer.
 
     user_layer: its value in layers=, "" = it has none; partner: its layer in the reference.
     """
     if user_layer is None:
-        return Known(path, "left out", reason="left out, as layers= says", left_out=True)
+        return AttentionLayer(path, "left out", reason="left out, as layers= says", left_out=True)
     if isinstance(user_layer, MultiHeadAttention):
         config, weights = user_layer.config, user_layer.weights
-        return Known(path, "mha", native=True, take=lambda tokens: (config, weights))
+        return AttentionLayer(path, "mha", native=True, take=lambda tokens: (config, weights))
     if partner is None:
-        return Known(path, "arrays", reason=f"{reference.origin} has no layer for it")
+        return AttentionLayer(path, "arrays", reason=f"{reference.origin} has no layer for it")
     options = {name: X for name, X in (user_layer or {}).items() if name not in (*PART_KEYS, "like")}
     reference, layer = partner
     if isinstance(reference, NamedReference):
@@ -220,9 +222,9 @@ def _known(path: str, user_layer: Any, reference: Reference, partner: Partner | 
     called = {name: options.pop(name) for name in CALLED if name in options}
     try:
         causal, cross = (checks.flag(f"{name} of layers", called.get(name, False)) for name in CALLED)
-        attends = models.Attends(causal, "", "", cross=cross) if called else reference.attends(layer)
+        attends = models.CallConvention(causal, "", "", cross=cross) if called else reference.attends(layer)
         reference.layer(layer, options, 1)
     except (TypeError, ValueError, OverflowError) as error:
-        return Known(path, layer[0], reason=str(error))
+        return AttentionLayer(path, layer[0], reason=str(error))
     take = functools.partial(reference.layer, layer, options)
-    return Known(path, layer[0], native=True, take=take, attends=attends)
+    return AttentionLayer(path, layer[0], native=True, take=take, attends=attends)

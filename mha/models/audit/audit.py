@@ -11,9 +11,9 @@ from mha import arrays
 from mha.core import dispatch
 from mha.core.cache import Cache
 from mha.core.tables import number
-from mha.models.audit.audit_report import AuditReport, Mended
+from mha.models.audit.audit_report import AuditReport, RepairEffect
 from mha.models.audit.calls.model_calls import CACHES
-from mha.models.audit.layers.reference import at
+from mha.models.audit.layers.reference import is_at
 from mha.models.audit.watching import Watch
 from mha.models.records.comparing import compare_records
 from mha.models.records.contents import Record
@@ -51,32 +51,32 @@ def audit(model: Any, *args: Any, like: Any = None, layers: Any = None, **kwargs
             of layers=, or others in size; the message says which path lacks what.
         TypeError, ValueError: if an argument is not as above. What the model raises goes on.
     """
-    watching = Watch(model, like, layers, once=unused((args, kwargs)))
+    watching = Watch(model, like, layers, once=copy_caches((args, kwargs)))
     with watching.open() as report:
-        before = watching.adapter.call(model, *unused(args), **unused(kwargs))
+        before = watching.adapter.call(model, *copy_caches(args), **copy_caches(kwargs))
     wrong = tuple(row.path for row in report.wrong)
     if wrong and not watching.changes_cache:
         second = Watch(model, like, layers, frozenset(wrong), (args, kwargs))
         right = like if callable(like) and dispatch.backend_of(like) == watching.backend else None
-        with second.open() as other, recorded(model, args, right is not None) as mine:
+        with second.open() as other, maybe_record(model, args, right is not None) as mine:
             after = second.adapter.call(model, *args, **kwargs)
         left = tuple(row.path for row in other.wrong if row.path not in wrong)
-        explains = explained(watching.adapter, right, args, kwargs, before, after, mine, wrong)
-        report.mended = Mended(wrong, moved(before, after), left, explains)
+        explains = explain_rest(watching.adapter, right, args, kwargs, before, after, mine, wrong)
+        report.mended = RepairEffect(wrong, distances(before, after), left, explains)
     return report
 
 
-def unused(given: Any) -> Any:
+def copy_caches(given: Any) -> Any:
     """Copy our caches among the arguments of a call, since a call uses them up; return the rest as it is."""
     if isinstance(given, Cache):
         return copy.copy(given)
     if type(given) is dict:
-        return {name: unused(X) for name, X in given.items()}
-    return type(given)(map(unused, given)) if type(given) in (list, tuple) else given
+        return {name: copy_caches(X) for name, X in given.items()}
+    return type(given)(map(copy_caches, given)) if type(given) in (list, tuple) else given
 
 
 @contextlib.contextmanager
-def recorded(model: Any, args: tuple[Any, ...], needed: bool) -> Iterator[Record | None]:
+def maybe_record(model: Any, args: tuple[Any, ...], needed: bool) -> Iterator[Record | None]:
     """Record a model in memory if `needed`; yield None if it is not, or if the model's modules cannot be seen."""
     with contextlib.ExitStack() as stack:
         found = None
@@ -86,14 +86,14 @@ def recorded(model: Any, args: tuple[Any, ...], needed: bool) -> Iterator[Record
         yield found
 
 
-def moved(before: Any, after: Any, masks: Sequence[Any] = ()) -> dict[str, float]:
+def distances(before: Any, after: Any, masks: Sequence[Any] = ()) -> dict[str, float]:
     """Return how far two outputs of a model differ, by the names of their arrays; equal ones are left out.
 
     masks: arguments of the model, (B, T): rows where one that holds only 0 and 1 is 0 do not count.
     """
     found = {}
-    for name, X in outputs_of(before).items():
-        Y = outputs_of(after).get(name)
+    for name, X in float_outputs(before).items():
+        Y = float_outputs(after).get(name)
         if Y is None or X.shape != Y.shape:
             continue
         far = np.abs(X - Y)
@@ -106,7 +106,7 @@ def moved(before: Any, after: Any, masks: Sequence[Any] = ()) -> dict[str, float
     return found
 
 
-def explained(
+def explain_rest(
     adapter: Any,
     like: Any,
     args: Any,
@@ -128,30 +128,30 @@ def explained(
     """
     if like is None:
         return ""
-    with recorded(like, args, True) as theirs:  # which has no dropout, either
+    with maybe_record(like, args, True) as theirs:  # which has no dropout, either
         right = adapter.call(like, *args, **kwargs)
     padding = [X for X in (*args, *kwargs.values()) if getattr(X, "ndim", 0) == 2]
-    apart, left = (max(moved(right, X, padding).values(), default=0.0) for X in (before, after))
+    apart, left = (max(distances(right, X, padding).values(), default=0.0) for X in (before, after))
     if left <= SMALL * apart:
         return f"it explains all of the difference from {type(like).__name__}"
-    where = begins(theirs, mine, wrong)
+    where = rest_begins(theirs, mine, wrong)
     rest = f"{number(100 * left / apart)}% of the difference from {type(like).__name__} is left"
     return f"{rest}, which has other reasons{'; ' * bool(where)}{where}"
 
 
-def begins(theirs: Record | None, mine: Record | None, wrong: tuple[str, ...]) -> str:
+def rest_begins(theirs: Record | None, mine: Record | None, wrong: tuple[str, ...]) -> str:
     """Say where the rest of the difference begins outside of the wrong layers; "" if no module shows it."""
     if mine is None or theirs is None:
         return ""
     with contextlib.suppress(TypeError, ValueError):
         rows = compare_records(theirs, mine).rows
-        first = (row for row in rows if row.verdict == "differs" and not any(at(row.other, path) for path in wrong))
+        first = (row for row in rows if row.verdict == "differs" and not any(is_at(row.other, path) for path in wrong))
         if (row := next(first, None)) is not None:
             return f"the rest begins at {row.path or 'the model'}"
     return ""
 
 
-def outputs_of(output: Any, name: str = "output") -> dict[str, np.ndarray]:
+def float_outputs(output: Any, name: str = "output") -> dict[str, np.ndarray]:
     """Return the floating-point arrays that a model returned, in float64, by name."""
     if dispatch.backend_of(output) is not None and hasattr(output, "shape"):
         X = arrays.to_numpy(output)
@@ -163,5 +163,5 @@ def outputs_of(output: Any, name: str = "output") -> dict[str, np.ndarray]:
         named = {f"{name}[{at}]": X for at, X in enumerate(output)}
     found: dict[str, np.ndarray] = {}
     for key, X in named.items():
-        found |= outputs_of(X, str(key))
+        found |= float_outputs(X, str(key))
     return found

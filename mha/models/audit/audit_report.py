@@ -9,9 +9,9 @@ from typing import Any, Literal
 
 from rich.console import Console, ConsoleOptions, RenderResult
 
-from mha.core.tables import counted, lines, number, plain_table, text
+from mha.core.tables import lines, number, plain_table, plural, text
 from mha.models.audit import judging
-from mha.models.audit.judging import Judged
+from mha.models.audit.judging import JudgedCall
 from mha.parity.diagnosis.blind_spots.sight import Sight, Unseen
 from mha.parity.diagnosis.blind_spots.views import sight
 from mha.parity.diagnosis.compare.report import Report
@@ -42,7 +42,7 @@ class LayerRow:
     verdict: VerdictName
     note: str = ""
     calls: int = 0
-    judged: Judged | None = None
+    judged: JudgedCall | None = None
 
     @property
     def ratio(self) -> float | None:
@@ -79,7 +79,7 @@ class LayerRow:
 
 
 @dataclasses.dataclass(frozen=True)
-class Mended:
+class RepairEffect:
     """The effect on the model when each wrong layer gives the right output.
 
     Attributes:
@@ -95,7 +95,7 @@ class Mended:
     explains: str = ""
 
     def __str__(self) -> str:
-        what = " and ".join(self.paths[:2]) if len(self.paths) < 3 else counted(len(self.paths), "layer")
+        what = " and ".join(self.paths[:2]) if len(self.paths) < 3 else plural(len(self.paths), "layer")
         far = ", ".join(f"{name} by {number(X)}" for name, X in self.moved.items()) or "nothing"
         rest = f"then {', '.join(self.wrong)} differ, too" if self.wrong else "no other layer is wrong"
         words = f"with {what} right, the model's output moves ({far}), and {rest}"
@@ -122,8 +122,8 @@ class AuditReport:
     truth: str = ""
     weighed: bool = False
     notes: tuple[str, ...] = ()
-    mended: Mended | None = None
-    kept: Sequence[Judged] = ()
+    mended: RepairEffect | None = None
+    kept: Sequence[JudgedCall] = ()
 
     def __bool__(self) -> bool:
         verdicts = {row.verdict for row in self.layers if not self.left_out(row)}
@@ -156,7 +156,7 @@ class AuditReport:
     @functools.cached_property
     def sight(self) -> Sight | None:
         """The mistakes that the calls of this audit could show, if it found no difference; else None."""
-        calls = [(functools.partial(of_call, one), ("output",)) for one in self.kept]
+        calls = [(functools.partial(problem_of, one), ("output",)) for one in self.kept]
         return sight(calls) if self and calls else None
 
     @property
@@ -171,7 +171,7 @@ class AuditReport:
         if len(self.wrong) < 2 or len(self.wrong) < len(compared):
             return False
         some = self.wrong[0], self.wrong[len(self.wrong) // 2], self.wrong[-1]
-        named = [mistakes_of(row) for row in some]
+        named = [sure_mistakes(row) for row in some]
         return bool(set.intersection(*named))
 
     def to_json(self) -> str:
@@ -189,14 +189,14 @@ class AuditReport:
     __repr__ = __str__
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        yield from lines(f"{self.model}: {counted(len(self.layers), 'attention layer')}, against {self.truth}", options)
+        yield from lines(f"{self.model}: {plural(len(self.layers), 'attention layer')}, against {self.truth}", options)
         table = plain_table("layer", "kind", "ratio", "result", "note")
-        for run in runs(self.layers):
+        for run in equal_runs(self.layers):
             row = max(run, key=lambda one: one.ratio or 0)
             verdict = row.verdict.upper() if row.verdict == "differs" else row.verdict
             at = f"in call {row.call} of {row.calls}" if row.verdict == "differs" and row.calls > 1 else ""
-            worst = f"{counted(len(run), 'layer')}, the worst {row.path}" if len(run) > 1 else ""
-            path = span(run[0].path, run[-1].path) if len(run) > 1 else row.path or "the model"
+            worst = f"{plural(len(run), 'layer')}, the worst {row.path}" if len(run) > 1 else ""
+            path = path_range(run[0].path, run[-1].path) if len(run) > 1 else row.path or "the model"
             note = "; ".join(filter(None, [at, worst, row.note]))
             table.add_row(path, row.kind, "" if row.ratio is None else number(row.ratio), verdict, note)
         yield table
@@ -222,7 +222,7 @@ class AuditReport:
         if self.wrong:
             found = f"{len(self.wrong)} of {len(compared)} layers that were compared differ"
         elif compared:
-            found = f"the same: {counted(len(compared), 'layer')}"
+            found = f"the same: {plural(len(compared), 'layer')}"
         else:
             found = "no layer was compared"
         unknown = [f"{len(self.unknown)} not known"] if self.unknown else []
@@ -232,7 +232,7 @@ class AuditReport:
         return f"{found}{'; ' * bool(more)}{', '.join(more)}"
 
 
-def runs(layers: Sequence[LayerRow]) -> list[list[LayerRow]]:
+def equal_runs(layers: Sequence[LayerRow]) -> list[list[LayerRow]]:
     """Group the rows as they are printed: equal layers that follow each other share one line."""
     found: list[list[LayerRow]] = []
     for row in layers:
@@ -245,7 +245,7 @@ def runs(layers: Sequence[LayerRow]) -> list[list[LayerRow]]:
     return [some for run in found for some in ([run] if len(run) >= RUN else [[row] for row in run])]
 
 
-def span(first: str, last: str) -> str:
+def path_range(first: str, last: str) -> str:
     """Join two paths to one range, such as layers.0 ... 23.attn, where one number alone differs."""
     ours, theirs = first.split("."), last.split(".")
     differ = [at for at, (X, Y) in enumerate(zip(ours, theirs, strict=False)) if X != Y]
@@ -255,12 +255,12 @@ def span(first: str, last: str) -> str:
     return ".".join([*ours[:at], f"{ours[at]} ... {theirs[at]}", *ours[at + 1 :]])
 
 
-def of_call(one: Judged) -> Any:
+def problem_of(one: JudgedCall) -> Any:
     """Return the problem of a judged call."""
     return one.layer_call
 
 
-def mistakes_of(row: LayerRow) -> set[tuple[str, ...]]:
+def sure_mistakes(row: LayerRow) -> set[tuple[str, ...]]:
     """Return the names of the mistakes that surely explain a layer."""
     found = row.report.diagnosis.explanations if row.report is not None else ()
     return {one.mistakes for one in found if one.sure}

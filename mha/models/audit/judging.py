@@ -9,17 +9,17 @@ from mha.core.call import ROWS, call_of
 from mha.core.options import checks
 from mha.core.options.config import numpy_dtype
 from mha.layer import restore
-from mha.models.audit.calls.layer_call import WITHOUT_WINDOW, told
+from mha.models.audit.calls.layer_call import WITHOUT_WINDOW, layer_call_arguments
 from mha.models.audit.calls.model_calls import UnknownError
 from mha.models.audit.calls.own_layers import cache_for
-from mha.models.audit.calls.packed import Sizes, packs, seen_together, texts, together
-from mha.models.audit.calls.session import Tap
+from mha.models.audit.calls.packed import Sizes, are_separate, count_texts, note_on_texts, reasons_together
+from mha.models.audit.calls.session import CapturedCall
 from mha.models.audit.layers.reference import Reference
 from mha.parity.cases.files import case_files
 from mha.parity.diagnosis.compare.comparison import report_of
 from mha.parity.diagnosis.compare.explanations import Diagnosis
 from mha.parity.diagnosis.compare.report import Report
-from mha.parity.rule.decoding import decoding
+from mha.parity.rule.decoding import as_decoding
 from mha.parity.rule.problem import Expected, Problem, problem
 from mha.weights.readers import FLOATS
 
@@ -27,7 +27,7 @@ PROJECTED = ("W_q", "W_k", "W_v")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Judged:
+class JudgedCall:
     """A judged call of a layer.
 
     Attributes:
@@ -47,7 +47,7 @@ class Judged:
         return dataclasses.replace(self, layer_call=None, report=dataclasses.replace(self.report, look=None))
 
 
-def judged(captured: Tap, layer_call: Problem) -> Judged:
+def judge(captured: CapturedCall, layer_call: Problem) -> JudgedCall:
     """Judge a call. Raises UnknownError if its output has another shape."""
     theirs = captured.outputs["W_o"]
     config, shape = layer_call.config, (*layer_call.queries.shape[:2], layer_call.config.num_hiddens)
@@ -56,10 +56,10 @@ def judged(captured: Tap, layer_call: Problem) -> Judged:
     theirs = theirs.reshape(shape).astype(layer_call.queries.dtype)
     counts = layer_call.matters("output")
     oracle, base = (np.where(counts, X, 0) for X in layer_call.outputs())
-    layer_call.known["output"] = expected = Expected.of(config.dtype, oracle, base)
+    layer_call.expectations["output"] = expected = Expected.of(config.dtype, oracle, base)
     ratio = expected.ratio(np.where(counts, theirs, 0).astype(np.float64))
     if ratio <= 1:
-        return Judged(captured.call.number, ratio, report_of(layer_call, theirs, call_is_sure=True), layer_call)
+        return JudgedCall(captured.call.number, ratio, report_of(layer_call, theirs, call_is_sure=True), layer_call)
     steps = {
         role: captured.layer.part(role, captured.outputs[role], config)
         for role in PROJECTED
@@ -71,10 +71,10 @@ def judged(captured: Tap, layer_call: Problem) -> Judged:
     steps |= captured.steps
     report = report_of(layer_call, steps | {"output": theirs}, call_is_sure=True)
     layer_call.forget()
-    return Judged(captured.call.number, ratio, explained(layer_call, report, steps, theirs), layer_call)
+    return JudgedCall(captured.call.number, ratio, explain_output(layer_call, report, steps, theirs), layer_call)
 
 
-def explained(layer_call: Problem, report: Report, steps: dict[str, Any], theirs: np.ndarray) -> Report:
+def explain_output(layer_call: Problem, report: Report, steps: dict[str, Any], theirs: np.ndarray) -> Report:
     """Let a report explain the part after the projections by itself, where the projections are right."""
     right = {row.name for row in report.rows if row.passed}
     projected = [name for name in steps if name in PROJECTED]
@@ -94,32 +94,34 @@ def explained(layer_call: Problem, report: Report, steps: dict[str, Any], theirs
     return dataclasses.replace(report, explain=explain)
 
 
-def judged_packed(captured: Tap, layer_call: Problem, reference: Reference, library: bool) -> tuple[Judged, str]:
+def judge_texts(
+    captured: CapturedCall, layer_call: Problem, reference: Reference, library: bool
+) -> tuple[JudgedCall, str]:
     """Judge a call whose rows may hold several texts; say it if they see each other. library: of transformers.
 
     Where the arguments do not say whether texts are apart, either is right: each model has its own rule.
     """
-    one, attends = judged(captured, layer_call), captured.layer.attends
-    count = 1 if attends is None else texts(captured.call, attends, sizes_of(captured))
+    one, attends = judge(captured, layer_call), captured.layer.attends
+    count = 1 if attends is None else count_texts(captured.call, attends, call_sizes(captured))
     if attends is None or count == 1:
         return one, ""
-    apart = packs(captured.call, attends, reference)
+    apart = are_separate(captured.call, attends, reference)
     if one.ratio > 1 and (library or not apart):
-        other = judged(captured, asked_of(captured, reference, not apart))
+        other = judge(captured, layer_call_of(captured, reference, not apart))
         one, apart = (other, not apart) if other.ratio <= 1 else (one, apart)
     if apart or one.ratio > 1:
         return one, ""
-    return one, seen_together(count, together(captured.call, attends, reference) if attends.causal else [])
+    return one, note_on_texts(count, reasons_together(captured.call, attends, reference) if attends.causal else [])
 
 
-def sizes_of(captured: Tap) -> Sizes:
+def call_sizes(captured: CapturedCall) -> Sizes:
     """Return the numbers of samples, queries and keys in a call of a layer."""
     queries, keys = captured.inputs["queries"], captured.inputs["keys"]
     return len(queries), queries.shape[1], (queries if keys is None else keys).shape[1]
 
 
-def asked_of(captured: Tap, reference: Reference, apart: bool | None = None) -> Problem:
-    """Return the call that the right layer gets, as a problem to compute; apart: as for `told`.
+def layer_call_of(captured: CapturedCall, reference: Reference, apart: bool | None = None) -> Problem:
+    """Return the call that the right layer gets, as a problem to compute; apart: as for `layer_call_arguments`.
 
     Raises UnknownError if the arguments are not known, or if no layer of mha has them.
     """
@@ -128,7 +130,7 @@ def asked_of(captured: Tap, reference: Reference, apart: bool | None = None) -> 
     dtype = checks.dtype_name(captured.outputs["W_o"].dtype)  # the one computed in, also under autocast
     if dtype not in FLOATS:
         raise UnknownError(f"its output has dtype {dtype}, expected one of {', '.join(FLOATS)}")
-    _, _, K = sizes = sizes_of(captured)
+    _, _, K = sizes = call_sizes(captured)
     config, weights = layer.weights_for(K)
     if dtype == "float64" and config.rotary is not None:  # ports compute angles in float32 there, too
         dtype = "float32"
@@ -139,7 +141,7 @@ def asked_of(captured: Tap, reference: Reference, apart: bool | None = None) -> 
     elif captured.given.get("cache") is not None:
         raise UnknownError("it has a cache of its own, beside what the model's configuration says of its call")
     else:
-        given, rows = told(captured.call, layer.attends, config, reference, layer.path, sizes, apart)
+        given, rows = layer_call_arguments(captured.call, layer.attends, config, reference, layer.path, sizes, apart)
     given = {"score_bias": None} | given
     if given.pop(WITHOUT_WINDOW, False):
         config = dataclasses.replace(config, window=None)
@@ -151,12 +153,12 @@ def asked_of(captured: Tap, reference: Reference, apart: bool | None = None) -> 
         layer_call = call_of("audit", lengths, given, cache=cache_for(attention, captured.given.get("cache")))._asdict()
         rows = None if rows is None or rows.all() else rows
         queries, keys, values = (None if X is None else X.astype(kind) for X in inputs)
-        return decoding(problem(attention, queries, keys, values, layer_call, None, rows, False, angles=True))
+        return as_decoding(problem(attention, queries, keys, values, layer_call, None, rows, False, angles=True))
     except (TypeError, ValueError) as error:
         raise UnknownError(f"the call does not fit the layer: {error}") from error
 
 
-def mended(captured: Tap, layer_call: Problem) -> np.ndarray:
+def right_output(captured: CapturedCall, layer_call: Problem) -> np.ndarray:
     """Return the right output of a layer, in float64, where its queries count; elsewhere its own."""
     theirs = captured.outputs["W_o"]
     right = layer_call.outputs()[0]
@@ -168,7 +170,7 @@ def save(path: Any, layer_call: Problem) -> None:
     if layer_call.sizes.slots is not None:
         raise ValueError("the call has a cache, which a case file of one call cannot hold; save a call without one")
     ones = np.ones((*layer_call.queries.shape[:2], layer_call.config.num_hiddens), layer_call.queries.dtype)
-    given = layer_call.call.given() | {"causal": layer_call.call.causal}
+    given = layer_call.call.nondefaults() | {"causal": layer_call.call.causal}
     inputs = (
         layer_call.queries,
         layer_call.keys,

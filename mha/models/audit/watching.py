@@ -11,11 +11,19 @@ from mha.core.options.names import BackendName
 from mha.core.tables import few
 from mha.models.audit.audit_report import AuditReport, LayerRow
 from mha.models.audit.calls.model_calls import UnknownError
-from mha.models.audit.calls.session import Session, Tap, in_part
-from mha.models.audit.judging import Judged, asked_of, judged_packed, mended
-from mha.models.audit.layers.finding import Finder, some
-from mha.models.audit.layers.known import Known
-from mha.models.audit.layers.reference import Reference, at, backend_of, formats_of, opened, taps_of, wholes
+from mha.models.audit.calls.session import CapturedCall, Session, partial_reason
+from mha.models.audit.judging import JudgedCall, judge_texts, layer_call_of, right_output
+from mha.models.audit.layers.finding import Finder, first_names
+from mha.models.audit.layers.known import AttentionLayer
+from mha.models.audit.layers.reference import (
+    Reference,
+    adapter_of,
+    backend_of,
+    formats_of,
+    is_at,
+    open_reference,
+    whole_models,
+)
 
 
 @contextlib.contextmanager
@@ -52,13 +60,13 @@ class Watch:
     ) -> None:
         if adapter is None:
             backend = backend_of(model)
-            adapter = taps_of(backend)
+            adapter = adapter_of(backend)
         self.model, self.like, self.user_layers, self.mend, self.once = model, like, layers, mend, once
         self.adapter, self.backend = adapter, backend
         self.target = adapter.prepare(model, *(once or ((), {})))
-        self.layers: list[Known] = []
+        self.layers: list[AttentionLayer] = []
         self.rows: dict[str, LayerRow] = {}
-        self.kept: dict[Any, Judged] = {}
+        self.kept: dict[Any, JudgedCall] = {}
         self.notes: dict[str, None] = {}
         self.library = False
         self.changes_cache = False
@@ -67,11 +75,11 @@ class Watch:
     def open(self) -> Iterator[AuditReport]:
         """Watch until the context ends, which completes the report."""
         report = AuditReport(type(self.model).__name__)
-        with opened(self.like, self.target, self.adapter, self.backend) as reference:
+        with open_reference(self.like, self.target, self.adapter, self.backend) as reference:
             modules, arrays = self.adapter.modules(self.target), self.adapter.arrays(self.target)
             finder = Finder(modules, arrays, self.adapter.odd, reference, formats_of(self.backend))
             self.layers, self.reference = finder.layers(self.user_layers), reference
-            whole, once = wholes(finder.modules), self.once is not None
+            whole, once = whole_models(finder.modules), self.once is not None
             self.library = bool(whole)
             session = Session(self.layers, self.adapter, self.judge, self.fail, once, whole)
             try:
@@ -82,20 +90,20 @@ class Watch:
             self.changes_cache = session.cache is not None
             self.complete(report, session, reference, finder)
 
-    def judge(self, captured: Tap) -> np.ndarray | None:
+    def judge(self, captured: CapturedCall) -> np.ndarray | None:
         """Judge a call of a layer; return the right output if the layer is one to mend."""
         path, row = captured.layer.path, self.rows.get(captured.layer.path)
         if row is not None and row.verdict != "same" and path not in self.mend:
             self.rows[path] = dataclasses.replace(row, calls=row.calls + 1)
             return None
         try:
-            captured.layer = captured.layer.as_used(captured.inputs, captured.outputs)
-            layer_call = asked_of(captured, self.reference)
-            if not layer_call.counted_rows.any():
+            captured.layer = captured.layer.turn_as_used(captured.inputs, captured.outputs)
+            layer_call = layer_call_of(captured, self.reference)
+            if not layer_call.rows_that_count.any():
                 return None
             if path in self.mend:
-                return mended(captured, layer_call)
-            one, packed = judged_packed(captured, layer_call, self.reference, self.library)
+                return right_output(captured, layer_call)
+            one, packed = judge_texts(captured, layer_call, self.reference, self.library)
         except (UnknownError, TypeError, ValueError) as error:
             self.fail(path, str(error))
             return None
@@ -110,7 +118,7 @@ class Watch:
         self.rows[path] = LayerRow(path, captured.layer.kind, "same", captured.layer.note, calls, one.light())
         return None
 
-    def keep(self, one: Judged) -> None:
+    def keep(self, one: JudgedCall) -> None:
         """Keep of each configuration the call with the most keys and no cache, to find its blind spots later."""
         if one.layer_call is not None and one.layer_call.sizes.slots is None:
             known = self.kept.get(one.layer_call.config)
@@ -135,12 +143,12 @@ class Watch:
             elif one.path in self.rows:
                 rows.append(self.rows[one.path])
             elif ran:
-                rows.append(LayerRow(one.path, one.kind, "not known", in_part(ran)))
+                rows.append(LayerRow(one.path, one.kind, "not known", partial_reason(ran)))
             else:
                 rows.append(LayerRow(one.path, one.kind, "not called"))
         left_out = [one.path for one in self.layers if one.left_out]
         silent = (*left_out, *(row.path for row in rows if row.verdict == "not known"))
-        others = {path: pool for path, pool in session.pools.items() if not any(at(path, X) for X in silent)}
+        others = {path: pool for path, pool in session.pools.items() if not any(is_at(path, X) for X in silent)}
         outside = "it pools outside of the layers that are known"
         rows += [LayerRow(path, pool, "not known", outside) for path, (pool, axes) in others.items() if axes > 2]
         notes = [*finder.notes, *self.notes]
@@ -152,16 +160,16 @@ class Watch:
         ):
             notes.append("the eager path was judged: what a compiler makes of the model was not")
         if not any(not one.reason for one in self.layers) and not left_out:
-            raise ValueError(nothing(rows, finder))
+            raise ValueError(no_layer_text(rows, finder))
         report.layers, report.truth, report.weighed = tuple(rows), reference.origin, not reference.own
         report.notes, report.kept = tuple(notes), tuple(self.kept.values())
 
 
-def nothing(rows: list[LayerRow], finder: Finder) -> str:
+def no_layer_text(rows: list[LayerRow], finder: Finder) -> str:
     """Say that no attention layer is known, and what was found."""
     listed = "; ".join(f"{row.path or 'the model'} ({row.kind}): {row.note}" for row in rows[:4])
     found = f"found: {listed}{f'; and {len(rows) - 4} more' if len(rows) > 4 else ''}" if rows else "none was found"
     return (
-        f"no attention layer of the model is known; {found}; its modules are {some(finder.modules)}. Say what one "
-        "computes: layers={'blocks.*.attn': dict(W_q='to_q', W_k='to_k', W_v='to_v', W_o='out', num_heads=8)}"
+        f"no attention layer of the model is known; {found}; its modules are {first_names(finder.modules)}. Say what "
+        "one computes: layers={'blocks.*.attn': dict(W_q='to_q', W_k='to_k', W_v='to_v', W_o='out', num_heads=8)}"
     )

@@ -12,7 +12,7 @@ from mha.parity.rule.rules import UNIT
 Contents = dict[str, tuple[np.ndarray, np.ndarray]]
 
 
-def contents(weights: Mapping[str, np.ndarray]) -> Contents:
+def kernel_norms(weights: Mapping[str, np.ndarray]) -> Contents:
     """Return the norms of the rows and of the columns of each kernel."""
     found = {}
     for name, X in weights.items():
@@ -22,12 +22,12 @@ def contents(weights: Mapping[str, np.ndarray]) -> Contents:
     return found
 
 
-def shared(ours: Contents, theirs: Contents) -> float:
+def share_of_kernels(ours: Contents, theirs: Contents) -> float:
     """Return the share of B's kernels that are A's, rounded, transposed, or with their columns in another order."""
-    same = [name for name, (rows, _) in theirs.items() if name in ours and any(near(rows, X) for X in ours[name])]
+    same = [name for name, (rows, _) in theirs.items() if name in ours and any(are_near(rows, X) for X in ours[name])]
     return len(same) / max(len(theirs), 1)
 
 
-def near(X: np.ndarray, Y: np.ndarray) -> bool:
+def are_near(X: np.ndarray, Y: np.ndarray) -> bool:
     """Whether norms are the same but for rounding: in half precision each number errs by half of this share."""
     return X.shape == Y.shape and bool((np.abs(X - Y) <= UNIT["bfloat16"] * np.maximum(X, Y)).all())

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from rich.console import Console, ConsoleOptions, RenderResult
 
-from mha.core.tables import counted, few, lines, number, plain_table, text
+from mha.core.tables import few, lines, number, plain_table, plural, text
 from mha.models.files.one_file import Layer
 from mha.models.files.pairing import Move, Pair
 from mha.parity.diagnosis.compare.two_layers import LayersReport
@@ -58,7 +58,7 @@ class FilesReport:
             found = f"all {len(self.reports)} layers are the same"
         moved = ["in another order"] if self.moves and not self.swapped else []
         moved += [f"{first[1]} and {second[1]} are swapped" for first, second in self.swapped[:LISTED]]
-        lone = [f"{counted(len(some), 'layer')} of {name}" for name, some in zip("AB", self.alone, strict=True) if some]
+        lone = [f"{plural(len(some), 'layer')} of {name}" for name, some in zip("AB", self.alone, strict=True) if some]
         more = [*moved, *([f"no partner for {' and '.join(lone)}"] if lone else [])]
         return f"{found}; but {', '.join(more)}" if more else found
 
@@ -70,21 +70,21 @@ class FilesReport:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         one = len(self.layers) == 1
         for name, path, layer in zip("AB", self.paths, self.layers[0], strict=True):
-            where = described(layer) if one else counted(len(self.layers), "layer")
+            where = layer_title(layer) if one else plural(len(self.layers), "layer")
             yield from lines(f"{name}: {path}, {where}", options)
         for note in self.notes:
             yield from lines(note, options)
         for name, alone in zip("AB", self.alone, strict=True):
             if alone:
                 prefixes = ", ".join(few([prefix for _, prefix in alone]))
-                yield from lines(f"without a partner: {counted(len(alone), 'layer')} of {name} ({prefixes})", options)
+                yield from lines(f"without a partner: {plural(len(alone), 'layer')} of {name} ({prefixes})", options)
         for move in self.moves[:LISTED]:
             yield from lines(f"{move.weights[1]} of A is {move.layer[1]} of B", options)
         if len(self.moves) > LISTED:
             yield from lines(f"and {len(self.moves) - LISTED} more in another place", options)
         yield from self.of_layers(options)
         if any(self.others):
-            yield from lines(f"not compared: {not_compared(self.others)}", options)
+            yield from lines(f"not compared: {others_text(self.others)}", options)
 
     def of_layers(self, options: ConsoleOptions) -> RenderResult:
         """Print the comparison of the only pair, or a line for each pair and the first that differs."""
@@ -99,23 +99,25 @@ class FilesReport:
         for pair, report in zip(self.layers, self.reports, strict=True):
             if not report:
                 yield from lines("", options)
-                yield from lines(f"the first that differs: {described(pair[0])}; {described(pair[1])} in B", options)
+                yield from lines(
+                    f"the first that differs: {layer_title(pair[0])}; {layer_title(pair[1])} in B", options
+                )
                 yield report
                 break
         yield from lines(self.verdict, options)
 
 
-def described(layer: Layer) -> str:
+def layer_title(layer: Layer) -> str:
     """Put a layer in words."""
     scheme, prefix = layer
     return f"scheme {scheme}" + (f", prefix {prefix}" if prefix else "")
 
 
-def not_compared(others: Iterable[tuple[str, ...]]) -> str:
+def others_text(others: Iterable[tuple[str, ...]]) -> str:
     """Count the arrays of A and of B that were not compared, with names of a few, one of each kind."""
     listed = []
     for name, arrays in zip("AB", others, strict=True):
         kinds = {re.sub(r"\d+", "0", array): array for array in reversed(arrays)}  # the first of each kind
         if arrays:
-            listed.append(f"{counted(len(arrays), 'array')} of {name} ({', '.join(few([*kinds.values()][::-1]))})")
+            listed.append(f"{plural(len(arrays), 'array')} of {name} ({', '.join(few([*kinds.values()][::-1]))})")
     return "; ".join(listed)

@@ -11,7 +11,7 @@ import numpy as np
 
 from mha import weights
 from mha.core.options.names import SchemeChoice, SchemeName
-from mha.models.files.own_names import Renamed, fits, renamed
+from mha.models.files.own_names import RenamedSource, fits, rename_source
 from mha.weights import argument_names, models, readers, schemes
 from mha.weights.projections import Parts
 from mha.weights.readers import Source
@@ -44,8 +44,8 @@ class File:
     @contextlib.contextmanager
     def open(self) -> Iterator[Source]:
         """Open the file, its layers by the names of a scheme. Raises as `readers.opened`."""
-        with readers.opened(self.path) as source:
-            yield source if self.parts is None else renamed(source, self.parts)
+        with readers.open_weights(self.path) as source:
+            yield source if self.parts is None else rename_source(source, self.parts)
 
     def with_parts(self, parts: Parts | None) -> "File":
         """Return the file with these names of projections, if some of its layers have them.
@@ -54,7 +54,7 @@ class File:
         """
         if parts is None:
             return self
-        with readers.opened(self.path) as source:
+        with readers.open_weights(self.path) as source:
             if not fits(source, parts):
                 return self
         if self.scheme != "auto":
@@ -64,17 +64,17 @@ class File:
 
     def some(self) -> str:
         """Join the first names of its arrays."""
-        with readers.opened(self.path) as source:
+        with readers.open_weights(self.path) as source:
             return ", ".join([*source.entries][:LISTED]) + (", ..." if len(source.entries) > LISTED else "")
 
     def title_of(self, layer: Layer) -> Layer:
         """Return the layer as a report names it: without a scheme if the caller gave the names."""
         return cast(Layer, (OWN, layer[1])) if self.parts else layer
 
-    def remarks(self, layers: Iterable[Layer]) -> list[str]:
+    def name_notes(self, layers: Iterable[Layer]) -> list[str]:
         """Return the notes of a report on the names in this file."""
         with self.open() as source:
-            if not isinstance(source, Renamed):
+            if not isinstance(source, RenamedSource):
                 kinds = dict.fromkeys(layer[0] for layer in layers if self.scheme == "auto" and self.silent(layer))
                 unsure = [one for one in map(schemes.SCHEMES.__getitem__, kinds) if one.unsure]
                 return [f"{self.side.upper()} has no {one.config}: {one.unsure}" for one in unsure]
@@ -89,14 +89,14 @@ class File:
         """List the layers of the scheme, in the order of their prefixes, in which 2 comes before 10."""
         with self.open() as source:
             every = schemes.recognise(source.entries, source.format_of)
-        found = [layer for layer in every if schemes.is_meant(self.scheme, layer[0])]
+        found = [layer for layer in every if schemes.fits_choice(self.scheme, layer[0])]
         parts = {layer: re.split(r"(\d+)", layer[1]) for layer in found}
         return sorted(found, key=lambda layer: [int(X) if X.isdigit() else X for X in parts[layer]])
 
     def choose(self, prefixes: Sequence[str | None]) -> list[Layer]:
         """Return the layers with these prefixes, None = the only one; errors name arguments of `compare_files`."""
         names = {name: f"{name}_{self.side}" for name in ("scheme", "prefix")}
-        with self.open() as source, argument_names.named(names):
+        with self.open() as source, argument_names.use_names(names):
             try:
                 return [weights.choose(source, self.scheme, prefix) for prefix in prefixes]
             except ValueError as error:
@@ -128,7 +128,7 @@ class File:
         with self.open() as source:
             if weights.is_own(source):
                 return []
-            names = [name for layer in layers for name in schemes.wanted(source.entries, *layer)]
+            names = [name for layer in layers for name in schemes.layer_names(source.entries, *layer)]
             return list(filter(None, dict.fromkeys(map(source.packing_of, names))))
 
     def others(self, layers: Iterable[Layer], compared: Iterable[str]) -> tuple[str, ...]:
@@ -136,11 +136,11 @@ class File:
         with self.open() as source:
             if weights.is_own(source):
                 return ()
-            if isinstance(source, Renamed):
+            if isinstance(source, RenamedSource):
                 names = list(source.source.entries)
                 held = {name for _, prefix in layers for name in source.held[prefix.rstrip(".")]}
             else:
                 names = list(source.entries)
-                held = {name for layer in layers for name in schemes.wanted(names, *layer)}
+                held = {name for layer in layers for name in schemes.layer_names(names, *layer)}
         seen = held | set(compared)
         return tuple(name for name in names if name not in seen)

@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 
 from mha.weights import projections
-from mha.weights.projections import Parts, Taken
+from mha.weights.projections import LayerArrays, Parts
 from mha.weights.readers import FLOATS, Arrays, Entry, Source
 
 
 @dataclasses.dataclass(frozen=True)
-class Renamed(Source):
+class RenamedSource(Source):
     """An open file whose arrays have the names of scheme "llama", or of "phi3" if they are packed.
 
     Attributes:
@@ -29,7 +29,7 @@ class Renamed(Source):
     places: Mapping[str, tuple[str, str]]
     held: Mapping[str, list[str]]
     parts: Parts
-    kept: dict[str, Taken] = dataclasses.field(default_factory=dict)
+    kept: dict[str, LayerArrays] = dataclasses.field(default_factory=dict)
 
     def read(self, name: str, dtypes: Sequence[str] = FLOATS) -> np.ndarray:
         """Read an array, as `Source.read`."""
@@ -38,7 +38,7 @@ class Renamed(Source):
         path, own = self.places[name]
         if path not in self.kept:
             self.kept.clear()
-            self.kept[path] = taken(self.source, Arrays(self.source), path, self.parts)
+            self.kept[path] = read_layer(self.source, Arrays(self.source), path, self.parts)
         return np.array(self.kept[path].arrays[own])
 
     def format_of(self, name: str) -> str:
@@ -50,36 +50,36 @@ class Renamed(Source):
         return "" if name in self.places else self.source.packing_of(name)
 
 
-class _Claimed(Arrays):
+class _StandIns(Arrays):
     """Stand-ins for the arrays of an open file, of the shapes and dtypes that its header claims."""
 
     def __getitem__(self, name: str) -> Any:
-        return self.source.entries[name].claimed(name)
+        return self.source.entries[name].stand_in(name)
 
 
-def taken(source: Source, arrays: Mapping[str, Any], path: str, parts: Parts) -> Taken:
+def read_layer(source: Source, arrays: Mapping[str, Any], path: str, parts: Parts) -> LayerArrays:
     """Read the arrays of a layer of a file."""
-    return projections.take(arrays, path, parts, {}, whose=source.path.name, formats=source.format_of)
+    return projections.read_arrays(arrays, path, parts, {}, whose=source.path.name, formats=source.format_of)
 
 
 def fits(source: Source, parts: Parts) -> bool:
     """Whether a file has a layer with projections of these names."""
-    return bool(projections.prefixes(parts, source.entries))
+    return bool(projections.layer_paths(parts, source.entries))
 
 
-def renamed(source: Source, parts: Parts) -> Source:
+def rename_source(source: Source, parts: Parts) -> Source:
     """Return a file by the names of a scheme. Raises ValueError if nothing shows how its kernels lie."""
     entries, places, guessed = dict(source.entries), dict[str, tuple[str, str]](), False
     held: dict[str, list[str]] = {}
-    for path in projections.prefixes(parts, source.entries):
-        found = taken(source, _Claimed(source), path, parts)
+    for path in projections.layer_paths(parts, source.entries):
+        found = read_layer(source, _StandIns(source), path, parts)
         guessed |= bool(found.guessed)
         held[path] = projections.names_of(source.entries, path, parts)
         for name in held[path]:
             entries.pop(name, None)
         for own, X in found.arrays.items():
-            name = projections.path_below(path, own)
+            name = projections.join_path(path, own)
             entries[name], places[name] = Entry(str(X.dtype), X.shape), (path, own)
     # A configuration beside it says nothing of layers that no scheme has.
     nowhere = source.path.with_name(f"{source.path.name} with names of its own") / source.path.name
-    return Renamed(nowhere, entries, source.metadata, source, guessed, places, held, parts)
+    return RenamedSource(nowhere, entries, source.metadata, source, guessed, places, held, parts)

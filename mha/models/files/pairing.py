@@ -6,10 +6,10 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from mha.core.tables import counted
-from mha.models.files.contents import Contents, contents, shared
+from mha.core.tables import plural
+from mha.models.files.contents import Contents, kernel_norms, share_of_kernels
 from mha.models.files.one_file import File, Layer
-from mha.models.files.shared_options import Options, attempt, both, sayable
+from mha.models.files.shared_options import Options, lendable_options, load_both, try_to_load
 from mha.weights import argument_names
 
 Pair = tuple[Layer, Layer]
@@ -42,7 +42,7 @@ class Pairing:
     notes: tuple[str, ...] = ()
 
 
-def paired(a: File, b: File, given: Options, track: Callable[[list[Any]], Iterable[Any]]) -> Pairing:
+def pair_layers(a: File, b: File, given: Options, track: Callable[[list[Any]], Iterable[Any]]) -> Pairing:
     """Pair the layers of two files; prefixes choose one pair.
 
     Args:
@@ -55,18 +55,18 @@ def paired(a: File, b: File, given: Options, track: Callable[[list[Any]], Iterab
         return Pairing(((a.choose([a.prefix])[0], b.choose([b.prefix])[0]),))
     ours, theirs = (file.choose([prefix for _, prefix in file.layers()] or [file.prefix]) for file in (a, b))
     if a.prefix is None and b.prefix is None:
-        return of_all(a, b, ours, theirs, given, track)
+        return pair_all(a, b, ours, theirs, given, track)
     chosen, other, at = (a, b, 0) if b.prefix is None else (b, a, 1)
     (layer,) = chosen.choose([chosen.prefix])
     if len((theirs, ours)[at]) > 1:
-        every = of_all(a, b, ours, theirs, given, track)
+        every = pair_all(a, b, ours, theirs, given, track)
         if pair := next((pair for pair in every.pairs if pair[at] == layer), None):
             return Pairing((pair,))
     (only,) = other.choose([None])
     return Pairing(((layer, only) if at == 0 else (only, layer),))
 
 
-def of_all(
+def pair_all(
     a: File,
     b: File,
     ours: list[Layer],
@@ -80,22 +80,22 @@ def of_all(
     rest = [layer for layer in ours if layer not in pairs], [layer for layer in theirs if layer not in pairs.values()]
     by_contents: dict[Layer, Layer] = {}
     if rest[0] and rest[1] and (len(rest[0]), len(rest[1])) != (1, 1):
-        by_contents = alike(a, b, *rest, given, track)
+        by_contents = pair_by_weights(a, b, *rest, given, track)
         pairs |= by_contents
     left = [layer for layer in rest[0] if layer not in pairs], [y for y in rest[1] if y not in by_contents.values()]
     by_order = dict(zip(*left, strict=False))
     pairs |= by_order
     notes = [
-        f"paired by {how}, since their prefixes differ: {counted(len(some), 'layer')}"
+        f"paired by {how}, since their prefixes differ: {plural(len(some), 'layer')}"
         for how, some in (("their weights", by_contents), ("their order", by_order))
         if some and len(pairs) > 1
     ]
     alone = tuple(left[0][len(by_order) :]), tuple(left[1][len(by_order) :])
-    moves = renumbered(ours, theirs, by_contents)
+    moves = find_renumbering(ours, theirs, by_contents)
     return Pairing(tuple((layer, pairs[layer]) for layer in ours if layer in pairs), alone, moves, tuple(notes))
 
 
-def alike(
+def pair_by_weights(
     a: File,
     b: File,
     ours: list[Layer],
@@ -104,36 +104,37 @@ def alike(
     track: Callable[[list[Any]], Iterable[Any]],
 ) -> dict[Layer, Layer]:
     """Find for layers of A those of B with the same weights; of several, the one in the same place comes first."""
-    first, second = both((a, ours[0]), (b, theirs[0]), given)
-    known = {file: sayable(layer.config) for file, (layer, _) in ((a, first), (b, second))}
+    first, second = load_both((a, ours[0]), (b, theirs[0]), given)
+    known = {file: lendable_options(layer.config) for file, (layer, _) in ((a, first), (b, second))}
     found: dict[tuple[File, Layer], Contents] = {}
     for file, layer in track([(a, layer) for layer in ours] + [(b, layer) for layer in theirs]):
         found[file, layer] = {}
         with contextlib.suppress(TypeError, ValueError):  # a layer that cannot be loaded has no partner by its weights
-            if not isinstance(loaded := attempt(file, layer, known[file]), argument_names.LackingError):
-                found[file, layer] = contents(loaded[0].weights)
+            if not isinstance(loaded := try_to_load(file, layer, known[file]), argument_names.LackingError):
+                found[file, layer] = kernel_norms(loaded[0].weights)
     pairs: dict[Layer, Layer] = {}
     for at, layer in enumerate(ours):
         free = [other for other in theirs if other not in pairs.values()]
-        scores = [(shared(found[a, layer], found[b, other]), other in theirs[at : at + 1]) for other in free]
+        scores = [(share_of_kernels(found[a, layer], found[b, other]), other in theirs[at : at + 1]) for other in free]
         best = max(range(len(free)), key=scores.__getitem__, default=None)
         if best is not None and scores[best][0] > MOST:
             pairs[layer] = free[best]
     return pairs
 
 
-def exchanged(differing: Mapping[Pair, tuple[Contents, Contents]]) -> tuple[Move, ...]:
+def find_swaps(differing: Mapping[Pair, tuple[Contents, Contents]]) -> tuple[Move, ...]:
     """Find the layers of B with the weights of one layer of A and the prefix of another, among pairs that differ."""
     return tuple(
         Move(first, other, named)
         for (first, _), (ours, theirs) in differing.items()
         for (named, other), (named_ours, other_theirs) in differing.items()
         if named[1] == other[1] and first != named
-        and shared(ours, other_theirs) > MOST and max(shared(ours, theirs), shared(named_ours, other_theirs)) <= MOST
+        and share_of_kernels(ours, other_theirs) > MOST
+        and max(share_of_kernels(ours, theirs), share_of_kernels(named_ours, other_theirs)) <= MOST
     )  # fmt: skip
 
 
-def renumbered(ours: list[Layer], theirs: list[Layer], pairs: Mapping[Layer, Layer]) -> tuple[Move, ...]:
+def find_renumbering(ours: list[Layer], theirs: list[Layer], pairs: Mapping[Layer, Layer]) -> tuple[Move, ...]:
     """Find the pairs with the same weights and other numbers, where both files number the same layers."""
     families = [{re.sub(r"\d+", "0", prefix) for _, prefix in layers} for layers in (ours, theirs)]
     numbered = {tuple(re.findall(r"\d+", layer[1])): layer for layer in ours}

@@ -18,26 +18,26 @@ Loaded = tuple[MultiHeadAttention, Options]  # with the options that the file do
 STAND_INS: Options = {"rotary": None, "qk_norm": "rms"}  # of options that change no weight, until the other's are known
 
 
-def both(a: Side, b: Side, given: Options) -> tuple[Loaded, Loaded]:
+def load_both(a: Side, b: Side, given: Options) -> tuple[Loaded, Loaded]:
     """Load the layers of two files; an option that one file lacks is the given one, or else the other file's.
 
     Raises TypeError, which names the file, if neither says it.
     """
     sides, known = (a, b), STAND_INS | given
-    found = [attempt(*side, known) for side in sides]
+    found = [try_to_load(*side, known) for side in sides]
     heads = [one[0].config.num_heads for one in found if not isinstance(one, argument_names.LackingError)]
     if not heads:  # all else has a stand-in
         refuse(sides, found[0])
     known = {"num_heads": heads[0]} | known
     found = [
-        attempt(*side, known) if isinstance(one, argument_names.LackingError) else one
+        try_to_load(*side, known) if isinstance(one, argument_names.LackingError) else one
         for side, one in zip(sides, found, strict=True)
     ]
     first, second = (one for one in found if not isinstance(one, argument_names.LackingError))
-    return completed(a, first, b, second, given), completed(b, second, a, first, given)
+    return complete_options(a, first, b, second, given), complete_options(b, second, a, first, given)
 
 
-def attempt(file: File, layer: Layer, known: Mapping[str, Any]) -> Loaded | argument_names.LackingError:
+def try_to_load(file: File, layer: Layer, known: Mapping[str, Any]) -> Loaded | argument_names.LackingError:
     """Load a layer with those of the known options that its file lacks; or return the error that names another one."""
     used: Options = {}
     while True:
@@ -49,10 +49,10 @@ def attempt(file: File, layer: Layer, known: Mapping[str, Any]) -> Loaded | argu
         except argument_names.LackingError as error:
             if error.argument in used or error.argument not in known:
                 return error
-            used[error.argument] = fitting(known[error.argument], layer)
+            used[error.argument] = fit_option(known[error.argument], layer)
 
 
-def completed(side: Side, own: Loaded, other_side: Side, other: Loaded, given: Options) -> Loaded:
+def complete_options(side: Side, own: Loaded, other_side: Side, other: Loaded, given: Options) -> Loaded:
     """Give a layer the options that its file lacks and the other file has."""
     (file, layer), (lender, lent_layer) = side, other_side
     (attention, used), (lending, borrowed) = own, other
@@ -62,14 +62,14 @@ def completed(side: Side, own: Loaded, other_side: Side, other: Loaded, given: O
         if name in borrowed and file.parts and lender.parts:
             continue  # names of their own say nothing of it, nor need they
         if name in borrowed or (name == "qk_norm" and value is None):
-            error = attempt(file, layer, {one: X for one, X in used.items() if one != name})
+            error = try_to_load(file, layer, {one: X for one, X in used.items() if one != name})
             refuse((side, other_side) if name in borrowed else (side,), error)
-        options[name] = fitting(value, layer)
+        options[name] = fit_option(value, layer)
     if file.silent(layer) and attention.config.key_dim == lending.config.key_dim:
         for name in SILENT:
             says = name in borrowed or not lender.silent(lent_layer) or name in schemes.SCHEMES[lent_layer[0]].implied
             if says and name not in used and name not in schemes.SCHEMES[layer[0]].implied:
-                value = fitting(getattr(lending.config, name), layer)
+                value = fit_option(getattr(lending.config, name), layer)
                 if value != getattr(attention.config, name):
                     options[name] = value
     changed = {name: X for name, X in options.items() if getattr(attention.config, name) != X}
@@ -78,12 +78,12 @@ def completed(side: Side, own: Loaded, other_side: Side, other: Loaded, given: O
     return attention, options
 
 
-def sayable(config: Config) -> Options:
+def lendable_options(config: Config) -> Options:
     """Return the options of a layer that another layer, whose file lacks them, may take."""
     return {name: getattr(config, name) for name in ("num_heads", *STAND_INS)}
 
 
-def fitting(value: Any, layer: Layer) -> Any:
+def fit_option(value: Any, layer: Layer) -> Any:
     """Turn an option of another file's layer into one of this layer: a scheme may fix which components are a pair."""
     scheme = schemes.SCHEMES[layer[0]]
     if isinstance(value, Rotary) and "rotary" in scheme.asks:

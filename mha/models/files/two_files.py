@@ -11,16 +11,16 @@ import numpy as np
 from mha.core.options.config import Config
 from mha.core.options.names import SchemeChoice
 from mha.layer import MultiHeadAttention
-from mha.models.files.contents import Contents, contents
+from mha.models.files.contents import Contents, kernel_norms
 from mha.models.files.files_report import FilesReport
 from mha.models.files.one_file import File, Layer, Name
-from mha.models.files.pairing import Pair, exchanged, paired
-from mha.models.files.shared_options import STAND_INS, attempt, both, sayable
-from mha.parity.diagnosis.compare.two_layers import LayersReport, compared, shown
+from mha.models.files.pairing import Pair, find_swaps, pair_layers
+from mha.models.files.shared_options import STAND_INS, lendable_options, load_both, try_to_load
+from mha.parity.diagnosis.compare.two_layers import LayersReport, describe_option, layers_report
 from mha.parity.rule.relations import HEADS, order_of_heads
-from mha.parity.rule.weight_rows import WeightRow, array_row, same
+from mha.parity.rule.weight_rows import WeightRow, array_row, same_weight
 from mha.weights import argument_names
-from mha.weights.projections import parts_said
+from mha.weights.projections import check_parts
 from mha.weights.schemes.table import SCHEMES
 
 Names = tuple[str, str]  # of an array in A and in B; "" if it is missing
@@ -69,24 +69,24 @@ def compare_files(
         if name not in SAYABLE:
             raise TypeError(f"{name} is no argument here, expected one of {', '.join(SAYABLE)}")
     files = with_names(File("a", a, scheme_a, prefix_a), File("b", b, scheme_b, prefix_b), names, names_b)
-    pairing = paired(*files, given, track)
+    pairing = pair_layers(*files, given, track)
     reports: list[LayersReport] = []
     seen: set[Names] = set()  # of arrays beside weights
     unsaid: dict[tuple[str, str], Any] = {}  # in which file, which argument, and its value
     differing: dict[Pair, tuple[Contents, Contents]] = {}
     for pair in track(list(pairing.pairs)):
-        (first, lacks), (second, lacks_too) = both((files[0], pair[0]), (files[1], pair[1]), given)
+        (first, lacks), (second, lacks_too) = load_both((files[0], pair[0]), (files[1], pair[1]), given)
         for file, lacking in (("A", lacks), ("B", lacks_too)):
             unsaid |= {(file, name): value for name, value in lacking.items()}
         look = functools.partial(elsewhere, files[0], pair[0], first.config, second.weights)
-        report = compared(first, second, look) if all(reports) else compared(first, second, explain=False)
+        report = layers_report(first, second, look) if all(reports) else layers_report(first, second, explain=False)
         moved = any(HEADS in row.note for row in report.rows)
         order = order_of_heads(first.weights, second.weights, first.config) if moved else None
         rows = rows_beside(files, pair, order)
         reports.append(dataclasses.replace(report, beside=tuple(rows.values())))
         seen |= rows.keys()
         if not report:
-            differing[pair] = contents(first.weights), contents(second.weights)
+            differing[pair] = kernel_norms(first.weights), kernel_norms(second.weights)
     for name in given:
         if all(name != lacking for _, lacking in unsaid):
             unneeded = argument_names.setting(**{name: given[name]})
@@ -97,16 +97,16 @@ def compare_files(
         if (packings := file.packings(pair[at] for pair in pairing.pairs))
     ]
     notes += [
-        f"{file} does not say {name}: {shown(value)} is taken from {'AB'[file == 'A']}"
+        f"{file} does not say {name}: {describe_option(value)} is taken from {'AB'[file == 'A']}"
         for (file, name), value in unsaid.items()
         if name not in given and not {("A", name), ("B", name)} <= unsaid.keys()
     ]
     notes += [
-        f"neither file says {name}: {shown(value)} is taken for both"
+        f"neither file says {name}: {describe_option(value)} is taken for both"
         for (file, name), value in unsaid.items()
         if file == "A" and ("B", name) in unsaid and name not in given
     ]
-    notes += [note for at, file in enumerate(files) for note in file.remarks(pair[at] for pair in pairing.pairs)]
+    notes += [note for at, file in enumerate(files) for note in file.name_notes(pair[at] for pair in pairing.pairs)]
     others = (
         files[0].others((first for first, _ in pairing.pairs), (name for name, _ in seen)),
         files[1].others((second for _, second in pairing.pairs), (name for _, name in seen)),
@@ -114,7 +114,7 @@ def compare_files(
     pairs = tuple((files[0].title_of(first), files[1].title_of(second)) for first, second in pairing.pairs)
     return FilesReport(
         (os.fspath(a), os.fspath(b)), pairs, tuple(reports), (*pairing.notes, *notes), others, pairing.alone,
-        (*pairing.moves, *exchanged(differing)),
+        (*pairing.moves, *find_swaps(differing)),
     )  # fmt: skip
 
 
@@ -126,8 +126,8 @@ def with_names(a: File, b: File, names: Any, names_b: Any) -> tuple[File, File]:
 
     Raises TypeError or ValueError if these are nothing of the kind, or if no layer has such names.
     """
-    both_parts = None if names is None else parts_said("names", names)
-    own_parts = None if names_b is None else parts_said("names_b", names_b)
+    both_parts = None if names is None else check_parts("names", names)
+    own_parts = None if names_b is None else check_parts("names_b", names_b)
     found = [a.with_parts(both_parts), b.with_parts(own_parts or both_parts)]
     of_both = found[:1] if own_parts else found
     for argument, parts, files in (("names", both_parts, of_both), ("names_b", own_parts, found[1:])):
@@ -148,13 +148,13 @@ def elsewhere(
     for layer in file.layers():
         if layer != chosen:
             try:
-                loaded = attempt(file, layer, sayable(config))
+                loaded = try_to_load(file, layer, lendable_options(config))
             except (TypeError, ValueError):  # no layer that can be loaded so
                 continue
             if isinstance(loaded, argument_names.LackingError):
                 continue
             other, _ = loaded
-            if any(same(name, other.weights.get(name), theirs[name]) for name in names):
+            if any(same_weight(name, other.weights.get(name), theirs[name]) for name in names):
                 found[layer[1]] = other
     return found
 

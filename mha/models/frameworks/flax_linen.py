@@ -12,7 +12,7 @@ from flax import linen
 from mha.weights import foreign
 
 
-class Shown:
+class LinenModel:
     """A module of linen with its modules and arrays, as a call shows them; layers of nn.scan's stacks are apart.
 
     stacks: by the path of a stack, the arrays in it, by name, whose first axis goes through its layers.
@@ -30,8 +30,8 @@ class Shown:
         module = context.module
         if context.method_name != "setup":
             path = module.path
-            if self.sliced(module) and not any(path[: len(root)] == root for root in self.stacks):
-                self.stacks[path] = stacked(self.inside(path), foreign.named(params_of(module)))
+            if self.is_slice(module) and not any(path[: len(root)] == root for root in self.stacks):
+                self.stacks[path] = stack_arrays(self.inside(path), foreign.flatten_names(params_of(module)))
             without = {"dropout_rate": 0.0} if hasattr(module, "dropout_rate") else {}  # which is not judged
             self.inner.append((path, module.clone(parent=None, name=None, **without)))
         return run(*args, **kwargs)
@@ -43,10 +43,10 @@ class Shown:
             found = found.get(name, {}) if isinstance(found, Mapping) else {}
         return found if isinstance(found, Mapping) else {}
 
-    def sliced(self, module: Any) -> bool:
+    def is_slice(self, module: Any) -> bool:
         """Whether a module sees arrays with one axis less than the model has: it is in a layer of a stack."""
-        own = foreign.named(params_of(module))
-        whole = foreign.named(self.inside(module.path))
+        own = foreign.flatten_names(params_of(module))
+        whole = foreign.flatten_names(self.inside(module.path))
         return any(name in whole and np.ndim(whole[name]) == np.ndim(X) + 1 for name, X in own.items())
 
     def finish(self) -> None:
@@ -56,7 +56,7 @@ class Shown:
             for at in [None] if root is None else range(self.length(root)):
                 name = self.name(path, root, at)
                 if name not in self.modules:
-                    tree = self.inside(path) if root is None else nested(self.slice(root, at), path[len(root) :])
+                    tree = self.inside(path) if root is None else nest_arrays(self.slice(root, at), path[len(root) :])
                     self.modules[name] = module.bind({"params": tree})
         self.modules.setdefault("", self.model)
 
@@ -79,7 +79,7 @@ class Shown:
     def arrays(self) -> dict[str, Any]:
         """Return the arrays by name, those of stacks layer by layer."""
         found = {}
-        for name, X in foreign.named(self.params).items():
+        for name, X in foreign.flatten_names(self.params).items():
             if not any(name.startswith(".".join(root) + ".") for root in self.stacks):
                 found[name] = X
         for root in self.stacks:
@@ -90,7 +90,7 @@ class Shown:
 
     def step(self, root: tuple[str, ...], module: Any, used: list[int]) -> int:
         """Return the number of a stack's layer by its arrays; of equal layers, the first that was not used."""
-        own = {name: np.asarray(X) for name, X in foreign.named(params_of(module)).items()}
+        own = {name: np.asarray(X) for name, X in foreign.flatten_names(params_of(module)).items()}
         every = [at for at in range(self.length(root)) if at not in used] or list(range(self.length(root)))
         for at in every:
             if all(np.array_equal(own[name], X[at]) for name, X in self.stacks[root].items() if name in own):
@@ -103,17 +103,17 @@ def params_of(module: Any) -> Any:
     return linen.meta.unbox(module.variables).get("params", {})
 
 
-def stacked(whole: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+def stack_arrays(whole: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arrays of a stack by name, the axis of its layers in front; own: those that one layer sees."""
     found = {}
-    for name, X in foreign.named(whole).items():
+    for name, X in foreign.flatten_names(whole).items():
         if name in own and np.ndim(X) == np.ndim(own[name]) + 1:
             fits = [at for at in range(np.ndim(X)) if X.shape[:at] + X.shape[at + 1 :] == own[name].shape]
             found[name] = np.moveaxis(np.asarray(X), fits[0] if fits else 0, 0)
     return found
 
 
-def nested(arrays: Mapping[str, Any], path: tuple[str, ...]) -> dict[str, Any]:
+def nest_arrays(arrays: Mapping[str, Any], path: tuple[str, ...]) -> dict[str, Any]:
     """Return the arrays at a path, nested again."""
     tree: dict[str, Any] = {}
     for name, X in arrays.items():

@@ -10,9 +10,9 @@ import jax
 import numpy as np
 from flax import linen, nnx
 
-from mha.models.audit.calls.listener import Sink, by_name
+from mha.models.audit.calls.listener import Listener, arguments_by_name
 from mha.models.audit.calls.own_layers import Arguments, kind_in
-from mha.models.frameworks.flax_linen import Shown, params_of
+from mha.models.frameworks.flax_linen import LinenModel, params_of
 
 CALLS = {
     linen.MultiHeadDotProductAttention: Arguments(
@@ -30,7 +30,7 @@ TRACED = "it is called inside a transformation of JAX, such as vmap or grad, whe
 class Watcher:
     """The source of a listener's calls; modules: those of the model, by their paths."""
 
-    def __init__(self, model: Any, modules: dict[str, Any], listener: Sink) -> None:
+    def __init__(self, model: Any, modules: dict[str, Any], listener: Listener) -> None:
         self.model, self.listener = model, listener
         self.modules = modules
         self.seen: set[str] = set()
@@ -41,7 +41,9 @@ class Watcher:
         self.copied: list[type] = []
         self.active: set[int] = set()
         self.paths = {id(module): path for path, module in reversed(modules.items())}
-        self.by_arrays = {} if isinstance(model, Shown) else {_ids(X): path for path, X in reversed(modules.items())}
+        self.by_arrays = (
+            {} if isinstance(model, LinenModel) else {_ids(X): path for path, X in reversed(modules.items())}
+        )
 
     def linen(self, run: Any, args: Any, kwargs: Any, context: Any) -> Any:
         """Tell of a call of a module of linen, as an interceptor of Flax."""
@@ -56,10 +58,10 @@ class Watcher:
         """Return the path of a module; those of all layers of a stack where numbers are not known."""
         path, whole = module.path, self.model
         root = whole.root(path)
-        if root is None or (path == root and not whole.sliced(module)):
+        if root is None or (path == root and not whole.is_slice(module)):
             self.steps.pop(path, None)
             return [".".join(path)]
-        if _unknown(params_of(module)):
+        if _has_tracers(params_of(module)):
             return [whole.name(path, root, at) for at in range(whole.length(root))]
         steps = self.steps.setdefault(root, [])
         if path == root:
@@ -85,7 +87,7 @@ class Watcher:
     def once(self, module: Any, paths: Any, run: Any, args: Any, kwargs: Any) -> Any:
         """Run a call, and tell of it unless it is its base's, called by its class; paths: returns the paths."""
         if id(module) in self.active:
-            self.listener.inner(module, by_name(run, args, kwargs))
+            self.listener.inner(module, arguments_by_name(run, args, kwargs))
             return run(*args, **kwargs)
         self.active.add(id(module))
         try:
@@ -96,7 +98,7 @@ class Watcher:
 
     def tell(self, paths: list[str], module: Any, run: Any, args: Any, kwargs: Any) -> Any:
         """Run a call, and tell of it if its numbers are known."""
-        if len(paths) > 1 or _unknown((args, kwargs)):
+        if len(paths) > 1 or _has_tracers((args, kwargs)):
             self.traced |= {path: self.traced.get(path) for path in paths}
             self.inside.extend(paths)
             try:
@@ -107,7 +109,7 @@ class Watcher:
         self.seen.add(path)
         self.listener.enter(path, module, args, kwargs)
         if _inherits(module):
-            self.listener.inner(module, by_name(run, args, kwargs))
+            self.listener.inner(module, arguments_by_name(run, args, kwargs))
         output = None
         try:
             output = run(*args, **kwargs)
@@ -120,7 +122,7 @@ class Watcher:
         X = args[0] if args else next(iter(kwargs.values()))
         if self.copied:
             self.copies[self.copied[-1]] = name, np.ndim(X)
-        elif not _unknown(X):
+        elif not _has_tracers(X):
             self.listener.note_pooling(name, np.ndim(X))
         elif self.inside:
             self.traced[self.inside[-1]] = name, np.ndim(X)
@@ -155,7 +157,7 @@ def _inherits(module: Any) -> bool:
     return kind is not None and runs is inspect.unwrap(kind.__call__)
 
 
-def _unknown(tree: Any) -> bool:
+def _has_tracers(tree: Any) -> bool:
     """Whether an array in a tree has no numbers, since it is inside a transformation."""
     return any(isinstance(X, jax.core.Tracer) for X in jax.tree.leaves(tree))
 

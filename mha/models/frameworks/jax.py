@@ -16,9 +16,9 @@ from flax import core, linen, nnx
 from jax import numpy as jnp
 
 import mha
-from mha.models.audit.calls.listener import Sink, by_name, of_class
-from mha.models.audit.calls.own_layers import call_of_ours, declared, require_read
-from mha.models.frameworks.flax_linen import Shown
+from mha.models.audit.calls.listener import Listener, arguments_by_name, replace_class_attribute
+from mha.models.audit.calls.own_layers import call_of_ours, readable_arguments, require_readable
+from mha.models.frameworks.flax_linen import LinenModel
 from mha.models.frameworks.flax_watcher import CALLS, Watcher
 from mha.weights import foreign
 
@@ -43,7 +43,7 @@ def prepare(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any
             f"model is a {type(model).__name__} of linen, whose parts only a call shows; call audit(model, variables, "
             "x) instead of watch"
         )
-    found = Shown(model, args[0] if model.scope is None else model.variables)
+    found = LinenModel(model, args[0] if model.scope is None else model.variables)
     if model.scope is None:  # what a decoder writes is nothing here
         kwargs = {"mutable": core.DenyList("params"), **kwargs}
     with linen.intercept_methods(found.note):
@@ -57,22 +57,22 @@ def prepare(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any
 
 def modules(model: Any) -> dict[str, Any]:
     """Return the modules of a model by path, the model itself as ""; a shared one is there by each of its paths."""
-    if isinstance(model, Shown):
+    if isinstance(model, LinenModel):
         return model.modules
     if isinstance(model, linen.Module):
         return {"": model}
-    return {path: _undropped(module) for path, module in _parts(model).items()}
+    return {path: _copy_without_dropout(module) for path, module in _parts(model).items()}
 
 
 def arrays(model: Any) -> dict[str, Any]:
     """Return the parameters and buffers of a model by their names."""
-    if isinstance(model, Shown):
+    if isinstance(model, LinenModel):
         return model.arrays()
     if isinstance(model, linen.Module):
         if model.scope is None:
             raise ValueError(f"a {type(model).__name__} of linen has no arrays by itself; give its variables instead")
-        return foreign.named(linen.meta.unbox(model.variables).get("params", {}))
-    return foreign.named(nnx.to_pure_dict(nnx.state(model, nnx.Param)))
+        return foreign.flatten_names(linen.meta.unbox(model.variables).get("params", {}))
+    return foreign.flatten_names(nnx.to_pure_dict(nnx.state(model, nnx.Param)))
 
 
 def odd(module: Any) -> str:
@@ -113,31 +113,31 @@ def _bound_again(model: Any) -> Any:
 
 def arguments(module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of a call of a module by name."""
-    return by_name(functools.partial(type(module).__call__, module), args, kwargs)
+    return arguments_by_name(functools.partial(type(module).__call__, module), args, kwargs)
 
 
 @contextlib.contextmanager
-def watching(model: Any, listener: Sink) -> Iterator[None]:
+def watching(model: Any, listener: Listener) -> Iterator[None]:
     """Tell a listener of each call of each module; dropout, compilers and fast paths are off meanwhile."""
-    one = Watcher(model, modules(model) if isinstance(model, Shown) else _parts(model), listener)
+    one = Watcher(model, modules(model) if isinstance(model, LinenModel) else _parts(model), listener)
     with contextlib.ExitStack() as stack:
         stack.enter_context(jax.disable_jit())
         for module, name in SOFTMAX:
             run = functools.partial(one.note_pooling, name, getattr(module, name))
-            stack.enter_context(of_class(module, name, run))
+            stack.enter_context(replace_class_attribute(module, name, run))
         for module, name in CHECKPOINTS:
-            stack.enter_context(of_class(module, name, _not_twice))
-        if isinstance(model, Shown):
+            stack.enter_context(replace_class_attribute(module, name, _not_twice))
+        if isinstance(model, LinenModel):
             stack.enter_context(linen.intercept_methods(one.linen))
         else:
             kinds = {type(module) for module in one.modules.values() if callable(module)}
             for owner in kinds | {base for kind in kinds for base in kind.__mro__ if base in CALLS}:
-                stack.enter_context(of_class(owner, "__call__", _told(owner.__call__, one)))
+                stack.enter_context(replace_class_attribute(owner, "__call__", _listen(owner.__call__, one)))
         yield
         one.finish()
 
 
-def _told(run: Any, one: Watcher) -> Any:
+def _listen(run: Any, one: Watcher) -> Any:
     return functools.wraps(run)(lambda self, *args, **kwargs: one.nnx(self, run, args, kwargs))
 
 
@@ -150,9 +150,9 @@ def _parts(model: Any) -> dict[str, Any]:
     return {path: part for path, part in left if isinstance(part, nnx.Module)}
 
 
-def _undropped(module: Any) -> Any:
+def _copy_without_dropout(module: Any) -> Any:
     """Return the module, or a copy without dropout, which is not judged."""
-    if declared(module, CALLS) is None or not module.dropout_rate:
+    if readable_arguments(module, CALLS) is None or not module.dropout_rate:
         return module
     module = copy.copy(module)
     module.dropout_rate = 0.0
@@ -171,9 +171,9 @@ def attention(module: Any, given: dict[str, Any], output: Any) -> tuple[dict[str
         X = alike(X, result)
         return (X, *rest) if isinstance(output, tuple) else X
 
-    if (known := declared(module, CALLS)) is None:
+    if (known := readable_arguments(module, CALLS)) is None:
         return call_of_ours(module, type(module).__call__, given) | {"output": result}, back
-    require_read(type(module).__call__, type(module).__name__, given, known)
+    require_readable(type(module).__call__, type(module).__name__, given, known)
     queries = given["inputs_q"]
     if queries.ndim != 3:
         raise ValueError(f"inputs_q has {queries.ndim} axes, expected 3 for a batch")

@@ -17,8 +17,8 @@ from mlx.utils import tree_flatten
 
 from mha import arrays as of_any
 from mha.backends.mlx.arrays import is_known
-from mha.models.audit.calls.listener import Sink, bases, by_name, replaced
-from mha.models.audit.calls.own_layers import Arguments, call_of_ours, declared, require_read
+from mha.models.audit.calls.listener import Listener, arguments_by_name, listen_to_bases, replace_attribute
+from mha.models.audit.calls.own_layers import Arguments, call_of_ours, readable_arguments, require_readable
 
 # Functions that make attention weights; what MLX compiles calls them, too.
 POOLING = ((mx, "softmax"), (mx.fast, "scaled_dot_product_attention"))
@@ -78,11 +78,11 @@ def call(model: Any, *args: Any, **kwargs: Any) -> Any:
 
 def arguments(module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of a call of a module by name."""
-    return by_name(functools.partial(type(module).__call__, module), args, kwargs)
+    return arguments_by_name(functools.partial(type(module).__call__, module), args, kwargs)
 
 
 @contextlib.contextmanager
-def watching(model: Any, listener: Sink) -> Iterator[None]:
+def watching(model: Any, listener: Listener) -> Iterator[None]:
     """Tell a listener of each call of each module; dropout, compilers and fast paths are off meanwhile."""
     watcher = _Watcher(listener)
     first = {id(module): (path, module) for path, module in reversed(modules(model).items())}
@@ -90,21 +90,21 @@ def watching(model: Any, listener: Sink) -> Iterator[None]:
         if _compiles():
             mx.disable_compile()
             stack.callback(mx.enable_compile)
-        stack.enter_context(bases(CALLS, "__call__", [module for _, module in first.values()], listener))
+        stack.enter_context(listen_to_bases(CALLS, "__call__", [module for _, module in first.values()], listener))
         for path, module in first.values():
             if callable(module):
                 stack.enter_context(_of_class(module, watcher.listening_call(path, type(module))))
         for owner, name in POOLING:
             run = getattr(owner, name)
             for place, called in _names_of(run):
-                stack.enter_context(replaced(place, called, watcher.pooling(name, run)))
+                stack.enter_context(replace_attribute(place, called, watcher.pooling(name, run)))
         yield
 
 
 class _Watcher:
     """The source of a listener's calls, as far as their numbers are known."""
 
-    def __init__(self, listener: Sink) -> None:
+    def __init__(self, listener: Listener) -> None:
         self.listener = listener
         self.inside: list[str] = []  # the paths of modules that are called without numbers
 
@@ -192,9 +192,9 @@ def attention(module: Any, given: dict[str, Any], output: Any) -> tuple[dict[str
         X = alike(X, result)
         return (X, *rest) if isinstance(output, tuple) else X
 
-    if (known := declared(module, CALLS)) is None:
+    if (known := readable_arguments(module, CALLS)) is None:
         return call_of_ours(module, module.__call__, given) | {"output": result}, back
-    require_read(module.__call__, type(module).__name__, given, known)
+    require_readable(module.__call__, type(module).__name__, given, known)
     found = {name: given[name] for name in ("queries", "keys", "values")} | {"output": result}
     mask, Q, K = given.get("mask"), given["queries"].shape[1], given["keys"].shape[1]
     if isinstance(mask, str):  # "causal": the last query sees all keys

@@ -12,7 +12,7 @@ from typing import Any
 import mxnet
 from mxnet import autograd, np, npx
 
-from mha.models.audit.calls.listener import Sink, by_name, replaced, told
+from mha.models.audit.calls.listener import Listener, arguments_by_name, listen_to_call, replace_attribute
 from mha.models.audit.calls.own_layers import call_of_ours
 from mha.weights.frameworks.mxnet import children
 
@@ -70,22 +70,24 @@ def call(model: Any, *args: Any, **kwargs: Any) -> Any:
 
 def arguments(module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of a call of a module by name."""
-    return by_name(module.forward, args, kwargs)
+    return arguments_by_name(module.forward, args, kwargs)
 
 
 @contextlib.contextmanager
-def watching(model: Any, listener: Sink) -> Iterator[None]:
+def watching(model: Any, listener: Listener) -> Iterator[None]:
     """Tell a listener of each call of each module; dropout, compilers and fast paths are off meanwhile."""
     with contextlib.ExitStack() as stack:
         for module, path in {module: path for path, module in reversed(modules(model).items())}.items():
             if hasattr(module, "_active"):  # as `hybridize` leaves it, with what is compiled
-                stack.enter_context(replaced(module, "_active", False))
-            stack.enter_context(replaced(module, "forward", told(module.forward, path, module, listener)))
+                stack.enter_context(replace_attribute(module, "_active", False))
+            stack.enter_context(
+                replace_attribute(module, "forward", listen_to_call(module.forward, path, module, listener))
+            )
         for owner in PLACES:
             for name in vars(owner).keys() & {*SOFTMAX, *DROPOUT}:
                 run = getattr(owner, name)
                 stack.enter_context(
-                    replaced(owner, name, _through if name in DROPOUT else _pooling(run, name, listener))
+                    replace_attribute(owner, name, _through if name in DROPOUT else _pooling(run, name, listener))
                 )
         yield
 
@@ -94,7 +96,7 @@ def _through(X: Any, *args: Any, **kwargs: Any) -> Any:
     return X
 
 
-def _pooling(run: Any, name: str, listener: Sink) -> Any:
+def _pooling(run: Any, name: str, listener: Listener) -> Any:
     @functools.wraps(run)
     def pooling(*args: Any, **kwargs: Any) -> Any:
         listener.note_pooling(name, (args[0] if args else kwargs["data"]).ndim)

@@ -14,8 +14,14 @@ import keras
 import tensorflow as tf
 
 import mha
-from mha.models.audit.calls.listener import Sink, bases, by_name, replaced, told
-from mha.models.audit.calls.own_layers import Arguments, call_of_ours, declared, require_read
+from mha.models.audit.calls.listener import (
+    Listener,
+    arguments_by_name,
+    listen_to_bases,
+    listen_to_call,
+    replace_attribute,
+)
+from mha.models.audit.calls.own_layers import Arguments, call_of_ours, readable_arguments, require_readable
 
 # Functions that make attention weights, by the modules that have them; Keras asks TensorFlow for its softmax.
 SOFTMAX = ((tf.nn, "softmax"), (keras.ops, "dot_product_attention"))
@@ -81,7 +87,7 @@ def call(model: Any, *args: Any, **kwargs: Any) -> Any:
 
 def arguments(module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of a call of a module by name."""
-    bound = by_name(module.call, args, kwargs)
+    bound = arguments_by_name(module.call, args, kwargs)
     given = bound.get("inputs")
     if isinstance(given, (list, tuple)) and len(given) == len(getattr(module, "inputs", None) or ()):
         given = {X.name: part for X, part in zip(module.inputs, given, strict=True)}
@@ -91,7 +97,7 @@ def arguments(module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> 
 
 
 @contextlib.contextmanager
-def watching(model: Any, listener: Sink) -> Iterator[None]:
+def watching(model: Any, listener: Listener) -> Iterator[None]:
     """Tell a listener of each call of each module; dropout, compilers and fast paths are off meanwhile."""
     eager = tf.config.functions_run_eagerly()
     with contextlib.ExitStack() as stack:
@@ -99,16 +105,16 @@ def watching(model: Any, listener: Sink) -> Iterator[None]:
         tf.config.run_functions_eagerly(True)
         stack.enter_context(warnings.catch_warnings())
         warnings.filterwarnings("ignore", ".*does not apply to tf.data functions")  # which take batches apart
-        stack.enter_context(bases(CALLS, "call", [*modules(model).values()], listener))
+        stack.enter_context(listen_to_bases(CALLS, "call", [*modules(model).values()], listener))
         for module, path in {module: path for path, module in reversed(modules(model).items())}.items():
             dropping = isinstance(module, tuple(getattr(keras.layers, name) for name in DROPOUT))
             run = module.call
-            instead = _through(run) if dropping else told(run, path, module, listener)
-            stack.enter_context(replaced(module, "call", instead))
+            instead = _through(run) if dropping else listen_to_call(run, path, module, listener)
+            stack.enter_context(replace_attribute(module, "call", instead))
         for owner, name in FUNCTIONS:
-            stack.enter_context(replaced(owner, name, _through(getattr(owner, name))))
+            stack.enter_context(replace_attribute(owner, name, _through(getattr(owner, name))))
         for owner, name in SOFTMAX:
-            stack.enter_context(replaced(owner, name, _pooling(getattr(owner, name), name, listener)))
+            stack.enter_context(replace_attribute(owner, name, _pooling(getattr(owner, name), name, listener)))
         yield
 
 
@@ -116,7 +122,7 @@ def _through(run: Any) -> Any:
     return functools.wraps(run)(lambda X, *args, **kwargs: X)
 
 
-def _pooling(run: Any, name: str, listener: Sink) -> Any:
+def _pooling(run: Any, name: str, listener: Listener) -> Any:
     @functools.wraps(run)
     def pooling(*args: Any, **kwargs: Any) -> Any:
         X = args[0] if args else next(iter(kwargs.values()))
@@ -166,9 +172,9 @@ def attention(module: Any, given: dict[str, Any], output: Any) -> tuple[dict[str
         X = alike(X, result)
         return (X, *rest) if isinstance(output, tuple) else X
 
-    if (known := declared(module, CALLS)) is None:
+    if (known := readable_arguments(module, CALLS)) is None:
         return call_of_ours(module, module.call, given) | {"output": result}, back
-    require_read(module.call, type(module).__name__, given, known)
+    require_readable(module.call, type(module).__name__, given, known)
     queries, values = given["query"], given["value"]
     keys = values if given.get("key") is None else given["key"]
     if len(queries.shape) != 3:

@@ -12,8 +12,8 @@ from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 
 from mha import arrays as of_any
-from mha.models.audit.calls.listener import Sink, bases, by_name
-from mha.models.audit.calls.own_layers import Arguments, call_of_ours, declared, require_read
+from mha.models.audit.calls.listener import Listener, arguments_by_name, listen_to_bases
+from mha.models.audit.calls.own_layers import Arguments, call_of_ours, readable_arguments, require_readable
 
 # Functions that make attention weights, and the place of a softmax' axis among the arguments.
 SOFTMAX = (functional.softmax, torch.softmax, torch.Tensor.softmax)
@@ -78,13 +78,13 @@ def call(model: Any, *args: Any, **kwargs: Any) -> Any:
 def arguments(module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of a call of a module by name."""
     whole = getattr(module, "_orig_mod", module)  # of a compiled one
-    return by_name(whole.forward, args, kwargs)
+    return arguments_by_name(whole.forward, args, kwargs)
 
 
 class _Mode(TorchFunctionMode):
     """The functions of PyTorch meanwhile: dropout drops nothing; a softmax or fused kernel is told to a listener."""
 
-    def __init__(self, listener: Sink) -> None:
+    def __init__(self, listener: Listener) -> None:
         self.listener = listener
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -105,7 +105,7 @@ class _Mode(TorchFunctionMode):
 
 
 @contextlib.contextmanager
-def watching(model: Any, listener: Sink) -> Iterator[None]:
+def watching(model: Any, listener: Listener) -> Iterator[None]:
     """Tell a listener of each call of each module; dropout, compilers and fast paths are off meanwhile."""
     handles = []
     fast = torch.backends.mha.get_fastpath_enabled()
@@ -116,7 +116,7 @@ def watching(model: Any, listener: Sink) -> Iterator[None]:
             after = _after(path, listener)
             handles.append(module.register_forward_hook(after, with_kwargs=True, always_call=True))
         torch.backends.mha.set_fastpath_enabled(False)
-        own = bases(CALLS, "forward", [*model.modules()], listener)
+        own = listen_to_bases(CALLS, "forward", [*model.modules()], listener)
         with torch.compiler.set_stance("force_eager"), own, _Mode(listener):
             yield
     finally:
@@ -125,7 +125,7 @@ def watching(model: Any, listener: Sink) -> Iterator[None]:
             handle.remove()
 
 
-def _after(path: str, listener: Sink) -> Any:
+def _after(path: str, listener: Listener) -> Any:
     return lambda module, args, kwargs, output: listener.leave(path, output)
 
 
@@ -137,9 +137,9 @@ def attention(module: Any, given: dict[str, Any], output: Any) -> tuple[dict[str
         X = alike(X, result)
         return (X, *rest) if isinstance(output, tuple) else X
 
-    if (known := declared(module, CALLS)) is None:
+    if (known := readable_arguments(module, CALLS)) is None:
         return call_of_ours(module, module.forward, given) | {"output": result}, back
-    require_read(module.forward, type(module).__name__, given, known)
+    require_readable(module.forward, type(module).__name__, given, known)
     inputs = {name: given[argument] for name, argument in INPUTS.items()}
     if any(X.ndim != 3 for X in inputs.values()):
         raise ValueError(f"query has {given['query'].ndim} axes, expected 3 for a batch")

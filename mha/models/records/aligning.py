@@ -7,7 +7,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from mha.models.records.contents import Call, Record
+from mha.models.records.contents import Record, RecordedCall
 
 CLOSE = 1e-2  # relative difference of what is told of two arrays that may be the same
 FURTHEST = 8  # of the smallest and of the largest numbers of an array
@@ -18,7 +18,7 @@ NEARER = 0.1  # of a score, for each module that is paired and is between
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Seen:
+class ModuleSummary:
     """A module in the first call: its path, the sizes of its first input and output, and summaries of both."""
 
     path: str
@@ -27,12 +27,12 @@ class Seen:
 
     def same(self, other: Self) -> bool:
         """Whether another one may have been given and have returned the same."""
-        return self.sizes == other.sizes and all(map(close, self.summaries, other.summaries))
+        return self.sizes == other.sizes and all(map(are_close, self.summaries, other.summaries))
 
 
-def seen(record: Record, call: Call) -> list[Seen]:
+def module_summaries(record: Record, call: RecordedCall) -> list[ModuleSummary]:
     """Return the modules in a call of the model, in the order in which they were called."""
-    found: dict[str, Seen] = {}
+    found: dict[str, ModuleSummary] = {}
     summaries: dict[int, tuple[int, np.ndarray]] = {}
 
     def summary(numbers: tuple[int | None, ...]) -> tuple[int, np.ndarray]:
@@ -40,17 +40,17 @@ def seen(record: Record, call: Call) -> list[Seen]:
             return 0, np.zeros(1)
         if numbers[0] not in summaries:
             X = record.array(numbers[0])
-            summaries[numbers[0]] = X.size, summarised(X)
+            summaries[numbers[0]] = X.size, summarise(X)
         return summaries[numbers[0]]
 
     for visit in call.visits:
         if visit.path not in found:
             (size_in, into), (size_out, out) = summary(visit.inputs), summary(visit.outputs)
-            found[visit.path] = Seen(visit.path, (size_in, size_out), (into, out))
+            found[visit.path] = ModuleSummary(visit.path, (size_in, size_out), (into, out))
     return list(found.values())
 
 
-def summarised(X: np.ndarray) -> np.ndarray:
+def summarise(X: np.ndarray) -> np.ndarray:
     """Summarise an array whatever the order of its axes: root mean square, its smallest and its largest numbers."""
     flat = X.reshape(-1).astype(np.float64)
     flat = flat[np.isfinite(flat)]
@@ -64,12 +64,12 @@ def summarised(X: np.ndarray) -> np.ndarray:
     return found
 
 
-def close(one: np.ndarray, other: np.ndarray) -> bool:
+def are_close(one: np.ndarray, other: np.ndarray) -> bool:
     """Whether two summaries may be of the same array, up to rounding."""
     return one.shape == other.shape and bool(np.abs(one - other).max() <= CLOSE * max(np.abs(one).max(), TINY))
 
 
-def checked(paths: Any) -> dict[str, str | None]:
+def check_paths(paths: Any) -> dict[str, str | None]:
     """Check paths=. Raises TypeError or ValueError."""
     if paths is None:
         return {}
@@ -88,7 +88,7 @@ def checked(paths: Any) -> dict[str, str | None]:
     return dict(paths)
 
 
-def said_of(path: str, paths: Mapping[str, str | None]) -> tuple[str | None, str] | None:
+def partner_entry(path: str, paths: Mapping[str, str | None]) -> tuple[str | None, str] | None:
     """Return the partner that paths= names for a path of A, or for a module around it, and the rest of the path.
 
     None in the place of the partner leaves the module out.
@@ -103,7 +103,9 @@ def said_of(path: str, paths: Mapping[str, str | None]) -> tuple[str | None, str
     return None
 
 
-def paired(a: Sequence[Seen], b: Sequence[Seen], paths: Mapping[str, str | None]) -> dict[str, str]:
+def pair_modules(
+    a: Sequence[ModuleSummary], b: Sequence[ModuleSummary], paths: Mapping[str, str | None]
+) -> dict[str, str]:
     """Return the path in B of each path of A that has a partner there; also of those that paths= leaves out.
 
     Raises ValueError if paths= has a path that is in neither.
@@ -112,7 +114,7 @@ def paired(a: Sequence[Seen], b: Sequence[Seen], paths: Mapping[str, str | None]
     found: dict[str, str] = {}
     inside: dict[str, str] = {}
     for path in in_a:
-        if entry := said_of(path, paths):
+        if entry := partner_entry(path, paths):
             other, rest = entry
             if other is None:
                 continue
@@ -120,7 +122,7 @@ def paired(a: Sequence[Seen], b: Sequence[Seen], paths: Mapping[str, str | None]
             ends = [f"{other}{mark}{rest}" for mark in "./"] if rest else [other]
             if partner := next((end for end in ends if end in in_b), None):
                 found[path] = partner
-    check_said(paths, in_a, in_b, inside)
+    check_patterns(paths, in_a, in_b, inside)
     used = set(found.values())
     for path in in_a:
         if path not in found and path not in inside and path in in_b and path not in used:
@@ -134,45 +136,49 @@ def paired(a: Sequence[Seen], b: Sequence[Seen], paths: Mapping[str, str | None]
 
 def left_out(path: str, paths: Mapping[str, str | None]) -> bool:
     """Whether paths= leaves a module of A out."""
-    entry = said_of(path, paths)
+    entry = partner_entry(path, paths)
     return entry is not None and entry[0] is None
 
 
-def check_said(paths: Mapping[str, str | None], in_a: Any, in_b: Any, inside: Mapping[str, str]) -> None:
+def check_patterns(paths: Mapping[str, str | None], in_a: Any, in_b: Any, inside: Mapping[str, str]) -> None:
     """Raise ValueError where a pattern of paths= fits nothing."""
     for pattern, other in paths.items():
-        if not any(said_of(path, {pattern: other}) for path in in_a):
-            raise ValueError(f"paths has {pattern!r}, which fits no module that A called; it called {some(in_a)}")
+        if not any(partner_entry(path, {pattern: other}) for path in in_a):
+            raise ValueError(
+                f"paths has {pattern!r}, which fits no module that A called; it called {first_names(in_a)}"
+            )
     for path, other in inside.items():
         if not any(one == other or is_inside(one, other) for one in in_b):
-            raise ValueError(f"paths says that {path} is {other!r} in B, which called no such module, but {some(in_b)}")
+            raise ValueError(
+                f"paths says that {path} is {other!r} in B, which called no such module, but {first_names(in_b)}"
+            )
 
 
-def some(names: Any) -> str:
+def first_names(names: Any) -> str:
     """Join the first of many names."""
     listed = [name for name in names if name]
     return ", ".join(listed[:6]) + (f" and {len(listed) - 6} more" if len(listed) > 6 else "")
 
 
-def may(one: Seen, other: Seen, inside: Mapping[str, str]) -> bool:
+def may_pair(one: ModuleSummary, other: ModuleSummary, inside: Mapping[str, str]) -> bool:
     """Whether two modules can be the same."""
     place = inside.get(one.path)
     where = place is None or other.path == place or is_inside(other.path, place)
     return where and one.sizes[1] == other.sizes[1] and bool(one.path) == bool(other.path)
 
 
-def by_contents(a: Sequence[Seen], b: Sequence[Seen], inside: Mapping[str, str]) -> dict[str, str]:
+def by_contents(a: Sequence[ModuleSummary], b: Sequence[ModuleSummary], inside: Mapping[str, str]) -> dict[str, str]:
     """Pair modules that are given and return the same, if no other one does."""
 
     near_a = {
-        one.path: [other.path for other in b if one.sizes[1] and may(one, other, inside) and one.same(other)]
+        one.path: [other.path for other in b if one.sizes[1] and may_pair(one, other, inside) and one.same(other)]
         for one in a
     }
     count = {other.path: sum(other.path in near for near in near_a.values()) for other in b}
     return {path: near[0] for path, near in near_a.items() if len(near) == 1 and count[near[0]] == 1}
 
 
-def by_numbers(a: Sequence[Seen], b: Sequence[Seen], pairs: Mapping[str, str]) -> dict[str, str]:
+def by_numbers(a: Sequence[ModuleSummary], b: Sequence[ModuleSummary], pairs: Mapping[str, str]) -> dict[str, str]:
     """Pair modules whose paths are those of a known pair but for the numbers of layers."""
     others = {pattern(one): pattern(other) for one, other in pairs.items() if numbers(one) == numbers(other)}
     left = {one.path for one in b} - set(pairs.values())
@@ -197,7 +203,7 @@ def pattern(path: str) -> str:
 
 
 def by_order(
-    a: Sequence[Seen], b: Sequence[Seen], pairs: Mapping[str, str], inside: Mapping[str, str]
+    a: Sequence[ModuleSummary], b: Sequence[ModuleSummary], pairs: Mapping[str, str], inside: Mapping[str, str]
 ) -> dict[str, str]:
     """Pair modules of the same size in the order of their calls, so that their places and the ends of paths agree.
 
@@ -210,18 +216,18 @@ def by_order(
     within = [{pairs[path] for path in pairs if is_inside(path, one.path)} for one in first]
     others = [{path for path in used if is_inside(path, other.path)} for other in second]
     for i, one in enumerate(first):
-        entered = [close(one.summaries[0], other.summaries[0]) for other in second]
-        elsewhere = any(entered) or any(close(one.summaries[0], other.summaries[0]) for other in b)
+        entered = [are_close(one.summaries[0], other.summaries[0]) for other in second]
+        elsewhere = any(entered) or any(are_close(one.summaries[0], other.summaries[0]) for other in b)
         for j, other in enumerate(second):
-            if may(one, other, inside) and together(within[i], others[j]):
+            if may_pair(one, other, inside) and have_same_parts(within[i], others[j]):
                 near = NEARER * abs(before_a[one.path] - before_b[other.path])
-                ends = alike(words(one.path), words(other.path))
+                ends = agreement_of_ends(path_parts(one.path), path_parts(other.path))
                 gone = ELSEWHERE if elsewhere and not entered[j] else 0.0
                 scores[i, j] = 1 + 0.5 * (one.sizes[0] == other.sizes[0]) + ends - near - gone
-    return {first[i].path: second[j].path for i, j in chain(scores)}
+    return {first[i].path: second[j].path for i, j in best_chain(scores)}
 
 
-def chain(scores: np.ndarray) -> list[tuple[int, int]]:
+def best_chain(scores: np.ndarray) -> list[tuple[int, int]]:
     """Return the pairs of rows and columns, both rising, whose scores have the largest sum."""
     n, m = scores.shape
     best = np.zeros((n + 1, m + 1))
@@ -241,7 +247,7 @@ def chain(scores: np.ndarray) -> list[tuple[int, int]]:
     return found[::-1]
 
 
-def counts(modules: Sequence[Seen], paired: Any) -> dict[str, int]:
+def counts(modules: Sequence[ModuleSummary], paired: Any) -> dict[str, int]:
     """Count the paired modules that were called before each one."""
     found, count = {}, 0
     for one in modules:
@@ -250,7 +256,7 @@ def counts(modules: Sequence[Seen], paired: Any) -> dict[str, int]:
     return found
 
 
-def together(within: set[str], others: set[str]) -> bool:
+def have_same_parts(within: set[str], others: set[str]) -> bool:
     """Whether most of the modules inside of two modules are the same, as far as it is known."""
     return 2 * len(within & others) >= max(len(within), len(others))
 
@@ -260,12 +266,12 @@ def is_inside(path: str, other: str) -> bool:
     return path.startswith((f"{other}.", f"{other}/"))
 
 
-def words(path: str) -> list[str]:
+def path_parts(path: str) -> list[str]:
     """Return the parts of a path, the last one first."""
     return re.split(r"[./]", path)[::-1]
 
 
-def alike(one: Sequence[str], other: Sequence[str]) -> float:
+def agreement_of_ends(one: Sequence[str], other: Sequence[str]) -> float:
     """Return how much the ends of two paths agree, from 0 to 2."""
     count = next((at for at, (X, Y) in enumerate(zip(one, other, strict=False)) if X != Y), min(len(one), len(other)))
     return 2 * count / max(len(one), len(other))

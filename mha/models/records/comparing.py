@@ -12,14 +12,14 @@ from mha.models.audit.audit_report import AuditReport
 from mha.models.audit.layers.reference import Reference, formats_of
 from mha.models.records import aligning
 from mha.models.records.contents import Record
-from mha.models.records.doubts import Doubt, cuts_of, first_real, unclear_of
+from mha.models.records.doubts import Doubt, cuts_of, first_difference, unclear_of
 from mha.models.records.pairs import Matcher
-from mha.models.records.reading import opened
-from mha.models.records.records_report import NO_WEIGHTS, Model, RecordsReport
-from mha.models.records.replay import Weights, replayed
-from mha.models.records.stepping import Known, Stepper, StepRow
+from mha.models.records.reading import open_record
+from mha.models.records.records_report import NO_WEIGHTS, ModelFacts, RecordsReport
+from mha.models.records.replay import RecordedWeights, judge_record
+from mha.models.records.stepping import StepFacts, Stepper, StepRow
 from mha.models.records.tokens import Text, texts_of
-from mha.models.records.units import Step, units_of
+from mha.models.records.units import ModuleStep, units_of
 
 MOST = 8  # differences that are told apart
 Progress = Callable[[list[Any]], Iterable[Any]]
@@ -51,38 +51,40 @@ def compare_records(a: Any, b: Any, paths: Any = None, layers: Any = None, *, tr
         ValueError: if a file is no record or is damaged, if a record has no calls, if paths or layers says what is
             not there, if layers is given and no record has weights, or if no module of A has a partner in B.
     """
-    named_paths = aligning.checked(paths)
-    with opened("a", a) as first, opened("b", b) as second:
+    named_paths = aligning.check_paths(paths)
+    with open_record("a", a) as first, open_record("b", b) as second:
         texts = tuple(map(texts_of, (first, second)))
         for name, source, found in zip("ab", (first, second), texts, strict=True):
             if not found:
                 raise ValueError(
                     f"{name} ({source.said}) has no call of its model, expected at least one in its context"
                 )
-        every = paired(first, second, texts, named_paths)
+        every = find_partners(first, second, texts, named_paths)
         partners = {path: other for path, other in every.items() if not aligning.left_out(path, named_paths)}
-        user_layers = taught_of(layers, first, second)
+        user_layers = split_user_layers(layers, first, second)
         (one, _), (other, unjudged) = (
-            judged(first, None, user_layers[0], track),
-            judged(second, first, user_layers[1], track),
+            judge_attention(first, None, user_layers[0], track),
+            judge_attention(second, first, user_layers[1], track),
         )
         audits = one, other
-        rows, notes, left = steps(first, second, texts, partners, audits, track)
+        rows, notes, left = judge_steps(first, second, texts, partners, audits, track)
         models = model_of(first, a), model_of(second, b)
-        alone = [path for path in first.modules if path in called(texts[0]) and path not in every]
-        extra = [path for path in called(texts[1]) if path not in every.values()]
+        alone = [path for path in first.modules if path in paths_of_calls(texts[0]) and path not in every]
+        extra = [path for path in paths_of_calls(texts[1]) if path not in every.values()]
         if out := [path for path in every if path not in partners]:
             notes.append(f"left out, as paths says: {', '.join(few(out))}")
         sides, out_of_b = (tuple(alone), tuple(extra)), frozenset(every.values()) - frozenset(partners.values())
         return RecordsReport(models, tuple(rows), partners, sides, tuple(notes), left, audits, unjudged, out_of_b)
 
 
-def paired(a: Record, b: Record, texts: Any, named_paths: Any) -> dict[str, str]:
+def find_partners(a: Record, b: Record, texts: Any, named_paths: Any) -> dict[str, str]:
     """Return the partners of A's modules. Raises ValueError if there are none."""
-    first, second = (aligning.seen(record, found[0].calls[0]) for record, found in zip((a, b), texts, strict=True))
-    partners = aligning.paired(first, second, named_paths)
+    first, second = (
+        aligning.module_summaries(record, found[0].calls[0]) for record, found in zip((a, b), texts, strict=True)
+    )
+    partners = aligning.pair_modules(first, second, named_paths)
     if not partners:
-        some = [aligning.some(one.path for one in side) for side in (first, second)]
+        some = [aligning.first_names(one.path for one in side) for side in (first, second)]
         raise ValueError(
             f"no module of A ({some[0]}) has a partner in B ({some[1]}); say which are the same: "
             "paths={'layers.{}.attn': 'blocks_{}/attention'}"
@@ -90,7 +92,7 @@ def paired(a: Record, b: Record, texts: Any, named_paths: Any) -> dict[str, str]
     return partners
 
 
-def taught_of(layers: Any, a: Record, b: Record) -> tuple[Any, Any]:
+def split_user_layers(layers: Any, a: Record, b: Record) -> tuple[Any, Any]:
     """Split layers= into A's and B's. Raises ValueError if a pattern fits neither, or without weights."""
     if layers is None:
         return None, None
@@ -109,14 +111,16 @@ def taught_of(layers: Any, a: Record, b: Record) -> tuple[Any, Any]:
         fits = [any(fnmatch.fnmatchcase(path, str(pattern)) for path in one.modules if path) for one in (a, b)]
         if not any(fits):
             raise ValueError(
-                f"layers has {pattern!r}, which fits no module of A or B; A has {aligning.some(a.modules)}"
+                f"layers has {pattern!r}, which fits no module of A or B; A has {aligning.first_names(a.modules)}"
             )
         for one, fit in zip(found, fits, strict=True):
             one.update({pattern: user_layer} if fit else {})
     return found[0] or None, found[1] or None
 
 
-def judged(source: Record, other: Record | None, user_layers: Any, track: Progress) -> tuple[AuditReport | None, str]:
+def judge_attention(
+    source: Record, other: Record | None, user_layers: Any, track: Progress
+) -> tuple[AuditReport | None, str]:
     """Judge the attention layers of a record, with its own weights or those of the other record.
 
     Returns None and the reason if neither has weights, or if no layer is known. Raises TypeError or ValueError if
@@ -128,16 +132,18 @@ def judged(source: Record, other: Record | None, user_layers: Any, track: Progre
             return None, NO_WEIGHTS
         facts = other.facts
         formats = formats_of(facts["framework"])
-        like = Reference(Weights(other), facts["config"], "the weights of A", inside=facts["inside"], formats=formats)
+        like = Reference(
+            RecordedWeights(other), facts["config"], "the weights of A", inside=facts["inside"], formats=formats
+        )
     try:
-        return replayed(source, like, user_layers, track), ""
+        return judge_record(source, like, user_layers, track), ""
     except (TypeError, ValueError) as error:
         if user_layers is not None and like is None:
             raise
         return None, str(error)
 
 
-def steps(
+def judge_steps(
     a: Record, b: Record, texts: Any, partners: dict[str, str], audits: Any, track: Progress
 ) -> tuple[list[StepRow], list[str], str]:
     """Judge all steps; return also the notes on calls that could not be lined up, and on texts without a partner."""
@@ -145,8 +151,8 @@ def steps(
     units = list(units_of(*texts))
     notes = [unit.note for unit in units if unit.note]
     every = [unit.steps((a, b), partners) for unit in units]
-    facts = Known(Matcher(a, b), trusted, partners)
-    rows = told_apart(every, lambda real: Stepper(facts, real), track)
+    facts = StepFacts(Matcher(a, b), trusted, partners)
+    rows = tell_apart(every, lambda real: Stepper(facts, real), track)
     left = ""
     if len(texts[0]) != len(texts[1]):
         counts = [f"{len(found)} in {sum(len(text.calls) for text in found)} calls" for found in texts]
@@ -154,16 +160,18 @@ def steps(
     return rows, notes, left
 
 
-def told_apart(units: list[list[Step]], stepper: Callable[[set[Step]], Stepper], track: Progress) -> list[StepRow]:
+def tell_apart(
+    units: list[list[ModuleStep]], stepper: Callable[[set[ModuleStep]], Stepper], track: Progress
+) -> list[StepRow]:
     """Judge the steps of each unit, and tell differences from other cuts.
 
     The effects of a difference can only be told once it is known to be one: then all steps are judged again, and the
     next difference is looked for.
     """
     steps = [(at, step) for at, unit in enumerate(units) for step in unit]
-    real: set[Step] = set()
-    none: set[Step] = set()
-    unclear: set[Step] = set()
+    real: set[ModuleStep] = set()
+    none: set[ModuleStep] = set()
+    unclear: set[ModuleStep] = set()
     while True:
         found: list[tuple[StepRow, Doubt | None]] = []
         for _, some in itertools.groupby(steps if real else track(steps), key=lambda one: one[0]):
@@ -174,14 +182,16 @@ def told_apart(units: list[list[Step]], stepper: Callable[[set[Step]], Stepper],
         doubts = [doubt for _, doubt in found if doubt is not None]
         cuts = cuts_of(doubts) | none
         unclear = unclear if real else unclear_of(doubts)
-        first, before = first_real(doubts, cuts | unclear)
+        first, before = first_difference(doubts, cuts | unclear)
         if first is None or len(real) == MOST:
-            return [settled(row, doubt, cuts, unclear) for row, doubt in found]
+            return [final_row(row, doubt, cuts, unclear) for row, doubt in found]
         real.add(first)
         none |= {*before}
 
 
-def settled(row: StepRow, doubt: Doubt | None, cuts: Collection[Step], unclear: Collection[Step]) -> StepRow:
+def final_row(
+    row: StepRow, doubt: Doubt | None, cuts: Collection[ModuleStep], unclear: Collection[ModuleStep]
+) -> StepRow:
     """Return the row of a step, with its verdict if it differs."""
     if doubt is None or doubt.real:
         return row
@@ -199,13 +209,13 @@ def trust(audits: Any, partners: dict[str, str]) -> dict[str, bool]:
     return {row.path: row.verdict == "same" and row.path not in wrong for row in second.layers}
 
 
-def called(texts: list[Text]) -> dict[str, None]:
+def paths_of_calls(texts: list[Text]) -> dict[str, None]:
     """Return the paths of the modules that were called."""
     return dict.fromkeys(visit.path for text in texts for call in text.calls for visit in call.visits)
 
 
-def model_of(source: Record, given: Any) -> Model:
+def model_of(source: Record, given: Any) -> ModelFacts:
     """Describe the model of a record, for the report."""
     facts = source.facts
     where = "a record in memory" if source.path is None else os.path.basename(source.path)
-    return Model(facts["model"], f"{facts['framework']} {facts['version']}", where, facts.get("checkpoint"))
+    return ModelFacts(facts["model"], f"{facts['framework']} {facts['version']}", where, facts.get("checkpoint"))

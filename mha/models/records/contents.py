@@ -22,13 +22,13 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from mha.models.records.storing import FORMAT, InFile
+from mha.models.records.storing import FORMAT, FileStore
 
 LAYOUT = "1"
 WEIGHTS = "weights/"  # before the names of weights in a file
 
 
-class Arrays(Protocol):
+class ArrayStore(Protocol):
     """The store of a record's arrays: in memory, or in a file."""
 
     def read(self, name: str) -> np.ndarray:
@@ -61,7 +61,7 @@ class Visit:
 
 
 @dataclasses.dataclass(frozen=True)
-class Call:
+class RecordedCall:
     """One call of the model: its number from 1 on, its arguments, the cache that it used or made, and its visits."""
 
     number: int
@@ -102,7 +102,7 @@ class Record:
         return self.arrays.read(self.names[number])
 
     @property
-    def calls(self) -> tuple[Call, ...]:
+    def calls(self) -> tuple[RecordedCall, ...]:
         """The calls of the model."""
         return tuple(calls_of(self))
 
@@ -123,7 +123,7 @@ class Record:
             raise ValueError("the record is not complete: save it when its context has ended")
         if self.path is not None:
             raise ValueError(f"the record is in {self.path} already; copy that file")
-        store = InFile(path)
+        store = FileStore(path)
         try:
             for name in self.arrays:
                 store.add(name, self.arrays.read(name))
@@ -140,7 +140,7 @@ class Record:
         )
 
 
-def calls_of(record: Record) -> Iterator[Call]:
+def calls_of(record: Record) -> Iterator[RecordedCall]:
     """List the calls of the model; one that failed has the visits that ended."""
     paths = list(record.modules)
     arguments: Mapping[str, Any] = {}
@@ -165,4 +165,4 @@ def calls_of(record: Record) -> Iterator[Call]:
                 given, made = tuple(began[2]), tuple(event[2])
                 visits.append(Visit(path, count, entered, at, given, made, parent, leaf))
         elif kind == "ended":
-            yield Call(number, arguments, event[1], tuple(sorted(visits, key=lambda one: one.entered)))
+            yield RecordedCall(number, arguments, event[1], tuple(sorted(visits, key=lambda one: one.entered)))

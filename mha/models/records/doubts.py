@@ -15,7 +15,7 @@ import numpy as np
 
 from mha.models.records.pairs import Pair
 from mha.models.records.relations import RelationName
-from mha.models.records.units import Step
+from mha.models.records.units import ModuleStep
 
 TELLS = 3.0  # times the difference of what reads it, or its bound, a difference has to be so that it would show there
 
@@ -37,7 +37,7 @@ class Doubt:
         readers: the results of the steps that may be computed from it.
     """
 
-    step: Step
+    step: ModuleStep
     key: tuple[int, ...]
     scopes: set[str]
     far: float
@@ -54,7 +54,7 @@ class Doubt:
     @property
     def place(self) -> tuple[str, str]:
         """The place of the step, the same in all layers."""
-        return of_layers(self.step.visit.path), self.step.what
+        return path_pattern(self.step.visit.path), self.step.what
 
 
 class Reader(NamedTuple):
@@ -70,7 +70,7 @@ class Reader(NamedTuple):
 
 
 @dataclasses.dataclass(eq=False)
-class Earlier:
+class EarlierArray:
     """An array of A that came before.
 
     Attributes:
@@ -88,14 +88,14 @@ class Earlier:
     doubt: Doubt | None = None
 
     @property
-    def supposed(self) -> bool:
+    def is_other_cut(self) -> bool:
         """Whether it differs, and is supposed to be another cut."""
         return self.doubt is not None and not self.doubt.real
 
     @property
     def far(self) -> np.ndarray:
         """How far B's rows are; of another cut, only as far as rounding explains it: no more is passed on."""
-        return np.minimum(self.pair.far, self.most) if self.supposed else self.pair.far
+        return np.minimum(self.pair.far, self.most) if self.is_other_cut else self.pair.far
 
     @property
     def relative(self) -> float:
@@ -103,17 +103,17 @@ class Earlier:
         return dataclasses.replace(self.pair, far=self.far).relative
 
 
-def of_layers(path: str) -> str:
+def path_pattern(path: str) -> str:
     """Return a path with {} for the numbers of layers."""
     return re.sub(r"(?<![^./_])\d+(?=[./])|(?<![^./])\d+$", "{}", path)
 
 
-def cuts_of(doubts: Sequence[Doubt]) -> set[Step]:
+def cuts_of(doubts: Sequence[Doubt]) -> set[ModuleStep]:
     """Return the steps that are another cut: nothing computed from them differs in the end; in other layers, too.
 
     A reader that is not certain counts only if no reader is certain; of these, the first.
     """
-    bounds: dict[Step, float] = {}  # up to which what comes of those that are another cut is the same
+    bounds: dict[ModuleStep, float] = {}  # up to which what comes of those that are another cut is the same
     for one in reversed(doubts):
         bounds_of_readers = []
         for other, bound, certain in one.readers:
@@ -134,9 +134,9 @@ def cuts_of(doubts: Sequence[Doubt]) -> set[Step]:
     )}  # fmt: skip
 
 
-def unclear_of(doubts: Sequence[Doubt]) -> set[Step]:
+def unclear_of(doubts: Sequence[Doubt]) -> set[ModuleStep]:
     """Return the steps in a relation that differ by much, and whose readers cannot tell whether that is real."""
-    found: set[Step] = set()
+    found: set[ModuleStep] = set()
     for one in reversed(doubts):
         same = [reader.doubt is None or reader.doubt.step in found for reader in one.readers]
         if one.far > FAR and same and all(same) and one.relation and (not one.used_as_is or one.relation == "order"):
@@ -144,7 +144,9 @@ def unclear_of(doubts: Sequence[Doubt]) -> set[Step]:
     return found
 
 
-def first_real(doubts: Sequence[Doubt], cuts: Collection[Step]) -> tuple[Step | None, list[Step]]:
+def first_difference(
+    doubts: Sequence[Doubt], cuts: Collection[ModuleStep]
+) -> tuple[ModuleStep | None, list[ModuleStep]]:
     """Return the first new difference, None if there is none, and the steps before it that are none.
 
     A module that returns a later step of the other model is no difference if a step behind it is, whose numbers are in

@@ -44,7 +44,7 @@ class Flow:
         return " + ".join(parts)
 
 
-def sampled(X: np.ndarray) -> np.ndarray:
+def sample_of(X: np.ndarray) -> np.ndarray:
     """Return some numbers of an array, at the same places in all arrays of one shape."""
     places = np.random.default_rng(X.shape[1]).integers(X.size, size=SAMPLES)
     return X.reshape(-1)[places].astype(np.float64)
@@ -56,8 +56,8 @@ def flow_of(X: np.ndarray, unit: float, sources: Sequence[np.ndarray]) -> Flow |
     if not places or not X.size:
         return None
     sources = [Y.reshape(X.shape) if Y.size == X.size else Y for Y in sources]
-    z = sampled(X)
-    S = np.stack([sampled(sources[at]) for at in places])
+    z = sample_of(X)
+    S = np.stack([sample_of(sources[at]) for at in places])
     if not (np.isfinite(z).all() and np.isfinite(S).all()):
         return None
     allowed = EXACT * unit
@@ -75,7 +75,7 @@ def flow_of(X: np.ndarray, unit: float, sources: Sequence[np.ndarray]) -> Flow |
 def multiples(z: np.ndarray, S: np.ndarray, allowed: float) -> list[Flow]:
     """Return the flows that give z as a multiple of one source, the last sources first."""
     squares = (S * S).sum(1)
-    factors = rounded(np.divide(S @ z, squares, out=np.zeros(len(S)), where=squares > 0))
+    factors = round_factors(np.divide(S @ z, squares, out=np.zeros(len(S)), where=squares > 0))
     left = np.abs(z - factors[:, None] * S) <= allowed * np.abs(z).max()
     good = np.flatnonzero(left.all(1) & (factors != 0))
     return [Flow("sum", (int(at),), (float(factors[at]),)) for at in good[::-1]]
@@ -87,7 +87,7 @@ def sums(z: np.ndarray, S: np.ndarray, allowed: float) -> list[Flow]:
     squares = (S * S).sum(1)
     rest = z - S  # (n, samples)
     factors = np.divide(rest @ S.T, squares, out=np.zeros((n, n)), where=squares > 0)
-    factors = rounded(factors)
+    factors = round_factors(factors)
     made = S[:, None] + factors[:, :, None] * S  # (n, n, samples)
     terms = np.abs(S)[:, None] + np.abs(factors[:, :, None] * S)
     good = (np.abs(z - made) <= allowed * terms.max(2, keepdims=True)).all(2) & (factors != 0)
@@ -111,12 +111,12 @@ def products(z: np.ndarray, S: np.ndarray, allowed: float) -> list[Flow]:
     return [Flow("product", (int(i), int(j))) for i, j in np.argwhere(good)[::-1]]
 
 
-def rounded(factors: np.ndarray) -> np.ndarray:
+def round_factors(factors: np.ndarray) -> np.ndarray:
     """Return factors, exactly 1 where they are 1 up to rounding."""
     return np.where(np.abs(factors - 1) < 1e-2, 1.0, factors)
 
 
-def judged(pair: Pair, flow: Flow, sources: Sequence[Pair]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def compare_flow(pair: Pair, flow: Flow, sources: Sequence[Pair]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Compare B's rows with what A's flow makes of B's own sources.
 
     Returns how far they are, how far they may be, and the size of the terms, (N,) each.

@@ -16,10 +16,10 @@ UNKNOWN = 32.0  # units of rounding of what is computed in a way that is not kno
 TRIED = 128  # pairs of rows
 
 
-def gain(inputs: Pair, outputs: Pair) -> float:
+def largest_growth(inputs: Pair, outputs: Pair) -> float:
     """Return how much a difference of A's input grows in its output at most, in root mean squares of rows."""
     if not inputs.floats or len(inputs.a) != len(outputs.a):
-        return total(inputs, outputs)
+        return size_ratio(inputs, outputs)
     N = len(inputs.a)
     into, out = inputs.size, outputs.size
     found = [float((out[into > 0] / into[into > 0]).max(initial=0.0))]
@@ -33,13 +33,13 @@ def gain(inputs: Pair, outputs: Pair) -> float:
     return max(found)
 
 
-def total(inputs: Pair, outputs: Pair) -> float:
+def size_ratio(inputs: Pair, outputs: Pair) -> float:
     """Return the size of the output, divided by that of the input."""
     size = float(inputs.size.max(initial=0.0))
     return float(outputs.size.max(initial=0.0)) / size if size and inputs.floats else 0.0
 
 
-def allowed(outputs: Pair, inputs: Pair | None, others: float, furthest: float = 0.0) -> np.ndarray:
+def row_bounds(outputs: Pair, inputs: Pair | None, others: float, furthest: float = 0.0) -> np.ndarray:
     """Return the bound of the error of each row of an output, (N,).
 
     inputs: of the module; others: the largest relative difference of its other inputs; furthest: the largest position,
@@ -56,7 +56,7 @@ def allowed(outputs: Pair, inputs: Pair | None, others: float, furthest: float =
         if len(wrong) == len(size):
             return np.where(wrong, np.inf, found)
         return np.full_like(found, np.inf) if wrong.any() else found
-    grows = max(gain(inputs, outputs), np.finfo(float).tiny)
+    grows = max(largest_growth(inputs, outputs), np.finfo(float).tiny)
     if len(inputs.far) == len(size):
         far, into = inputs.far, inputs.size
     else:

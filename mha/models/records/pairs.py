@@ -13,7 +13,7 @@ import numpy as np
 
 from mha.core.options import checks
 from mha.core.options.names import FloatName
-from mha.models.records.contents import Call, Record, Visit
+from mha.models.records.contents import Record, RecordedCall, Visit
 from mha.models.records.tokens import Grid, rows_of
 from mha.parity.rule.rules import UNIT
 
@@ -26,7 +26,7 @@ MOST_AXES = 4  # of arrays whose axes are tried in other orders
 class Chunk:
     """A visit in one of the calls that are compared together, and the tokens of that call."""
 
-    call: Call
+    call: RecordedCall
     grids: Sequence[Grid]
     visit: Visit
 
@@ -109,14 +109,14 @@ class Matcher:
         X, Y = side_of(self.a, a, what, at, joined), side_of(self.b, b, what, at, joined)
         rows = None
         if X.rows is not None and Y.rows is not None and X.rows.shape[1] == Y.rows.shape[1]:
-            rows = lined_up(X.rows, X.keys, Y.rows, Y.keys)
+            rows = common_rows(X.rows, X.keys, Y.rows, Y.keys)
             if (F := X.last) == Y.last and F and rows[0].shape[1] % F == 0:  # heads, which norms take one by one
                 rows = rows[0].reshape(-1, F), rows[1].reshape(-1, F)  # (N*H, F) both
         elif len(X.arrays) == len(Y.arrays) == 1:
-            rows = shaped_alike(X.arrays[0], Y.arrays[0])
+            rows = rows_in_best_order(X.arrays[0], Y.arrays[0])
         if rows is None:
-            return f"has shape {shown(X.arrays)} in A and {shown(Y.arrays)} in B"
-        far, size = measured(*rows)
+            return f"has shape {shapes_text(X.arrays)} in A and {shapes_text(Y.arrays)} in B"
+        far, size = row_distances(*rows)
         return Pair(*rows, where, far, size)
 
 
@@ -153,7 +153,7 @@ def side_of(record: Record, chunks: Chunks, what: str, at: int, joined: bool) ->
     return Side(arrays, np.concatenate(rows) if len(rows) > 1 else rows[0], np.concatenate(keys))
 
 
-def lined_up(X: np.ndarray, keys: np.ndarray, Y: np.ndarray, others: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def common_rows(X: np.ndarray, keys: np.ndarray, Y: np.ndarray, others: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the rows of the tokens that both have; padding is left out."""
     if np.array_equal(keys, others) and len(np.unique(keys)) == len(keys) and (keys >= 0).all():
         return X, Y
@@ -164,7 +164,7 @@ def lined_up(X: np.ndarray, keys: np.ndarray, Y: np.ndarray, others: np.ndarray)
     return X[at[real]], Y[there[real]]
 
 
-def shaped_alike(X: np.ndarray, Y: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
+def rows_in_best_order(X: np.ndarray, Y: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
     """Return two arrays without tokens as rows, B's axes in the order in which they are nearest to A's."""
     F = X.shape[-1] if X.ndim else 1
     if X.size != Y.size:
@@ -173,11 +173,11 @@ def shaped_alike(X: np.ndarray, Y: np.ndarray) -> tuple[np.ndarray, np.ndarray] 
         return X.reshape(-1, F), Y.reshape(-1, F)  # (N, F) both
     orders = [axes for axes in itertools.permutations(range(Y.ndim)) if Y.transpose(axes).shape == X.shape]
     turned = [Y.transpose(axes) for axes in orders]
-    best = min(turned, key=lambda Z: measured(X.reshape(-1, F), Z.reshape(-1, F))[0].sum())
+    best = min(turned, key=lambda Z: row_distances(X.reshape(-1, F), Z.reshape(-1, F))[0].sum())
     return X.reshape(-1, F), best.reshape(-1, F)  # (N, F) both
 
 
-def measured(X: np.ndarray, Y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def row_distances(X: np.ndarray, Y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the root mean squares of the rows of Y - X and of X; infinite where only one is NaN or infinite."""
     far, size = np.zeros(len(X)), np.zeros(len(X))
     step = max(1, PIECE // max(1, X.shape[1]))
@@ -198,6 +198,6 @@ def mean_square(X: np.ndarray) -> np.ndarray:
     return np.sqrt((X * X).mean(1)) if X.shape[1] else np.zeros(len(X))
 
 
-def shown(arrays: Sequence[np.ndarray]) -> str:
+def shapes_text(arrays: Sequence[np.ndarray]) -> str:
     """Join the shapes of arrays."""
     return " and ".join(dict.fromkeys(str(X.shape) for X in arrays))

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from mha.models.records.contents import LAYOUT, WEIGHTS, Record
-from mha.models.records.storing import FILLER, FORMAT, UNFINISHED, unfinished
+from mha.models.records.storing import FILLER, FORMAT, UNFINISHED, temporary_path
 from mha.weights import files, json_text, readers
 from mha.weights.readers.safetensors_file import DTYPES
 
@@ -20,7 +20,7 @@ EVENTS = {"call": 2, "whole": 2, "enter": 3, "leave": 3, "native": 3, "pooled": 
           "ended": 2}  # and their lengths  # fmt: skip
 
 
-class InSource:
+class ArraysInFile:
     """The arrays of a record in an open file."""
 
     def __init__(self, source: readers.Source) -> None:
@@ -38,7 +38,7 @@ class InSource:
 
 
 @contextlib.contextmanager
-def opened(argument: str, given: Any) -> Iterator[Record]:
+def open_record(argument: str, given: Any) -> Iterator[Record]:
     """Open a record: a path, or one that was made in this process.
 
     Raises:
@@ -56,10 +56,10 @@ def opened(argument: str, given: Any) -> Iterator[Record]:
         given = given.path
     if not isinstance(given, (str, os.PathLike)):
         raise TypeError(f"{argument} is a {type(given).__name__}, expected the path of a record, or a record")
-    refuse_unfinished(given)
+    require_whole(given)
     problem = None
-    with readers.opened(given) as source:
-        made = parsed(source)
+    with readers.open_weights(given) as source:
+        made = parse_record(source)
         try:
             yield made
         except Exception as error:  # it is not the file's, whose path would be put before it
@@ -68,9 +68,9 @@ def opened(argument: str, given: Any) -> Iterator[Record]:
         raise problem
 
 
-def refuse_unfinished(path: Any) -> None:
+def require_whole(path: Any) -> None:
     """Raise FileError if the run that writes this record has not ended."""
-    beside = unfinished(path)
+    beside = temporary_path(path)
     if beside.exists():
         raise files.FileError(
             f"{os.fspath(path)} is not whole: the run that records it was killed, or has not ended; record it again "
@@ -85,7 +85,7 @@ def refuse_unfinished(path: Any) -> None:
 
 def is_record(path: Any) -> bool:
     """Whether a path is that of a record, whole or not, by its metadata."""
-    if unfinished(path).exists():
+    if temporary_path(path).exists():
         return True
     if os.path.isdir(path):
         return False
@@ -96,7 +96,7 @@ def is_record(path: Any) -> bool:
         return False
 
 
-def parsed(source: readers.Source) -> Record:
+def parse_record(source: readers.Source) -> Record:
     """Return the record in an open file."""
     if (form := source.metadata.get("format")) != FORMAT:
         raise ValueError(f"is no record: its metadata has format {reprlib.repr(form)}, expected {FORMAT!r}")
@@ -111,15 +111,15 @@ def parsed(source: readers.Source) -> Record:
         facts, modules = json_text.parse(source.metadata["facts"]), json_text.parse(source.metadata["modules"])
         events = json_text.parse(f'{{"events":{source.metadata["events"]}}}')["events"]
         names = [name for name in source.entries if name[:1].isdigit()]
-        check(facts, modules, events, len(names))
+        check_metadata(facts, modules, events, len(names))
     except (KeyError, TypeError, IndexError, AttributeError, ValueError) as error:
         raise ValueError(f"is a damaged record: {error}") from error
     own = [name.removeprefix(WEIGHTS) for name in source.entries if name.startswith(WEIGHTS)]
     path = os.fspath(source.path)
-    return Record(Path(path).name, facts, modules, events, names, InSource(source), own or None, path, True)
+    return Record(Path(path).name, facts, modules, events, names, ArraysInFile(source), own or None, path, True)
 
 
-def check(facts: Any, modules: Any, events: Any, count: int) -> None:
+def check_metadata(facts: Any, modules: Any, events: Any, count: int) -> None:
     """Raise ValueError if the metadata of a record do not fit each other, or the number of its arrays."""
     if missing := [
         name for name in ("framework", "version", "model", "config", "inside", "wholes") if name not in facts

@@ -8,17 +8,17 @@ from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderResult
 
-from mha.core.tables import counted, few, lines, number, plain_table, text
+from mha.core.tables import few, lines, number, plain_table, plural, text
 from mha.models.audit.audit_report import AuditReport, LayerRow
-from mha.models.records.doubts import of_layers
-from mha.models.records.stepping import StepRow, inside
+from mha.models.records.doubts import path_pattern
+from mha.models.records.stepping import StepRow, is_inside
 
 NO_WEIGHTS = "record B with weights=True, and its attention is judged by float64 NumPy, too"
 SHOWN = 40  # rows of a table; of more modules, those of whole blocks are shown
 
 
 @dataclasses.dataclass(frozen=True)
-class Model:
+class ModelFacts:
     """One of the two models: its class, framework and version, where its record is, and the name of its checkpoint."""
 
     name: str
@@ -47,7 +47,7 @@ class RecordsReport:
         left_out: paths of B that do not count.
     """
 
-    models: tuple[Model, Model]
+    models: tuple[ModelFacts, ModelFacts]
     rows: tuple[StepRow, ...]
     partners: Mapping[str, str]
     alone: tuple[tuple[str, ...], tuple[str, ...]]
@@ -78,7 +78,7 @@ class RecordsReport:
     def cuts(self) -> tuple[str, ...]:
         """The modules that take or return another step of the other model; {} is the number of a layer."""
         rows = [row for row in self.rows if row.verdict == "another cut"]
-        return tuple(dict.fromkeys(f"the {row.what} of {of_layers(row.path) or 'the model'}" for row in rows))
+        return tuple(dict.fromkeys(f"the {row.what} of {path_pattern(row.path) or 'the model'}" for row in rows))
 
     @property
     def wrong(self) -> tuple[LayerRow, ...]:
@@ -94,7 +94,7 @@ class RecordsReport:
         first = self.first
         if first is None:
             return self.wrong[0] if self.wrong else None
-        return next((row for row in self.wrong if inside(first.other, row.path)), None)
+        return next((row for row in self.wrong if is_inside(first.other, row.path)), None)
 
     def bars(self) -> list[tuple[str, float | None, str]]:
         """Return the name, the ratio and the verdict of each module, for a picture."""
@@ -140,7 +140,7 @@ class RecordsReport:
             )
         if not self.rows:
             return "nothing was compared"
-        return f"the same: {counted(len(same), 'step')}; they differ by {number(worst)} at most, which is rounding"
+        return f"the same: {plural(len(same), 'step')}; they differ by {number(worst)} at most, which is rounding"
 
     @property
     def shown(self) -> list[StepRow]:

@@ -35,11 +35,11 @@ def relation_of(pair: Pair, sources: Sequence[Pair]) -> RelationName:
         return "order"
     if is_function(A, B) or is_function(B, A):
         return "number"
-    if min(beside(A, B), beside(B, A)) <= left:
+    if min(linear_rest(A, B), linear_rest(B, A)) <= left:
         return "column"
-    if (order := order_of(A, B)) is not None and beside(A[:, order], B) <= left:
+    if (order := order_of(A, B)) is not None and linear_rest(A[:, order], B) <= left:
         return "order"
-    if any(beside(of(X), Y) <= left for X, Y in ((A, B), (B, A)) for of in (centred, scaled)):
+    if any(linear_rest(of(X), Y) <= left for X, Y in ((A, B), (B, A)) for of in (centre_rows, scale_rows)):
         return "norm"
     arrays = [X for one in sources for X in (one.a, one.b) if X.size == A.size]
     return "sum" if flows.flow_of(B - A, pair.unit * rms(A) / gap, arrays) is not None else ""
@@ -56,7 +56,7 @@ def is_function(X: np.ndarray, Y: np.ndarray) -> bool:
     return float(np.abs(np.diff(ordered)).sum()) <= TURNS * float(np.ptp(ordered))
 
 
-def beside(X: np.ndarray, Y: np.ndarray) -> float:
+def linear_rest(X: np.ndarray, Y: np.ndarray) -> float:
     """Return the part of Y that is no multiple of X plus a constant, column by column."""
     x, y = X - X.mean(0), Y - Y.mean(0)
     squares = (x * x).sum(0)
@@ -68,16 +68,16 @@ def order_of(X: np.ndarray, Y: np.ndarray) -> np.ndarray | None:
     """Return the order of the columns of X in which each rises and falls as that of Y; None if there is none."""
     if X.shape[1] > WIDEST:
         return None
-    x, y = (centred(Z[:MOST].T) for Z in (X, Y))  # (columns, rows)
+    x, y = (centre_rows(Z[:MOST].T) for Z in (X, Y))  # (columns, rows)
     order = np.abs(x @ y.T).argmax(0)  # (columns,)
     return order if len(np.unique(order)) == len(order) else None
 
 
-def centred(X: np.ndarray) -> np.ndarray:
+def centre_rows(X: np.ndarray) -> np.ndarray:
     """Return rows of mean 0 and of variance 1."""
-    return scaled(X - X.mean(1, keepdims=True))
+    return scale_rows(X - X.mean(1, keepdims=True))
 
 
-def scaled(X: np.ndarray) -> np.ndarray:
+def scale_rows(X: np.ndarray) -> np.ndarray:
     """Return rows of mean square 1."""
     return X / np.sqrt((X * X).mean(1, keepdims=True) + np.finfo(float).tiny)

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 
 from mha.models.audit.audit_report import AuditReport
-from mha.models.audit.calls.caches import Kept
+from mha.models.audit.calls.caches import CacheState
 from mha.models.audit.calls.model_calls import CHANGES
-from mha.models.audit.layers.known import Recorded
+from mha.models.audit.layers.known import RecordedModule
 from mha.models.audit.watching import Watch
 from mha.models.records.contents import WEIGHTS, Record
-from mha.models.records.reading import opened
+from mha.models.records.reading import open_record
 from mha.weights import own_format
 
 Progress = Callable[[list[Any]], Any]
@@ -34,18 +34,18 @@ def audit_record(record: Any, like: Any = None, layers: Any = None, *, track: Pr
         ValueError: if nothing says what the weights should be, or if no attention layer is known.
         TypeError, ValueError, OSError: as `compare_records` for a record, and as `audit`.
     """
-    with opened("record", record) as source:
+    with open_record("record", record) as source:
         if like is None and source.weights is None:
             raise ValueError(
                 f"{source.said} has no weights, expected some to judge it by: record it with weights=True, or say with "
                 "like= which weights it should have"
             )
-        return replayed(source, like, layers, track)
+        return judge_record(source, like, layers, track)
 
 
-def replayed(source: Record, like: Any, layers: Any, track: Progress = iter) -> AuditReport:
+def judge_record(source: Record, like: Any, layers: Any, track: Progress = iter) -> AuditReport:
     """Judge the attention layers of an open record; see `audit_record`."""
-    adapter = RecordTaps(source)
+    adapter = RecordAdapter(source)
     calls = sum(event[0] == "call" for event in source.events)
     once: Any = ((), {}) if calls == 1 else None
     watching = Watch(adapter.model, like, layers, once=once, adapter=adapter, backend=source.facts["framework"])
@@ -54,7 +54,7 @@ def replayed(source: Record, like: Any, layers: Any, track: Progress = iter) -> 
     return report
 
 
-class Config:
+class RecordedConfig:
     """The configuration of a recorded model."""
 
     def __init__(self, description: Mapping[str, Any]) -> None:
@@ -65,7 +65,7 @@ class Config:
         return json.dumps(self.description)
 
 
-class Weights(Mapping[str, Any]):
+class RecordedWeights(Mapping[str, Any]):
     """The arrays of the recorded model; each is read when it is asked for."""
 
     def __init__(self, source: Record) -> None:
@@ -81,11 +81,11 @@ class Weights(Mapping[str, Any]):
         return len(self.source.weights or ())
 
 
-class Cache:
+class RecordedCache:
     """A cache of a recorded call, of which only its state is known."""
 
     def __init__(self) -> None:
-        self.kept = Kept()
+        self.kept = CacheState()
 
     def __getattr__(self, name: str) -> Callable[..., None]:
         if name in CHANGES:
@@ -93,23 +93,23 @@ class Cache:
         raise AttributeError(name)
 
 
-class RecordTaps:
+class RecordAdapter:
     """The adapter of a record: it plays the recorded calls to a listener, as a framework's adapter tells real ones."""
 
     def __init__(self, source: Record) -> None:
         self.source = source
         self.model = type(source.facts["model"], (), {})()
         self.played = {path: self.module(path, description) for path, description in source.modules.items()}
-        self.caches: dict[int, Cache] = {}
+        self.caches: dict[int, RecordedCache] = {}
         self.session: Any = None
 
     def module(self, path: str, description: Mapping[str, Any]) -> Any:
         """Return a stand-in for a module."""
-        made = type(description["class"], (Recorded,), {})()
+        made = type(description["class"], (RecordedModule,), {})()
         made.odd = description.get("odd", "")
         facts, whole = self.source.facts, path in self.source.facts["wholes"]
         if facts["config"] is not None and (whole or path == facts["inside"]):
-            made.config = Config(facts["config"])
+            made.config = RecordedConfig(facts["config"])
         if whole:
             made.save_pretrained = None  # by which models of transformers are known
         if own := description.get("native"):
@@ -136,7 +136,7 @@ class RecordTaps:
 
     def arrays(self, model: Any) -> Mapping[str, Any]:
         """Return the arrays of the model."""
-        return Weights(self.source)
+        return RecordedWeights(self.source)
 
     def odd(self, module: Any) -> str:
         """Say why the weights of a projection are not plain arrays."""
@@ -182,11 +182,11 @@ class RecordTaps:
             elif kind == "unknown":
                 self.session.note_no_numbers(paths[event[1]], event[2])
             elif kind == "cache":
-                getattr(self.cache(event[1]), event[2])(*[self.resolved(X) for X in event[3]])
+                getattr(self.cache(event[1]), event[2])(*[self.read_argument(X) for X in event[3]])
 
     def read_arguments(self, description: Mapping[str, Any]) -> dict[str, Any]:
         """Return recorded arguments by name."""
-        return {name: self.resolved(X) for name, X in description.items()}
+        return {name: self.read_argument(X) for name, X in description.items()}
 
     def natives(self) -> dict[int, dict[str, Any]]:
         """Return the calls of frameworks' own layers by our names, by the event that begins each."""
@@ -204,20 +204,20 @@ class RecordTaps:
         """Return the first array of an event, in a tuple; () without one."""
         return () if not numbers or numbers[0] is None else (self.source.array(numbers[0]),)
 
-    def cache(self, number: int) -> Cache:
+    def cache(self, number: int) -> RecordedCache:
         """Return the stand-in for a cache."""
-        return self.caches.setdefault(number, Cache())
+        return self.caches.setdefault(number, RecordedCache())
 
-    def resolved(self, description: Mapping[str, Any]) -> Any:
+    def read_argument(self, description: Mapping[str, Any]) -> Any:
         """Return a recorded argument."""
         if "array" in description:
             return None if description["array"] is None else self.source.array(description["array"])
         if "several" in description:
-            return {name: self.resolved(X) for name, X in description["several"].items()}
+            return {name: self.read_argument(X) for name, X in description["several"].items()}
         if "cache" in description:
             cache = self.cache(description["cache"])
             padding = description.get("padding")
-            cache.kept = Kept(
+            cache.kept = CacheState(
                 description.get("length"), None if padding is None else np.asarray(padding), description.get("most"),
                 description.get("rounded", False),
             )  # fmt: skip

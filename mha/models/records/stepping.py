@@ -8,11 +8,11 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from mha.models.records import flows, growth
-from mha.models.records.doubts import FAR, Doubt, Earlier, Reader
+from mha.models.records.doubts import FAR, Doubt, EarlierArray, Reader
 from mha.models.records.flows import Flow
 from mha.models.records.pairs import Matcher, Pair
 from mha.models.records.relations import relation_of
-from mha.models.records.units import Step
+from mha.models.records.units import ModuleStep
 
 VerdictName = Literal["same", "differs", "not told", "another cut"]
 BLIND = 0.5  # where a bound is so much of an array, nothing can be told
@@ -70,7 +70,7 @@ class Judgement(NamedTuple):
 
 
 @dataclasses.dataclass
-class Known:
+class StepFacts:
     """The facts about two records before their steps are judged.
 
     Attributes:
@@ -83,7 +83,7 @@ class Known:
     matcher: Matcher
     trusted: Mapping[str, bool]
     partners: Collection[str]
-    flows: dict[Step, Flow | None] = dataclasses.field(default_factory=dict)
+    flows: dict[ModuleStep, Flow | None] = dataclasses.field(default_factory=dict)
 
 
 class Stepper:
@@ -92,14 +92,14 @@ class Stepper:
     real: steps that are known to be a difference; others that differ are supposed to be another cut.
     """
 
-    def __init__(self, facts: Known, real: Collection[Step] = ()) -> None:
+    def __init__(self, facts: StepFacts, real: Collection[ModuleStep] = ()) -> None:
         self.facts, self.matcher, self.real = facts, facts.matcher, real
         self.found: list[tuple[StepRow, Doubt | None]] = []
-        self.views: dict[Any, Earlier] = {}  # by the numbers of both arrays
-        self.earlier: dict[tuple[int, ...], Earlier] = {}  # by those of A's: the first, or the first that agrees
+        self.views: dict[Any, EarlierArray] = {}  # by the numbers of both arrays
+        self.earlier: dict[tuple[int, ...], EarlierArray] = {}  # by those of A's: the first, or the first that agrees
         self.doubts: list[Doubt] = []
 
-    def add(self, step: Step) -> None:
+    def add(self, step: ModuleStep) -> None:
         """Judge a step; it has no row if there is nothing to compare, or if it is the array of a step before."""
         pair = self.matcher.pair(step.a, step.b, step.what)
         if pair is None:
@@ -110,7 +110,7 @@ class Stepper:
         if isinstance(pair, str):
             if len(step.a) == len(step.b) == 1:
                 row = self.make_row(step, None, np.inf, f"the {step.what} {pair}")
-                self.found.append((row, self.doubted(step, None, seen_in)))
+                self.found.append((row, self.add_doubt(step, None, seen_in)))
             return
         before = self.of_array(pair.where[0], here)
         for one in before:
@@ -125,12 +125,12 @@ class Stepper:
         )
         is_bounded = np.isfinite(judgement.most)  # of other rows, nothing is
         ratio, right = float(ratios[is_bounded].max(initial=0.0)), self.right(step)
-        doubt = self.doubted(step, pair, seen_in) if ratio > 1 and not right else None
+        doubt = self.add_doubt(step, pair, seen_in) if ratio > 1 and not right else None
         if doubt is not None or ratio <= 1:
             bound = max(pair.relative, dataclasses.replace(pair, far=judgement.most).relative)
             self.read(judgement.doubts, doubt, bound, judgement.certain)
         name = f"the {step.what} of {visit.path or 'the model'}"
-        view = self.views[pair.where] = Earlier(name, pair, judgement.carried, seen_in, doubt)
+        view = self.views[pair.where] = EarlierArray(name, pair, judgement.carried, seen_in, doubt)
         first = self.earlier.setdefault(pair.where[0], view)
         if first.doubt is not None and doubt is None:
             self.earlier[pair.where[0]] = view
@@ -140,7 +140,7 @@ class Stepper:
                 (self.make_row(step, pair, ratio, judgement.note if ratio > 1 else "", judgement.most, right), doubt)
             )
 
-    def doubted(self, step: Step, pair: Pair | None, scopes: set[str]) -> Doubt:
+    def add_doubt(self, step: ModuleStep, pair: Pair | None, scopes: set[str]) -> Doubt:
         """Doubt a step that differs."""
         real = step in self.real
         if pair is None:
@@ -151,7 +151,7 @@ class Stepper:
         self.doubts.append(doubt)
         return doubt
 
-    def recent(self) -> list[Earlier]:
+    def recent(self) -> list[EarlierArray]:
         """Return the last arrays of floats that came before."""
         return [one for one in self.earlier.values() if one.pair.floats][-EARLIER:]
 
@@ -174,16 +174,16 @@ class Stepper:
             path = re.split(r"[./][^./]*$", path)[0] if re.search(r"[./]", path) else ""
         return path or ""
 
-    def right(self, step: Step) -> bool:
+    def right(self, step: ModuleStep) -> bool:
         """Whether a step is computed by attention that the oracle finds right."""
         if step.what == "output" and step.visit.leaf:
             return self.facts.trusted.get(step.other.path, False)
         parent = step.other.parent or ""
-        return any(good and inside(parent, path) for path, good in self.facts.trusted.items())
+        return any(good and is_inside(parent, path) for path, good in self.facts.trusted.items())
 
     def make_row(
         self,
-        step: Step,
+        step: ModuleStep,
         pair: Pair | None,
         ratio: float,
         note: str,
@@ -203,7 +203,7 @@ class Stepper:
             step.visit.leaf,
         )  # fmt: skip
 
-    def judge_step(self, step: Step, pair: Pair, here: str) -> Judgement:
+    def judge_step(self, step: ModuleStep, pair: Pair, here: str) -> Judgement:
         """Judge an input or output of a module; here: the container in which it is computed."""
         first = self.earlier.get(pair.where[0])
         if first is not None and first.pair.a.size == pair.a.size:  # in A it is the array of an earlier step
@@ -212,20 +212,20 @@ class Stepper:
             return self.of_module(step, pair)
         return self.between(step, pair, here)
 
-    def of_flow(self, pair: Pair, flow: Flow, sources: Sequence[Earlier], here: str) -> Judgement:
+    def of_flow(self, pair: Pair, flow: Flow, sources: Sequence[EarlierArray], here: str) -> Judgement:
         """Judge an array that is made of earlier ones: of B's own, or of A's where B cuts elsewhere."""
         doubts = [doubt for one in sources for doubt in self.of_array(one.pair.where[0], here)]
-        far, most, sizes = flows.judged(pair, flow, [one.pair for one in sources])
+        far, most, sizes = flows.compare_flow(pair, flow, [one.pair for one in sources])
         theirs = sum(one.relative for one in sources) * sizes
         note = f"in A it is {flow.describe([one.name for one in sources])}"
-        if any(one.supposed for one in sources):
+        if any(one.is_other_cut for one in sources):
             for one in sources:
                 if one.doubt is not None and not (far > most).any():
                     one.doubt.used_as_is = True
             far, most = pair.far, most + growth.GROWN * theirs
         return Judgement(far, most, most + theirs, note, doubts, True)
 
-    def of_module(self, step: Step, pair: Pair) -> Judgement:
+    def of_module(self, step: ModuleStep, pair: Pair) -> Judgement:
         """Judge the output of a module by its inputs."""
         inputs = self.matcher.pair(step.a, step.b, "input")
         count = min(len(step.visit.inputs), len(step.other.inputs))
@@ -244,18 +244,18 @@ class Stepper:
                     chosen |= other.far > 0  # other experts, say
         kind = self.matcher.a.modules[step.visit.path]["class"].lower()
         if furthest and any(word in kind for word in TURNING):  # of positions alone: of the rest it takes the dtype
-            most = growth.allowed(pair, None, 0.0, furthest)
+            most = growth.row_bounds(pair, None, 0.0, furthest)
         else:
             if isinstance(inputs, Pair) and (one := self.views.get(inputs.where)) is not None:
                 if one.doubt is not None:
                     one.doubt.used_as_is = True
                     doubts.append(one.doubt)
                 inputs = dataclasses.replace(inputs, far=one.far)
-            most = growth.allowed(pair, inputs if isinstance(inputs, Pair) else None, others)
+            most = growth.row_bounds(pair, inputs if isinstance(inputs, Pair) else None, others)
         most = np.where(chosen, np.inf, most)
         return Judgement(pair.far, most, most / growth.GROWN, "", doubts, True)
 
-    def between(self, step: Step, pair: Pair, here: str) -> Judgement:
+    def between(self, step: ModuleStep, pair: Pair, here: str) -> Judgement:
         """Judge the input of a module, or the output of a container, by the earlier arrays."""
         earlier = list(self.earlier.values())
         if not earlier:
@@ -273,7 +273,7 @@ class Stepper:
                     else found
                 )
         near = [one for one in earlier if one.pair.floats and here in one.scopes]
-        near = near or [one for one in earlier if one.pair.floats and any(inside(X, here) for X in one.scopes)][-8:]
+        near = near or [one for one in earlier if one.pair.floats and any(is_inside(X, here) for X in one.scopes)][-8:]
         others = max((one.relative for one in near or recent[-1:]), default=0.0)
         unit = max([pair.unit, *(one.pair.unit for one in near)])
         most = (growth.UNKNOWN * unit + growth.OTHERS * others) * pair.size
@@ -281,12 +281,12 @@ class Stepper:
             pair.far, most, most / growth.OTHERS, "", [one for one in self.doubts if here in one.scopes], False
         )
 
-    def instead(self, pair: Pair, recent: Sequence[Earlier]) -> str:
+    def instead(self, pair: Pair, recent: Sequence[EarlierArray]) -> str:
         """Say how the array is made in B; "" if that is not found."""
         flow = flows.flow_of(pair.b, pair.unit, [one.pair.b for one in recent])
         return "" if flow is None else f"; in B it is {flow.describe([recent[at].name for at in flow.sources])}"
 
 
-def inside(path: str, other: str) -> bool:
+def is_inside(path: str, other: str) -> bool:
     """Whether a path is another one, or inside of it."""
     return path == other or path.startswith(f"{other}." if other else "")

@@ -26,7 +26,7 @@ ALIGNED = 8  # bytes
 FILLER = "filler."  # before the names of arrays of few bytes, which let others begin where readers need it
 
 
-class InMemory:
+class MemoryStore:
     """Arrays in memory."""
 
     def __init__(self) -> None:
@@ -51,7 +51,7 @@ class InMemory:
         self.kept.clear()
 
 
-class InFile:
+class FileStore:
     """Arrays in a file of safetensors that grows.
 
     Raises FileError (an OSError and a ValueError) if its place is no regular file, and OSError if it cannot be written.
@@ -59,7 +59,7 @@ class InFile:
 
     def __init__(self, path: Any) -> None:
         self.path = Path(os.path.realpath(files.regular(path)))
-        self.beside = unfinished(self.path)
+        self.beside = temporary_path(self.path)
         self.file = open(self.beside, "w+b")  # noqa: SIM115  # closed by `finish` or `abandon`
         self.places: dict[str, tuple[str, tuple[int, ...], int, int]] = {}
         self.size = 0
@@ -93,7 +93,7 @@ class InFile:
         written = header(described, ROOM)
         if len(written) > LIMIT:
             raise ValueError(f"the record has {len(self.places)} arrays, too many for one file; record fewer calls")
-        moved(self.file, ROOM, self.size, len(written) - ROOM)
+        move_bytes(self.file, ROOM, self.size, len(written) - ROOM)
         self.file.flush()
         os.fsync(self.file.fileno())  # the arrays, before a header says that they are there
         self.file.seek(0)
@@ -109,7 +109,7 @@ class InFile:
         self.beside.unlink(missing_ok=True)
 
 
-def unfinished(path: Any) -> Path:
+def temporary_path(path: Any) -> Path:
     """Return the path of a record while it is written."""
     return Path(f"{os.fspath(path)}.unfinished")
 
@@ -121,7 +121,7 @@ def header(described: Mapping[str, Any], least: int) -> bytes:
     return (size - 8).to_bytes(8, "little") + text.ljust(size - 8)
 
 
-def moved(file: Any, start: int, size: int, by: int) -> None:
+def move_bytes(file: Any, start: int, size: int, by: int) -> None:
     """Move the bytes of a file from start on by so many further to its end, the last ones first."""
     at = start + size
     while by and at > start:

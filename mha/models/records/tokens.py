@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from mha.models.records.contents import Call, Record
+from mha.models.records.contents import Record, RecordedCall
 
 FAR = 2**40  # more tokens than a text has
 NAMES = ("input_ids", "inputs_embeds", "ids", "tokens", "decoder_input_ids", "decoder_inputs_embeds")
@@ -32,7 +32,7 @@ class Grid:
 class Text:
     """The calls that go through one text, as those of a decode do; grids: for each call, those of its sequences."""
 
-    calls: tuple[Call, ...]
+    calls: tuple[RecordedCall, ...]
     grids: tuple[tuple[Grid, ...], ...]
 
 
@@ -42,11 +42,11 @@ def array_of(record: Record, arguments: Mapping[str, Any], name: str) -> np.ndar
     return None if number is None else record.array(number)
 
 
-def grids_of(record: Record, call: Call, earlier: int) -> tuple[Grid, ...]:
+def grids_of(record: Record, call: RecordedCall, earlier: int) -> tuple[Grid, ...]:
     """Find the sequences of tokens of a call; earlier: how many tokens its cache has."""
     found = []
     arguments = call.arguments
-    for name in named(record, arguments):
+    for name in token_arguments(record, arguments):
         X = array_of(record, arguments, name)
         if X is None or X.ndim < 2:
             continue
@@ -64,7 +64,7 @@ def grids_of(record: Record, call: Call, earlier: int) -> tuple[Grid, ...]:
     return tuple(found)
 
 
-def named(record: Record, arguments: Mapping[str, Any]) -> list[str]:
+def token_arguments(record: Record, arguments: Mapping[str, Any]) -> list[str]:
     """Return the names of the arguments that have tokens: those that are known, else the first that is an array."""
     present = [name for name in NAMES if arguments.get(name, {}).get("array") is not None]
     if present:
@@ -74,17 +74,17 @@ def named(record: Record, arguments: Mapping[str, Any]) -> list[str]:
 
 def texts_of(record: Record) -> list[Text]:
     """Join the calls that go on with a cache, or whose text begins with the one before."""
-    found: list[list[tuple[Call, tuple[Grid, ...]]]] = []
+    found: list[list[tuple[RecordedCall, tuple[Grid, ...]]]] = []
     lengths: dict[int, int] = {}
     tokens = 0
     for call in record.calls:
         given = next((argument for argument in call.arguments.values() if argument.get("length") is not None), None)
-        earlier = given["length"] if given else lengths.get(call.cache or 0, 0) if given_cache(call) else 0
+        earlier = given["length"] if given else lengths.get(call.cache or 0, 0) if has_cache(call) else 0
         grids = grids_of(record, call, earlier)
         if call.cache is not None and grids:
             lengths[call.cache] = earlier + grids[-1].shape[1]
         last = found[-1][-1] if found else None
-        if last and ((earlier and (last[0].cache == call.cache or earlier == tokens)) or grown(last[1], grids)):
+        if last and ((earlier and (last[0].cache == call.cache or earlier == tokens)) or is_longer(last[1], grids)):
             found[-1].append((call, grids))
         else:
             found.append([(call, grids)])
@@ -92,7 +92,7 @@ def texts_of(record: Record) -> list[Text]:
     return [Text(tuple(call for call, _ in one), tuple(grids for _, grids in one)) for one in found]
 
 
-def agreed(a: Text, b: Text) -> tuple[Text, Text, str]:
+def cut_where_different(a: Text, b: Text) -> tuple[Text, Text, str]:
     """Cut two texts where their ids begin to differ, in each sample; also say what was left out."""
     first, second = ids_of(a), ids_of(b)
     ends: dict[int, int] = {}
@@ -104,7 +104,7 @@ def agreed(a: Text, b: Text) -> tuple[Text, Text, str]:
         return a, b, ""
     sample = min(ends, key=lambda one: ends[one])
     note = f"their texts differ from position {ends[sample]} of sample {sample} on; what follows there was left out"
-    return cut(a, ends), cut(b, ends), note
+    return cut_text(a, ends), cut_text(b, ends), note
 
 
 def ids_of(text: Text) -> dict[int, int]:
@@ -119,7 +119,7 @@ def ids_of(text: Text) -> dict[int, int]:
     return found
 
 
-def cut(text: Text, ends: Mapping[int, int]) -> Text:
+def cut_text(text: Text, ends: Mapping[int, int]) -> Text:
     """Return a text without the tokens from these positions on, by sample."""
     lasts = np.array([ends.get(sample, FAR) for sample in range(max(ends) + 1)])
 
@@ -132,12 +132,12 @@ def cut(text: Text, ends: Mapping[int, int]) -> Text:
     return Text(text.calls, tuple(grids))
 
 
-def given_cache(call: Call) -> bool:
+def has_cache(call: RecordedCall) -> bool:
     """Whether a call was given a cache."""
     return any("cache" in argument for argument in call.arguments.values())
 
 
-def grown(before: Sequence[Grid], grids: Sequence[Grid]) -> bool:
+def is_longer(before: Sequence[Grid], grids: Sequence[Grid]) -> bool:
     """Whether a text begins with another one, and is longer."""
     if not before or not grids or before[-1].ids is None or grids[-1].ids is None:
         return False

@@ -6,10 +6,10 @@ from typing import Literal
 
 import numpy as np
 
-from mha.models.records.aligning import close, summarised
+from mha.models.records.aligning import are_close, summarise
 from mha.models.records.contents import Record, Visit
 from mha.models.records.pairs import Chunk
-from mha.models.records.tokens import Text, agreed
+from mha.models.records.tokens import Text, cut_where_different
 
 Visits = dict[tuple[str, int], list[Chunk]]  # by path and number
 FEW = 8  # calls of a text that are compared one by one; more are compared together
@@ -17,7 +17,7 @@ MOST = 64  # calls of one module in a call of the model that are paired by their
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Step:
+class ModuleStep:
     """The inputs or the outputs of one module's call in A and of its partner in B."""
 
     what: Literal["input", "output"]
@@ -43,17 +43,17 @@ class Unit:
     b: Text
     note: str = ""
 
-    def steps(self, records: tuple[Record, Record], partners: Mapping[str, str]) -> list[Step]:
+    def steps(self, records: tuple[Record, Record], partners: Mapping[str, str]) -> list[ModuleStep]:
         """List the inputs and outputs of modules with a partner, in the order of A's first call of each."""
         a, b = visits_of(self.a), visits_of(self.b)
-        reordered(records, a, b, partners)
+        reorder_visits(records, a, b, partners)
         found = []
         for (path, number), chunks in a.items():
             if path in partners and (others := b.get((partners[path], number))):
                 visit = chunks[0].visit
                 order = chunks[0].call.number
-                found.append(((order, visit.entered), Step("input", chunks, others)))
-                found.append(((order, visit.left), Step("output", chunks, others)))
+                found.append(((order, visit.entered), ModuleStep("input", chunks, others)))
+                found.append(((order, visit.left), ModuleStep("output", chunks, others)))
         return [step for _, step in sorted(found, key=lambda one: one[0])]
 
 
@@ -62,7 +62,7 @@ def units_of(a: Sequence[Text], b: Sequence[Text]) -> Iterator[Unit]:
     for one, other in zip(a, b, strict=False):
         sizes = [[[grid.shape for grid in grids] for grids in side.grids] for side in (one, other)]
         if sizes[0] != sizes[1] or len(one.calls) > FEW:
-            yield Unit(*agreed(one, other))
+            yield Unit(*cut_where_different(one, other))
             continue
         for at in range(len(one.calls)):
             first, second = (Text(side.calls[at : at + 1], side.grids[at : at + 1]) for side in (one, other))
@@ -78,7 +78,7 @@ def visits_of(text: Text) -> Visits:
     return found
 
 
-def reordered(records: tuple[Record, Record], a: Visits, b: Visits, partners: Mapping[str, str]) -> None:
+def reorder_visits(records: tuple[Record, Record], a: Visits, b: Visits, partners: Mapping[str, str]) -> None:
     """Number the calls of a module in B as in A, where they are the same in another order."""
     counts: dict[str, int] = {}
     for path, number in a:
@@ -88,7 +88,7 @@ def reordered(records: tuple[Record, Record], a: Visits, b: Visits, partners: Ma
         if other is None or not 1 < count <= MOST or (other, count - 1) not in b or (other, count) in b:
             continue
         first, second = (
-            [told(record, visits[name, at][0].visit) for at in range(count)]
+            [summarise_visit(record, visits[name, at][0].visit) for at in range(count)]
             for record, visits, name in ((records[0], a, path), (records[1], b, other))
         )
         order = same_in_other_order(first, second)
@@ -97,17 +97,17 @@ def reordered(records: tuple[Record, Record], a: Visits, b: Visits, partners: Ma
             b.update({(other, at): chunks for at, chunks in enumerate(moved)})
 
 
-def told(record: Record, visit: Visit) -> list[np.ndarray]:
+def summarise_visit(record: Record, visit: Visit) -> list[np.ndarray]:
     """Summarise the arrays of a visit."""
     numbers = [numbers[0] for numbers in (visit.inputs, visit.outputs) if numbers and numbers[0] is not None]
-    return [summarised(record.array(X)) for X in numbers]
+    return [summarise(record.array(X)) for X in numbers]
 
 
 def same_in_other_order(a: list[list[np.ndarray]], b: list[list[np.ndarray]]) -> list[int] | None:
     """Return the place in B of each one in A; None if that is no other order, or if they differ."""
 
     def same(one: list[np.ndarray], other: list[np.ndarray]) -> bool:
-        return len(one) == len(other) and all(map(close, one, other))
+        return len(one) == len(other) and all(map(are_close, one, other))
 
     if all(map(same, a, b)):
         return None

@@ -13,12 +13,12 @@ from mha import arrays
 from mha.core import dispatch
 from mha.core.options import checks
 from mha.core.options.names import BackendName
-from mha.models.audit.calls.caches import kept_of, owner_of
+from mha.models.audit.calls.caches import cache_state, owner_of
 from mha.models.audit.calls.model_calls import Histories, History, cache_in
 from mha.models.audit.calls.own_layers import OwnLayers
-from mha.models.audit.layers.reference import backend_of, configured, taps_of, wholes
+from mha.models.audit.layers.reference import adapter_of, backend_of, outermost_config, whole_models
 from mha.models.records.contents import WEIGHTS, Record
-from mha.models.records.storing import CODES, InFile, InMemory
+from mha.models.records.storing import CODES, FileStore, MemoryStore
 from mha.weights import foreign, own_format, readers
 
 MOST = 8  # arrays of a call of a module
@@ -50,10 +50,10 @@ def record(
     """
     backend = backend_of(model)
     checks.flag("weights", weights)
-    adapter = taps_of(backend)
-    store = InMemory() if path is None else InFile(path)
+    adapter = adapter_of(backend)
+    store = MemoryStore() if path is None else FileStore(path)
     try:
-        target = shown_by(adapter, model, call)
+        target = prepare_model(adapter, model, call)
         recorder = Recorder(target, backend, adapter, store)
         if weights:
             recorder.weights()
@@ -62,13 +62,13 @@ def record(
                 yield recorder.record
         finally:
             recorder.histories.forget()
-        finished(recorder.record, store)
+        finish_record(recorder.record, store)
     except BaseException:
         store.abandon()
         raise
 
 
-def shown_by(adapter: Any, model: Any, call: Any) -> Any:
+def prepare_model(adapter: Any, model: Any, call: Any) -> Any:
     """Return the model with its parts. Raises TypeError if only a call shows them, and there is none."""
     if not isinstance(call, tuple):
         raise TypeError(f"call is a {type(call).__name__}, expected a tuple of the arguments of a call, (variables, x)")
@@ -84,10 +84,10 @@ def shown_by(adapter: Any, model: Any, call: Any) -> Any:
         ) from error
 
 
-def finished(made: Record, store: Any) -> None:
+def finish_record(made: Record, store: Any) -> None:
     """Complete a record that is in a store."""
     store.finish(made.metadata)
-    if isinstance(store, InFile):
+    if isinstance(store, FileStore):
         made.path, made.said = os.fspath(store.path), os.fspath(store.path)
     made.complete = True
 
@@ -105,9 +105,9 @@ class Recorder:
         self.own = OwnLayers(adapter)
         self.numbers_by_digest: dict[bytes, int] = {}
         self.caches: dict[int, int | None] = {}
-        self.histories = _Followed(self)
+        self.histories = _RecordingHistories(self)
         self.stack: list[str] = []
-        self.wholes = wholes(modules)
+        self.wholes = whole_models(modules)
         self.began = -1  # the place in the stack of the model whose call counts; -1 = none does
         self.cache: Any = None
 
@@ -116,9 +116,9 @@ class Recorder:
         found: dict[str, Any] = {"class": type(module).__name__}
         if why := self.adapter.odd(module):
             found["odd"] = why
-        if kind := foreign.kind_of(module):
+        if kind := foreign.layer_kind(module):
             try:
-                config, _ = foreign.taken(module)
+                config, _ = foreign.read_layer(module)
                 found["native"] = {"kind": kind[0] or type(module).__name__, "config": own_format.config_text(config)}
             except (TypeError, ValueError) as error:
                 found["native"] = {"kind": kind[0] or type(module).__name__, "problem": str(error)}
@@ -133,7 +133,7 @@ class Recorder:
                 self.record.weights.append(name)
         for path, module in self.adapter.modules(self.model).items():
             if "config" in self.record.modules[path].get("native", {}):
-                for name, array in foreign.taken(module)[1].items():
+                for name, array in foreign.read_layer(module)[1].items():
                     self.store.add(f"native/{path}/{name}", array)
 
     def enter(self, path: str, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -205,7 +205,7 @@ class Recorder:
         if is_array(X):
             return {"array": self.array(X, "", name)}
         if self.cache is not None and X is self.cache:
-            kept = kept_of(X)
+            kept = cache_state(X)
             padding = {} if kept.padding is None else {"padding": kept.padding.tolist()}
             description = {"length": kept.length, "most": kept.most, "rounded": kept.rounded or None}
             return {"cache": self.number(X), **padding} | {
@@ -242,14 +242,14 @@ class Recorder:
         return number
 
 
-class _Followed(Histories):
+class _RecordingHistories(Histories):
     """The histories of a recorder: changes of a cache between calls are recorded, too."""
 
     def __init__(self, recorder: Recorder) -> None:
         super().__init__()
         self.recorder = recorder
 
-    def followed(self, own: Any, name: str, cache: Any) -> Any:
+    def follow_method(self, own: Any, name: str, cache: Any) -> Any:
         def call(*args: Any, **kwargs: Any) -> Any:
             given = [self.recorder.argument(name, X) for X in (*args, *kwargs.values())]
             self.recorder.record.events.append(["cache", self.recorder.number(cache), name, given])
@@ -282,10 +282,10 @@ def plain(X: Any) -> np.ndarray | None:
 
 def facts_of(model: Any, modules: Mapping[str, Any], backend: BackendName) -> dict[str, Any]:
     """Return the facts of a model."""
-    inside, config = configured(modules)
+    inside, config = outermost_config(modules)
     return {
         "framework": backend, "version": dispatch.version(dispatch.FRAMEWORKS[backend].needs[0]) or "",
-        "model": type(model).__name__, "config": config, "inside": inside, "wholes": sorted(wholes(modules)),
+        "model": type(model).__name__, "config": config, "inside": inside, "wholes": sorted(whole_models(modules)),
         "checkpoint": checkpoint_of(modules.get(inside, model)),
     }  # fmt: skip
 
@@ -299,7 +299,7 @@ def checkpoint_of(model: Any) -> dict[str, str] | None:
     if commit := getattr(config, "_commit_hash", None):
         return {"name": name, "commit": str(commit)}
     try:
-        with readers.opened(name) as source:
+        with readers.open_weights(name) as source:
             files = source.paths
         return {"name": name, "blake2b": hash_of(files)}
     except (OSError, ValueError):

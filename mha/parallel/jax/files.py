@@ -30,8 +30,8 @@ def save(layer, path):
     arrays = gather(layer)
     problem = whole.write(path, layer.config, arrays) if jax.process_index() == 0 else None
     if jax.process_count() > 1:
-        sent = multihost_utils.broadcast_one_to_all(whole.in_bytes(problem))
-        problem = problem or whole.failed(0, np.asarray(sent, np.uint8))
+        sent = multihost_utils.broadcast_one_to_all(whole.error_bytes(problem))
+        problem = problem or whole.error_of_rank(0, np.asarray(sent, np.uint8))
     if problem:
         raise problem
 
@@ -40,11 +40,11 @@ def load(layer, path):
     """See `mha.parallel.load`."""
     _check(layer)
     arrays, old = whole.read(path, layer.config), parameters(layer)
-    new = {name: _placed(array, old[name]) for name, array in arrays.items()}
+    new = {name: _place_like(array, old[name]) for name, array in arrays.items()}
     return set_weights(layer, new)
 
 
-def _placed(array, like):
+def _place_like(array, like):
     """Make an array of JAX from a NumPy array, on the devices of another one; each process makes its own part."""
     sharding = getattr(like, "sharding", None)
     return array if sharding is None else jax.make_array_from_callback(array.shape, sharding, lambda part: array[part])

@@ -5,15 +5,15 @@ Letters as in the chapters.
 
 from jax import numpy as jnp
 
-from mha.backends.jax.engine.pieces import prepared
+from mha.backends.jax.engine.pieces import prepare
 from mha.core.call import PACKED, PLACES
 
 OF_KEYS = ("key_segments", "key_positions")
 
 
-def filled(queries, keys, values, call, parts):
+def pad_inputs(queries, keys, values, call, parts):
     """Inputs with rows of zeros, so that `parts` divides their number, and the call that hides these rows."""
-    Q, K, call = queries.shape[1], keys.shape[1], prepared(call, keys.shape[1])
+    Q, K, call = queries.shape[1], keys.shape[1], prepare(call, keys.shape[1])
     more_queries, more_keys = -Q % parts, -K % parts
     lens = call.valid_lens
     if (more_queries or more_keys) and lens is None:
@@ -23,21 +23,21 @@ def filled(queries, keys, values, call, parts):
         lens = jnp.pad(lens, ((0, 0), (0, more_queries)))  # (B, Q, and more)
     queries = jnp.pad(queries, ((0, 0), (0, more_queries), (0, 0)))
     keys, values = (jnp.pad(X, ((0, 0), (0, more_keys), (0, 0))) for X in (keys, values))
-    pairs = {name: _filled_pairs(X, more_queries, more_keys) for name, X in call.pairs().items()}
+    pairs = {name: _pad_pairs(X, more_queries, more_keys) for name, X in call.pairs().items()}
     tokens = {
-        name: _padded(X, more_keys if name in OF_KEYS else more_queries)
+        name: _pad_tokens(X, more_keys if name in OF_KEYS else more_queries)
         for name in (*PACKED, *PLACES)
         if (X := getattr(call, name)) is not None
     }
     return (queries, keys, values), call._replace(valid_lens=lens, **pairs, **tokens)
 
 
-def _padded(X, more):
+def _pad_tokens(X, more):
     """Return numbers of tokens, such as positions, (T,) or (B, T), and so many more, of padding."""
     return jnp.pad(X, [*(X.ndim - 1) * [(0, 0)], (0, more)], constant_values=-1)
 
 
-def _filled_pairs(X, more_queries, more_keys):
+def _pad_pairs(X, more_queries, more_keys):
     """An array of pairs (B, H, Q, K) with zeros for more queries and keys; a size of 1 stays 1."""
     Q, K = X.shape[2:]
     return jnp.pad(X, ((0, 0), (0, 0), (0, 0 if Q == 1 else more_queries), (0, 0 if K == 1 else more_keys)))

@@ -10,7 +10,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from jax import numpy as jnp
 
 from mha.core.cache import Cache
-from mha.parallel.parts import copied, heads_of_keys, part_of
+from mha.parallel.parts import heads_of_keys, names_of_copies, part_of
 
 
 def of_device(config, axis, variables):
@@ -20,7 +20,7 @@ def of_device(config, axis, variables):
     the first device: it is added once.
     """
     count, device, named = jax.lax.axis_size(axis), jax.lax.axis_index(axis), flatten_dict(variables["params"], sep=".")
-    for name in copied(config, count) & named.keys():
+    for name in names_of_copies(config, count) & named.keys():
         X, own = named[name], jnp.array(heads_of_keys(config, count))[device]  # (heads of keys here,)
         each = X.reshape(*X.shape[:-1], config.num_key_value_heads, -1)  # (any, G, d)
         named[name] = each[..., own, :].reshape(*X.shape[:-1], -1)  # (any, heads of keys here * d)
@@ -29,17 +29,17 @@ def of_device(config, axis, variables):
     return {**variables, "params": unflatten_dict(named, sep=".")}
 
 
-def kept_by_devices(config, count):
+def config_of_devices(config, count):
     """The configuration of a cache for so many devices: with copies of heads of keys if they do not divide these."""
     return dataclasses.replace(config, num_key_value_heads=count * part_of(config, count).num_key_value_heads)
 
 
 def with_copies(cache, config, count):
     """The cache of a layer, with the copies of heads that so many devices need; one that has them stays as it is."""
-    kept = kept_by_devices(config, count)
+    kept = config_of_devices(config, count)
     if not isinstance(cache, Cache) or cache.config != config or kept == config:
         return cache
     keys, values, *state = cache.arrays()
     copies = kept.num_key_value_heads // config.num_key_value_heads
     heads = (jnp.repeat(X, copies, 1) for X in (keys, values))  # (B, heads of keys of all devices, S, d)
-    return Cache(kept, (*heads, *state), cache.frozen).booked(cache.book())
+    return Cache(kept, (*heads, *state), cache.frozen).with_state(cache.slot_state())

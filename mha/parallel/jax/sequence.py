@@ -12,10 +12,10 @@ from mha.backends.jax.engine.operations import OPERATIONS
 from mha.backends.jax.engine.pooling import AttentionPooling
 from mha.backends.jax.heads import repeat_groups, repeat_heads
 from mha.backends.jax.hiding import blank, four_axes, places, visible_keys
-from mha.core.engine.visible_range import used
+from mha.core.engine.visible_range import usage
 
 from .ring import pool as ring
-from .ring import used_by_blocks
+from .ring import use_flags
 from .twins import twin_of
 
 
@@ -42,32 +42,32 @@ class OfRows:
 
     def attend(self, queries, keys, values, call):
         """Take the steps of the lesson, so that all devices exchange equally often."""
-        return lesson.MultiHeadAttention.attend(self, queries, keys, values, call.planned(lesson=True))
+        return lesson.MultiHeadAttention.attend(self, queries, keys, values, call.with_plan(lesson=True))
 
-    def blanked(self, queries, keys, values, call):
+    def zero_unused(self, queries, keys, values, call):
         """The inputs with zeros for queries that see no key, and for keys and values that no query anywhere sees."""
         if not call.hides():
             return queries, keys, values, call
         whole_queries, whole_keys = (jnp.zeros((len(queries), size, 1), queries.dtype) for size in self.sizes)
         if call.by_tokens():
-            sees, seen = used_by_blocks(queries, whole_keys, _moved(call, self.first(queries)))
+            sees, seen = use_flags(queries, whole_keys, _move_offset(call, self.first(queries)))
             seen = _anywhere(seen, self.axis)  # (B, all keys)
         elif self.together or not (call.pairs() or self.each):
-            sees, seen = _used(whole_queries, whole_keys, call)
+            sees, seen = _use_flags(whole_queries, whole_keys, call)
             if call.pairs():  # of the heads that meet here alone
                 sees, seen = _anywhere(sees, self.axis), _anywhere(seen, self.axis)
             sees = self.here(sees, queries)  # (B, Q)
         else:
-            sees, seen = _used(queries, whole_keys, _moved(call, self.first(queries)))
+            sees, seen = _use_flags(queries, whole_keys, _move_offset(call, self.first(queries)))
             seen = _anywhere(seen, self.axis)  # (B, all keys)
         return *blank(queries, keys, values, sees, self.here(seen, keys)), call
 
-    def turn(self, q, k, call):
+    def transform_heads(self, q, k, call):
         """Norm the heads, and rotate and temper them by their places in the whole sequence."""
         of_queries, of_keys = self.placed
         here = places(k, None, self.first(k)) if of_keys is None else self.here(places(k, of_keys), k)  # (B or 1, K)
         own = call._replace(positions=of_queries, offset=call.offset + self.first(q), key_positions=here)
-        return lesson.MultiHeadAttention.turn(self, q, k, own)
+        return lesson.MultiHeadAttention.transform_heads(self, q, k, own)
 
     def first(self, X):
         """The place in the whole sequence of the first row of X (any, T, any) here."""
@@ -92,9 +92,9 @@ class Gather(OfRows):
 
     def pool(self, q, k, v, call):
         """The pooled heads, (B*H, Q, dv)."""
-        call = _moved(self.beside_sinks(call), self.first(q))
+        call = _move_offset(self.beside_sinks(call), self.first(q))
         k, v = (jax.lax.all_gather(X, self.axis, axis=1, tiled=True) for X in (k, v))  # (B*G, all keys, d)
-        return _pooled(self.attention, q, k, v, self.config.num_heads, call), None
+        return _pool(self.attention, q, k, v, self.config.num_heads, call), None
 
 
 class Ulysses(OfRows):
@@ -109,7 +109,7 @@ class Ulysses(OfRows):
             k, v = repeat_groups(k, H // G), repeat_groups(v, H // G)  # (B*H, K, d)
         B = len(q) // H
         q, k, v = (self.exchange_heads(X, B, 1, 2) for X in (q, k, v))  # (B*H/N, all rows, d)
-        pooled = _pooled(self.attention, q, k, v, H // N, self.beside_sinks(call))  # (B*H/N, all queries, dv)
+        pooled = _pool(self.attention, q, k, v, H // N, self.beside_sinks(call))  # (B*H/N, all queries, dv)
         return self.exchange_heads(pooled, B, 2, 1), None
 
     def beside_sinks(self, call):
@@ -118,7 +118,7 @@ class Ulysses(OfRows):
         if call.plan.sinks is None:
             return call
         first = jax.lax.axis_index(self.axis) * size
-        return call.planned(sinks=jax.lax.dynamic_slice_in_dim(call.plan.sinks, first, size, 1))  # (1, H/N, 1, 1)
+        return call.with_plan(sinks=jax.lax.dynamic_slice_in_dim(call.plan.sinks, first, size, 1))  # (1, H/N, 1, 1)
 
     def exchange_heads(self, X, B, split, joined):
         """Exchange all heads of some rows for some heads of all rows, or back: (B*heads, rows, d)."""
@@ -127,13 +127,13 @@ class Ulysses(OfRows):
         return X.reshape(-1, *X.shape[2:])  # (B*heads, rows, d)
 
 
-def _used(queries, keys, call):
+def _use_flags(queries, keys, call):
     """The flags of `used` with a value for each query (B, Q) and key (B, K)."""
-    found = zip(used(OPERATIONS, queries, keys, call), (queries, keys), strict=True)
+    found = zip(usage(OPERATIONS, queries, keys, call), (queries, keys), strict=True)
     return (jnp.broadcast_to(flags, X.shape[:2]) for flags, X in found)
 
 
-def _moved(call, first):
+def _move_offset(call, first):
     """The call with its offset, (B or 1, 1), moved to another first query."""
     return call._replace(offset=jnp.asarray(call.offset + first).reshape(-1, 1))  # (B or 1, 1)
 
@@ -142,7 +142,7 @@ def _anywhere(flags, axis):
     return jax.lax.pmax(flags.astype(jnp.int32), axis) > 0
 
 
-def _pooled(attention, q, k, v, num_heads, call):
+def _pool(attention, q, k, v, num_heads, call):
     """The pooled values (B*H, Q, dv) of an attention pooling, which keeps no weights if it can."""
     if isinstance(attention, AttentionPooling):
         return attention.pool(q, k, v, num_heads, call)

@@ -17,14 +17,14 @@ from jax import numpy as jnp
 from mha.backends.jax import layer as lesson
 from mha.backends.jax import pooling as poolings
 from mha.backends.jax.cache import recall
-from mha.backends.jax.engine.decoding import booked, pool_apart, written
+from mha.backends.jax.engine.decoding import plan_slots, pool_apart, write_heads
 from mha.backends.jax.engine.operations import OPERATIONS
 from mha.backends.jax.heads import repeat_heads
 from mha.backends.jax.hiding import four_axes, signed, widen
 from mha.core.engine import blocks
-from mha.core.engine.visible_range import by_group
+from mha.core.engine.visible_range import pairs_by_group
 
-from .ring.blocks import OF_ROWS, filled_rows, part_of
+from .ring.blocks import OF_ROWS, pad_rows, part_of
 from .twins import twin_of
 
 
@@ -38,17 +38,17 @@ class OfSlots:
 
     def attend(self, queries, keys, values, call):
         """Take the steps of the lesson, so that all devices exchange equally often."""
-        return lesson.MultiHeadAttention.attend(self, queries, keys, values, call.planned(lesson=True))
+        return lesson.MultiHeadAttention.attend(self, queries, keys, values, call.with_plan(lesson=True))
 
     def remember(self, k, v, call):
         """The heads in the slots here and of the new tokens here, the call for them, and a function that writes."""
         cache, (B, G, n, _), Q = call.cache, call.cache.keys.shape, k.shape[1]
-        there, state, call = booked(call, Q)
+        there, state, call = plan_slots(call, Q)
         index, N = jax.lax.axis_index(self.axis), jax.lax.axis_size(self.axis)
         first, S, c = index * n, N * n, math.ceil(Q / N)
         here = there - first
         here = jnp.where((here >= 0) & (here < n), here, n)  # (B, Q): slot n is none
-        write = functools.partial(written, cache, k, v, here, state)
+        write = functools.partial(write_heads, cache, k, v, here, state)
 
         def share(X, axis, value=0):
             """The part of X that belongs to this device, along an axis of new tokens."""
@@ -90,24 +90,24 @@ class OfSlots:
         size = blocks.queries(Q, BH * (d if jax.tree.leaves(variables) else 1) * K)
         count = math.ceil(Q / size)
         rows = {name: getattr(call, name) for name in OF_ROWS if getattr(call, name) is not None}
-        (q,), rows = filled_rows((q,), 1, count * size), filled_rows(rows, 1, count * size)
+        (q,), rows = pad_rows((q,), 1, count * size), pad_rows(rows, 1, count * size)
 
         def block(number):
             own = {name: part_of(X, number * size, size) for name, X in rows.items()}
-            drop = functools.partial(_dropped, rate, None if key is None else jax.random.fold_in(key, number))
+            drop = functools.partial(_drop, rate, None if key is None else jax.random.fold_in(key, number))
             of_block = part_of(q, number * size, size), k, v, H, call._replace(**own)
             return _of_keys(module, variables, drop, *of_block)
 
         found = jax.lax.map(jax.checkpoint(block), jnp.arange(count)) if count > 1 else [X[None] for X in block(0)]
         found = (X.swapaxes(0, 1).reshape(BH, count * size, -1)[:, :Q] for X in found)  # (B*H, Q, any)
         sinks = repeat_heads(call.plan.sinks, BH // H, H)  # (B*H, 1, 1)
-        return _merged(self.axis, *found, sinks).astype(v[1].dtype), None
+        return _merge(self.axis, *found, sinks).astype(v[1].dtype), None
 
 
 def _of_keys(pooling, variables, drop, q, k, v, num_heads, call):
     """Pool queries q (B*H, Q, d) over the keys here: maxima and sums (B*H, Q, 1), and pooled values (B*H, Q, dv)."""
     BG, K = len(k[0]), k[0].shape[1] + k[1].shape[1]
-    visible, bias, _ = by_group(OPERATIONS, q, jnp.empty((BG, K, 0)), num_heads, call)
+    visible, bias, _ = pairs_by_group(OPERATIONS, q, jnp.empty((BG, K, 0)), num_heads, call)
     folded = q.reshape(BG, -1, q.shape[2])  # (B*G, H/G*Q, d)
     scores = jnp.concatenate([pooling.apply(variables, folded, X, method="scores") for X in k], 2)  # (B*G, H/G*Q, K)
     scores = jnp.where(visible, pooling.bend(scores, visible, bias), -math.inf)
@@ -117,7 +117,7 @@ def _of_keys(pooling, variables, drop, q, k, v, num_heads, call):
     return tuple(X.reshape(*q.shape[:2], -1) for X in (most, total, pooled))  # (B*H, Q, any)
 
 
-def _merged(axis, most, total, pooled, sinks):
+def _merge(axis, most, total, pooled, sinks):
     """Merge the maxima, sums and pooled values of all devices of an axis: (B*H, Q, dv)."""
     largest = jax.lax.pmax(most, axis)
     if sinks is not None:
@@ -131,7 +131,7 @@ def _merged(axis, most, total, pooled, sinks):
     return jnp.where(sees, pooled / jnp.where(sees, total, 1), 0)  # (B*H, Q, dv)
 
 
-def _dropped(rate, key, weights):
+def _drop(rate, key, weights):
     """Weights after dropout: some are 0, the others grow to make up."""
     if not rate:
         return weights

@@ -16,16 +16,16 @@ from mha.backends.jax.engine.operations import OPERATIONS
 from mha.backends.jax.hiding import places
 from mha.backends.jax.layer import MultiHeadAttention
 from mha.core.cache import Cache
-from mha.core.call import OF_PAIRS, PACKED, PLACES, axes_of, check, given_call
-from mha.core.engine.visible_range import by_mask, by_segments, turned
+from mha.core.call import OF_PAIRS, PACKED, PLACES, axes_of, bind_call, check
+from mha.core.engine.visible_range import by_mask, by_segments, without_positions
 from mha.core.options import checks
 from mha.core.options.config import shapes
 from mha.parallel import rows
 from mha.parallel.parts import over_all, part_of, split_axes
 
 from . import norms
-from .filling import filled
-from .heads import kept_by_devices, of_device, with_copies
+from .filling import pad_inputs
+from .heads import config_of_devices, of_device, with_copies
 from .sequence import HOWS, over
 from .slots import over as slots_over
 
@@ -60,14 +60,14 @@ def attend(
     if not isinstance(rngs, Mapping | None):
         raise TypeError(f'rngs is {checks.brief(rngs)}, expected {{"dropout": jax.random.key(seed)}}')
     variables = flax.core.unfreeze(variables)
-    given = given_call(given, named)
+    given = bind_call(given, named)
     if given.return_weights:
         raise ValueError("return_weights is given, expected False: no device has all weights; call the layer itself")
     keeper, own = module, given.cache
     if own is not None and heads is not None:
-        keeper = module.clone(config=kept_by_devices(module.config, mesh.shape[heads]))
+        keeper = module.clone(config=config_of_devices(module.config, mesh.shape[heads]))
         given = given._replace(cache=with_copies(own, module.config, mesh.shape[heads]))
-    call = check(arrays, keeper, queries, keys, values, given).planned(known=None)
+    call = check(arrays, keeper, queries, keys, values, given).with_plan(known=None)
     if call.cache is not None:
         _fit_slots(call.cache, mesh.shape.get(sequence, 1), zigzag)
         how = "ring"  # which takes any heads: slots are split in one way alone
@@ -75,14 +75,14 @@ def attend(
     part = _part(module, queries, axes, mesh, how)
     named = {"queries": queries, "keys": keys, "values": values, "rngs": rngs or {}} | call.arrays()
     if call.cache is not None:
-        found = _decoded(module, part, axes, call, mesh, variables, named)
+        found = _decode(module, part, axes, call, mesh, variables, named)
         if own is not given.cache:
             own.use_up()
         return found
     if 0 in (queries.size, keys.size):
         # Nothing is there to spread.
         return module.apply(variables, queries, keys, values, **given.arguments(), rngs=rngs)
-    run = functools.partial(_spread, module, part, axes, (how, in_zigzag), call.mapped(lambda X: None))
+    run = functools.partial(_spread, module, part, axes, (how, in_zigzag), call.map_arrays(lambda X: None))
     # Rows that do not divide are on every device, in the end, where shardings are part of types.
     there = sequence if queries.shape[1] % mesh.shape.get(sequence, 1) == 0 else None
     return _in_mesh(run, PartitionSpec(data, there), mesh, variables, named)
@@ -98,13 +98,13 @@ def _in_mesh(run, specs, mesh, *arrays):
     return jax.sharding.auto_axes(functools.partial(run, own), out_sharding=whole)(*arrays)
 
 
-def _decoded(module, part, axes, call, mesh, variables, named):
+def _decode(module, part, axes, call, mesh, variables, named):
     """The output of a checked call with a cache, and the next cache.
 
     Each device keeps its own heads and slots of the cache.
     """
     (data, heads, sequence), cache = (axes.get(name) for name in ("data", "heads", "sequence")), call.cache
-    plain = call.mapped(lambda X: None)._replace(cache=None).planned(step=None)
+    plain = call.map_arrays(lambda X: None)._replace(cache=None).with_plan(step=None)
     of_all = heads and over_all(part.config)
     layer = slots_over(part, sequence) if sequence else part
     layer = norms.over(layer, heads, heads) if of_all else layer
@@ -133,7 +133,7 @@ def _decoded(module, part, axes, call, mesh, variables, named):
         return output, cache
     left = cache.after(*slots)
     cache.use_up()
-    return output, left if call.plan.step is None else left.booked(call.plan.step.book)
+    return output, left if call.plan.step is None else left.with_state(call.plan.step.slot_state)
 
 
 def _spread(module, part, axes, way, plain, mesh, variables, arrays):
@@ -144,8 +144,8 @@ def _spread(module, part, axes, way, plain, mesh, variables, arrays):
     in_ring = how == "ring" and sequence
     call = _whole(plain, arrays)
     call = _as_numbers(*inputs[:2], call) if in_ring else by_mask(OPERATIONS, *inputs[:2], call)
-    plain = call.mapped(lambda X: None)
-    (queries, keys, values), call = filled(*inputs, call, mesh.shape.get(sequence, 1) * (2 if in_zigzag else 1))
+    plain = call.map_arrays(lambda X: None)
+    (queries, keys, values), call = pad_inputs(*inputs, call, mesh.shape.get(sequence, 1) * (2 if in_zigzag else 1))
     arrays = {name: X for name, X in arrays.items() if name not in PACKED}  # which may be in the mask now
     arrays |= {"queries": queries, "keys": keys, "values": values} | call.arrays()
     each = call.valid_lens is not None and call.valid_lens.shape[1] > 1
@@ -158,7 +158,7 @@ def _spread(module, part, axes, way, plain, mesh, variables, arrays):
         call = _whole(plain, arrays)
         placed = call.positions, call.key_positions
         inputs = arrays["queries"], arrays["keys"], arrays["values"]
-        call = call if in_ring or not sequence else turned(call)
+        call = call if in_ring or not sequence else without_positions(call)
         options = {"method": "attend", "rngs": _own_keys(arrays["rngs"], axes.values())}
         if heads:
             variables = of_device(module.config, heads, variables)
@@ -183,7 +183,7 @@ def _as_numbers(queries, keys, call):
         return call
     if call.plan.chunk and not call.is_packed() and not call.by_positions():
         call = by_segments(OPERATIONS, queries, keys, call)
-    own, others = call.packed().values()
+    own, others = call.segment_ids().values()
     if own is not None:
         call = call.with_segments(places(queries, own), places(keys, others))
     if call.by_positions() or call.plan.chunk:

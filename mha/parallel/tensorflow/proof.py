@@ -7,7 +7,7 @@ from mha import parallel
 from mha.backends.tensorflow.weights import parameters
 from mha.core.call import FLOATS, ROWS, axes_of
 from mha.layer import restore
-from mha.parallel.parts import ONCE, copied, heads_of_keys, split_axes
+from mha.parallel.parts import ONCE, heads_of_keys, names_of_copies, split_axes
 from mha.parity.cases.devices import part_of_call
 from mha.parity.rule.layouts import GRADIENT
 
@@ -61,7 +61,7 @@ class Ranks:
         whole = {}
         for name, X in found.items():
             copies = [one.numpy() for one in self.strategy.experimental_local_results(X)]
-            whole[_named(name)] = (copies[0] if name in weights or name in shared else np.concatenate(copies)), ()
+            whole[_result_name(name)] = (copies[0] if name in weights or name in shared else np.concatenate(copies)), ()
         return whole
 
     def _heads(self, case, dtype, inputs, call):
@@ -75,10 +75,10 @@ class Ranks:
             found.append({"output": output} | pull_back(inputs[3]))
         axes = split_axes(whole.config, self.count)
         axes |= {name: AXES[name] for name in AXES if name in call and _has_heads(name, call[name])}
-        joined = {name: _joined([one[name] for one in found], axes.get(name), name) for name in found[0]}
-        for name in copied(whole.config, self.count) & joined.keys():
-            joined[name] = _of_copies([one[name] for one in found], heads_of_keys(whole.config, self.count))
-        return {_named(name): (X, ()) for name, X in joined.items()}
+        joined = {name: _join([one[name] for one in found], axes.get(name), name) for name in found[0]}
+        for name in names_of_copies(whole.config, self.count) & joined.keys():
+            joined[name] = _sum_copies([one[name] for one in found], heads_of_keys(whole.config, self.count))
+        return {_result_name(name): (X, ()) for name, X in joined.items()}
 
 
 def _arrays(inputs, call):
@@ -88,7 +88,7 @@ def _arrays(inputs, call):
     return {name: tf.constant(X) for name, X in arrays.items()}
 
 
-def _named(name):
+def _result_name(name):
     return name if name == "output" else GRADIENT + name
 
 
@@ -101,14 +101,14 @@ def _of_heads(name, X, heads):
     return np.take(X, range(heads.start, heads.stop), AXES[name]) if _has_heads(name, X) else X
 
 
-def _joined(parts, axis, name):
+def _join(parts, axis, name):
     """Join the results of the parts: side by side along the axis of heads, or as a sum where there is none."""
     if name == ONCE:
         return parts[0]  # each part has the whole gradient of the output
     return np.add.reduce(parts) if axis is None else np.concatenate(parts, axis)
 
 
-def _of_copies(parts, heads):
+def _sum_copies(parts, heads):
     """Sum the gradients of the copies of each head of keys; heads: those of each part."""
     summed = {}
     for X, own in zip(parts, heads, strict=True):

@@ -46,7 +46,7 @@ class Rows(NamedTuple):
         return sum(self.keys[: self.rank])
 
 
-def agreed(layer, queries, keys, values, call):
+def agree_on_inputs(layer, queries, keys, values, call):
     """Check a call of whole inputs, and that all ranks over which heads or slots are split make the same call."""
     layer.calls += 1
     with reporting(layer.heads):
@@ -60,7 +60,7 @@ def agreed(layer, queries, keys, values, call):
     return call
 
 
-def agreed_rows(layer, queries, keys, values, call):
+def agree_on_rows(layer, queries, keys, values, call):
     """Check a call of this rank's rows, and that all ranks make the same call; return it with the `Rows` of all."""
     layer.calls += 1
     with reporting(layer.heads):
@@ -82,8 +82,8 @@ def _of_sequence(layer, queries, keys, values, call):
     facts = {"the layer": str(layer.config), "how": layer.how, "zigzag": layer.zigzag, "batch": len(queries)}
     facts |= given | switches
     facts["training"] = _trains(layer, call)
-    facts["requires_grad"] = _tracked(layer, queries, keys, values, call)
-    rows = _told(mesh, facts, queries, keys, rows_of_pairs, layer.calls)
+    facts["requires_grad"] = _requires_grad(layer, queries, keys, values, call)
+    rows = _rows_of_all(mesh, facts, queries, keys, rows_of_pairs, layer.calls)
     # All keys of the whole, in the memory of one number.
     whole_keys, whole_values = (X.new_empty(1).expand(len(X), sum(rows.keys), X.shape[2]) for X in (keys, values))
     again = "an array" in given.values() or checks_numbers()  # of which it is not known yet that they are alike
@@ -117,7 +117,7 @@ def _facts(layer, queries, keys, values, call, whole=True):
     if checks_numbers():
         found |= _digests(layer, inputs if whole else {}, call, whole)
     if call.cache is not None:
-        book = call.cache.book()
+        book = call.cache.slot_state()
         found["cache"] = call.cache.keys.shape, *(book.arrays if book else ())
     return found | {"return_weights": bool(call.return_weights), "training": _trains(layer, call)}
 
@@ -169,7 +169,7 @@ def _trains(layer, call):
     return bool(layer.training if call.training is None else call.training)
 
 
-def _tracked(layer, queries, keys, values, call):
+def _requires_grad(layer, queries, keys, values, call):
     """Whether each weight, input and float has gradients: ranks that differ would not meet in the backward pass."""
     if not torch.is_grad_enabled():
         return []
@@ -183,11 +183,11 @@ def _tracked(layer, queries, keys, values, call):
 def _rows_of(name, pairs):
     """The number of rows of a mask or bias; 1 if it is a number, None or no array."""
     if isinstance(pairs, (list, tuple)):
-        pairs = checks.listed(name, pairs, "float64")
+        pairs = checks.array_of(name, pairs, "float64")
     return pairs.shape[-2] if hasattr(pairs, "shape") and len(pairs.shape) > 1 else 1
 
 
-def _told(mesh, facts, queries, keys, rows_of_pairs, calls):
+def _rows_of_all(mesh, facts, queries, keys, rows_of_pairs, calls):
     """Check that all ranks have the same facts; return the `Rows` of their call. rows_of_pairs: those of `PAIRS`."""
     found = agree(mesh, facts, (calls, queries.shape[1], keys.shape[1], *rows_of_pairs))
     in_step(mesh, found)

@@ -26,7 +26,7 @@ def to_rows(X, heads, rows, mesh):
     return torch.cat(_Exchanged.apply(mesh, shapes, *X.split(rows, 2)), 1)
 
 
-def rearranged(arrays, axis, places, mesh):
+def exchange_rows(arrays, axis, places, mesh):
     """Exchange rows of arrays along an axis between ranks, all at once; the arrays have the same dtype.
 
     places: for each array, the rows of each rank in the whole before and after, as `mha.parallel.rows` has them.
@@ -59,7 +59,7 @@ def _rows_of(X, axis, rows):
     return torch.cat(parts, axis) if len(parts) > 1 else (*parts, X.narrow(axis, 0, 0))[0]
 
 
-def gathered(X, axis, rows, mesh):
+def gather_rows(X, axis, rows, mesh):
     """The rows of all ranks along an axis; X: those here. The gradient of a row goes back to its own rank."""
     return _Gathered.apply(X, axis, rows, mesh)
 
@@ -93,7 +93,7 @@ class _Gathered(torch.autograd.Function):
     def forward(ctx, X, axis, rows, mesh):
         ctx.axis, ctx.rows, ctx.mesh = axis, rows, mesh
         most, last = max(rows), X.movedim(axis, 0)
-        padded = last.new_zeros((most, *last.shape[1:]), dtype=_sent(X.dtype))  # ranks send as much each
+        padded = last.new_zeros((most, *last.shape[1:]), dtype=_send_dtype(X.dtype))  # ranks send as much each
         padded[: len(last)] = last
         found = [torch.empty_like(padded) for _ in rows]
         ready(mesh)
@@ -113,7 +113,7 @@ class _Gathered(torch.autograd.Function):
 def _all_to_all(mesh, shapes, pieces):
     """Send pieces to the ranks, equally many to each, and return theirs, of these shapes, in the order of the ranks."""
     dtype, counts = pieces[0].dtype, [piece.numel() for piece in pieces]
-    sent = torch.empty(sum(counts), dtype=_sent(dtype), device=pieces[0].device)
+    sent = torch.empty(sum(counts), dtype=_send_dtype(dtype), device=pieces[0].device)
     for part, piece in zip(sent.split(counts), pieces, strict=True):
         part.view(piece.shape).copy_(piece)
     sizes = [torch.Size(shape).numel() for shape in shapes]
@@ -125,6 +125,6 @@ def _all_to_all(mesh, shapes, pieces):
     return [part.view(shape).to(dtype) for part, shape in zip(found.split(sizes), shapes, strict=True)]
 
 
-def _sent(dtype):
+def _send_dtype(dtype):
     """The dtype in which an array is sent: engines know no booleans."""
     return torch.uint8 if dtype == torch.bool else dtype

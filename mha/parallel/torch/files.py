@@ -31,9 +31,9 @@ def save(layer, path):
     problem = whole.write(path, layer.config, arrays) if writes else None
     for mesh in meshes:
         first = global_rank(mesh, 0)
-        sent = torch.tensor(whole.in_bytes(problem), device=mesh.device_type)
+        sent = torch.tensor(whole.error_bytes(problem), device=mesh.device_type)
         distributed.broadcast(sent, first, group=mesh.get_group())
-        problem = problem or whole.failed(first, to_numpy(sent))
+        problem = problem or whole.error_of_rank(first, to_numpy(sent))
     if problem:
         raise problem
 

@@ -7,7 +7,7 @@ import functools
 
 from mha.parallel.parts import NORMS, over_all
 
-from .ranks import shared, summed
+from .ranks import share, sum_ranks
 
 
 def over(part, mesh, heads):
@@ -37,13 +37,13 @@ class NormOverRanks:
 
     def mean(self, X):
         """The mean of each row over all ranks: (B, T, H*d) -> (B, T, 1); heads of keys have equally many copies."""
-        return shared(summed(super().mean(X), self.mesh), self.mesh) / self.mesh.size()  # (B, T, 1)
+        return share(sum_ranks(super().mean(X), self.mesh), self.mesh) / self.mesh.size()  # (B, T, 1)
 
 
 class OverRanks:
     """A layer with norms over all ranks; it comes before the layer's own class in the bases."""
 
-    def blanked(self, queries, keys, values, call):
+    def zero_unused(self, queries, keys, values, call):
         """The inputs with zeros where no head of any rank uses them, and the call for the heads here."""
-        *inputs, call = super().blanked(queries, keys, values, call)
+        *inputs, call = super().zero_unused(queries, keys, values, call)
         return *inputs, call.part(heads=self.here)

@@ -35,7 +35,7 @@ def agree(mesh, alike, own=()):
         ValueError: on every rank; it names the rank that differs or has refused its arguments.
         RuntimeError: if a rank does not answer, or does something else.
     """
-    everybody = _exchanged(mesh, CALLS, [*map(_digest, alike.values()), *own])
+    everybody = _exchange(mesh, CALLS, [*map(_digest, alike.values()), *own])
     for rank, theirs in enumerate(everybody):
         for number, name in enumerate(alike):
             if theirs[number] != everybody[0][number]:
@@ -62,11 +62,11 @@ def in_step(mesh, found):
             )
 
 
-def settled(mesh, error):
+def settle_errors(mesh, error):
     """Tell the other ranks whether this one failed inside a call; raise its error, or that of another rank."""
     if error is not None:
         with contextlib.suppress(RuntimeError):  # that others failed, too, is not what is to be said
-            _exchanged(mesh, FAILS, [])
+            _exchange(mesh, FAILS, [])
         raise error
     ready(mesh)
 
@@ -79,14 +79,14 @@ def reporting(mesh):
     except (TypeError, ValueError, RuntimeError):
         if mesh is not None:
             with contextlib.suppress(RuntimeError):  # one that has ended is not what is to be said
-                _exchanged(mesh, REFUSES, [])
+                _exchange(mesh, REFUSES, [])
         raise
 
 
-def _exchanged(mesh, does, numbers):
+def _exchange(mesh, does, numbers):
     """The integers of each rank, in their order; raises an error if ranks do not do the same."""
     sent = torch.tensor([does, len(numbers), *numbers, *[0] * (LENGTH - 2 - len(numbers))])
-    everybody = _gathered(mesh, sent)
+    everybody = _gather(mesh, sent)
     for rank, (theirs, count, *_) in enumerate(everybody):
         other, here = global_rank(mesh, rank), distributed.get_rank()
         if theirs == REFUSES != does:
@@ -99,7 +99,7 @@ def _exchanged(mesh, does, numbers):
     return [numbers[:count] for _, count, *numbers in everybody]
 
 
-def _gathered(mesh, sent):
+def _gather(mesh, sent):
     """The numbers of each rank, in their order."""
     group, here = mesh.get_group(), mesh.get_local_rank()
     if mesh.device_type != "cpu":
@@ -129,7 +129,7 @@ def ready(mesh):
     wait by themselves.
     """
     if mesh.device_type == "cpu" and not torch.compiler.is_compiling():
-        _exchanged(mesh, MEETS, [])
+        _exchange(mesh, MEETS, [])
 
 
 @contextlib.contextmanager
@@ -138,7 +138,7 @@ def answering(rank):
     try:
         yield
     except RuntimeError as error:
-        here, first = distributed.get_rank(), _first_missed(rank)
+        here, first = distributed.get_rank(), _first_missing(rank)
         if first not in (rank, here):
             raise RuntimeError(
                 f"rank {first} does not answer; it may have ended. Rank {rank}, which waited for it, does not answer "
@@ -147,7 +147,7 @@ def answering(rank):
         raise RuntimeError(f"rank {rank} does not answer rank {here}; it may have ended: {error}") from error
 
 
-def _first_missed(rank):
+def _first_missing(rank):
     """The rank that any rank has missed first: the one missed here may only wait for it.
 
     It is in the ranks' store, which PyTorch has under a private name; without a store, it is the one missed here.
@@ -186,7 +186,7 @@ class _Shared(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx, gradient):
-        return _all_reduced(gradient, ctx.mesh), None
+        return _all_reduce(gradient, ctx.mesh), None
 
 
 class _Summed(torch.autograd.Function):
@@ -194,7 +194,7 @@ class _Summed(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, X, mesh):
-        return _all_reduced(X, mesh)
+        return _all_reduce(X, mesh)
 
     @staticmethod
     @once_differentiable
@@ -202,17 +202,17 @@ class _Summed(torch.autograd.Function):
         return gradient, None
 
 
-def shared(X, mesh):
+def share(X, mesh):
     """X, the same on all ranks of a mesh, with the sum over ranks for its gradient. None stays None."""
     return _Shared.apply(X, mesh) if torch.is_tensor(X) and X.is_floating_point() else X
 
 
-def summed(X, mesh):
+def sum_ranks(X, mesh):
     """The sum of X over the ranks of a mesh; each has the gradient of the sum."""
     return _Summed.apply(X, mesh)
 
 
-def _all_reduced(X, mesh):
+def _all_reduce(X, mesh):
     ready(mesh)
     total = X.clone(memory_format=torch.contiguous_format)
     distributed.all_reduce(total, group=mesh.get_group())
@@ -237,7 +237,7 @@ class _Joined(torch.autograd.Function):
         return gradient.narrow(ctx.axis, ctx.own * ctx.size, ctx.size), None, None
 
 
-def joined(X, axis, mesh):
+def join_ranks(X, axis, mesh):
     """The arrays of a mesh's ranks, equal in size, side by side along an axis; each has the gradient of its part."""
     return _Joined.apply(X, axis, mesh)
 

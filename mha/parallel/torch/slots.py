@@ -19,14 +19,14 @@ from mha.backends.torch import pooling as poolings
 from mha.backends.torch.cache import recall
 from mha.backends.torch.engine.layer import Decisions
 from mha.backends.torch.engine.operations import OPERATIONS
-from mha.backends.torch.engine.pooling import recomputed
+from mha.backends.torch.engine.pooling import recompute
 from mha.backends.torch.heads import repeat_heads
 from mha.backends.torch.hiding import four_axes, signed, widen
-from mha.backends.torch.slots import slots_after, taken
+from mha.backends.torch.slots import slots_after, take
 from mha.core.engine import blocks
-from mha.core.engine.visible_range import by_group
+from mha.core.engine.visible_range import pairs_by_group
 
-from .ranks import ready, shared, summed
+from .ranks import ready, share, sum_ranks
 from .twins import with_parameters
 
 
@@ -51,8 +51,8 @@ class OfSlots:
             raise ValueError(
                 "return_weights came to a layer that is split by its sequence, expected False: no rank has them"
             )
-        bias = shared(call.score_bias, self.mesh)  # of which each rank uses other columns
-        call = call._replace(score_bias=bias).planned(lesson=True, engine=Decisions())
+        bias = share(call.score_bias, self.mesh)  # of which each rank uses other columns
+        call = call._replace(score_bias=bias).with_plan(lesson=True, engine=Decisions())
         return lesson.MultiHeadAttention.attend(self, queries, keys, values, call)
 
     def remember(self, k, v, call):
@@ -61,7 +61,7 @@ class OfSlots:
         (B, G, n, _), S = cache.keys.shape, cache.positions.shape[1]
         columns, slots, state = slots_after(cache.positions, cache.lengths, cache.lost, call)
         own = (X.detach().reshape(B * G, n, -1) for X in (cache.keys, cache.values))  # (B*G, n, any)
-        new = (shared(X, self.mesh)[:, rank::N] for X in (k, v))  # (B*G, c, any)
+        new = (share(X, self.mesh)[:, rank::N] for X in (k, v))  # (B*G, c, any)
         keys, values = zip(own, new, strict=True)
 
         def here(X):
@@ -69,13 +69,13 @@ class OfSlots:
             return torch.cat([X[..., rank:S:N], X[..., S + rank :: N]], -1)
 
         pairs = {name: four_axes(X) for name, X in call.pairs().items() if X.shape[-1] > 1}
-        pairs = {name: here(taken(X, slots[:, None, None], 3)) for name, X in pairs.items()}  # (B, H, Q, n + c)
+        pairs = {name: here(take(X, slots[:, None, None], 3)) for name, X in pairs.items()}  # (B, H, Q, n + c)
         lengths = call.valid_lens  # beside a frozen cache, which count its slots
         if lengths is not None:
             lengths = (signed(lengths, S) - rank + N - 1).div(N, rounding_mode="floor")  # (B,) or (B, Q): of those here
         places = here(torch.cat([cache.positions, call.key_positions], 1))  # (B, n + c)
         call = call._replace(key_positions=places, valid_lens=lengths, offset=0, **pairs)
-        write = functools.partial(_written, cache, k, v, columns[:, rank::N], state)
+        write = functools.partial(_write, cache, k, v, columns[:, rank::N], state)
         return keys, values, call, write
 
     def recall(self, output, weights, call, cache):
@@ -92,13 +92,13 @@ class OfSlots:
             return v[1].new_zeros((BH, Q, v[1].shape[2])), None
         sinks = repeat_heads(call.plan.sinks, BH // H, H)  # (B*H, 1, 1)
         features = d if [*self.attention.parameters()] else 1
-        attention = with_parameters(self.attention, lambda name, X: shared(X, self.mesh))
-        q, size = shared(q, self.mesh), blocks.queries(Q, BH * features * (k[0].shape[1] + k[1].shape[1]))
+        attention = with_parameters(self.attention, lambda name, X: share(X, self.mesh))
+        q, size = share(q, self.mesh), blocks.queries(Q, BH * features * (k[0].shape[1] + k[1].shape[1]))
         found = []
         for first in range(0, Q, size):
             rows = slice(first, min(first + size, Q))
-            own = call.planned(sinks=None).part(queries=rows)
-            found.append(recomputed(_of_keys, attention, q[:, rows], k, v, H, own))
+            own = call.with_plan(sinks=None).part(queries=rows)
+            found.append(recompute(_of_keys, attention, q[:, rows], k, v, H, own))
         each = (torch.cat(parts, 1) for parts in zip(*found, strict=True))  # (B*H, Q, any)
         return self.merge_ranks(*each, sinks).to(v[1].dtype), None  # (B*H, Q, dv)
 
@@ -110,7 +110,7 @@ class OfSlots:
         if sinks is not None:
             largest = torch.maximum(largest, widen(sinks.detach()))
         base = torch.where(largest == -math.inf, 0, largest)  # of a query that sees nothing
-        sums = summed(torch.cat([total, pooled], 2) * torch.exp(most - base), self.mesh)  # (B*H, Q, 1 + dv)
+        sums = sum_ranks(torch.cat([total, pooled], 2) * torch.exp(most - base), self.mesh)  # (B*H, Q, 1 + dv)
         total, pooled = sums.split([1, sums.shape[2] - 1], 2)  # (B*H, Q, 1), (B*H, Q, dv)
         if sinks is not None:
             total = total + torch.exp(widen(sinks) - base)
@@ -121,7 +121,7 @@ class OfSlots:
 def _of_keys(attention, q, k, v, num_heads, call):
     """Pool queries q (B*H, Q, d) over the keys here: maxima and sums (B*H, Q, 1), and pooled values (B*H, Q, dv)."""
     (BG, n, _), c = k[0].shape, k[1].shape[1]
-    visible, bias, _ = by_group(OPERATIONS, q, q.new_empty((BG, n + c, 0)), num_heads, call)
+    visible, bias, _ = pairs_by_group(OPERATIONS, q, q.new_empty((BG, n + c, 0)), num_heads, call)
     folded = q.reshape(BG, -1, q.shape[2])  # (B*G, H/G*Q, d)
     scores = torch.cat([attention.scores(folded, X) for X in k], 2)  # (B*G, H/G*Q, n + c)
     scores = torch.where(visible, widen(attention.bend(scores, visible, bias)), -math.inf)
@@ -137,7 +137,7 @@ def _of_keys(attention, q, k, v, num_heads, call):
     return tuple(X.reshape(*q.shape[:2], -1) for X in (most, total, pooled))  # (B*H, Q, any)
 
 
-def _written(cache, k, v, columns, state):
+def _write(cache, k, v, columns, state):
     """The next cache, with new tokens k (B*G, Q, d) and v (B*G, Q, dv) in its slots.
 
     columns: the index, among old slots and new tokens, of what each slot here holds now, (B, n). Slots are written in

@@ -17,12 +17,12 @@ from mha.backends.torch import arrays
 from mha.backends.torch import layer as lesson
 from mha.core.call import check, takes_call
 from mha.core.options import checks
-from mha.parallel.parts import copied, heads_of_keys, over_all, part_of, split_axes
+from mha.parallel.parts import heads_of_keys, names_of_copies, over_all, part_of, split_axes
 from mha.parallel.rows import check_zigzag
 
 from . import norms, sequence, slots
-from .agreement import agreed, agreed_rows, digest_of_weights
-from .ranks import agree, joined, own_randomness, shared, summed
+from .agreement import agree_on_inputs, agree_on_rows, digest_of_weights
+from .ranks import agree, join_ranks, own_randomness, share, sum_ranks
 from .twins import twin_of, with_parameters
 
 WHOLE = "make a layer with the weights that mha.parallel.gather collects"
@@ -58,19 +58,19 @@ class Split:
         if torch.compiler.is_compiling():  # where ranks exchange nothing
             call = check(arrays, self, queries, keys, values, call)
         else:
-            call = agreed(self, queries, keys, values, call)
+            call = agree_on_inputs(self, queries, keys, values, call)
         return self.attend(queries, keys, values, call)  # (B, Q, D)
 
     @torch.compiler.disable  # how many rows each rank has is known in a call alone
     def attend_rows(self, queries, keys, values, call):
         """Call the layer with the rows of the sequence on this rank."""
-        call, rows = agreed_rows(self, queries, keys, values, call)
+        call, rows = agree_on_rows(self, queries, keys, values, call)
         return self.attend(queries, keys, values, call, rows)
 
     @torch.compiler.disable
     def attend_slots(self, queries, keys, values, call):
         """Call the layer with new tokens, the same on all ranks, and the slots of a cache on this rank."""
-        return self.attend(queries, keys, values, agreed(self, queries, keys, values, call))
+        return self.attend(queries, keys, values, agree_on_inputs(self, queries, keys, values, call))
 
     def attend(self, queries, keys, values, call, rows=None):
         """Take the steps of the whole layer; the checked call is the same on all ranks but for the rows of a sequence.
@@ -86,17 +86,17 @@ class Split:
         if mesh is None:
             with self.randomness(call):
                 return part.attend(queries, keys, values, call)
-        once = {id(X): shared(X, mesh) for X in (queries, keys, values)}  # what comes three times is summed once
+        once = {id(X): share(X, mesh) for X in (queries, keys, values)}  # what comes three times is summed once
         queries, keys, values = once[id(queries)], once[id(keys)], once[id(values)]
         with self.randomness(call):
             found = part.attend(queries, keys, values, self.of_heads(call))
         output, *others = found if isinstance(found, tuple) else (found,)
-        output = summed(output, mesh)  # (B, Q, D)
+        output = sum_ranks(output, mesh)  # (B, Q, D)
         if self.config.bias:
             bias = self.W_o.bias.to_local()
-            output = output + (bias if rows is None else shared(bias, self.sequence))
+            output = output + (bias if rows is None else share(bias, self.sequence))
         if call.return_weights:
-            others[0] = joined(others[0], 1, mesh)  # (B, H, Q, K)
+            others[0] = join_ranks(others[0], 1, mesh)  # (B, H, Q, K)
         return (output, *others) if others else output
 
     def part(self, rows):
@@ -105,7 +105,7 @@ class Split:
             part = twin_of(self)
         else:
             count = self.heads.size()
-            known = axes_of(self, count), {*map(_stored, copied(self.config, count))}
+            known = axes_of(self, count), {*map(_parameter_name, names_of_copies(self.config, count))}
             part = with_parameters(self, functools.partial(self.own, *known))
             part.config = part_of(self.config, count)
             part.W_o.bias = None  # added once, to the sum
@@ -122,7 +122,7 @@ class Split:
         own = parameter.to_local()
         if name in axes:
             return own
-        own = shared(own, self.heads)
+        own = share(own, self.heads)
         if name not in copies:
             return own
         each = own.unflatten(0, (self.config.num_key_value_heads, -1))  # (G, d, any) or (G, d)
@@ -131,7 +131,7 @@ class Split:
 
     def of_heads(self, call):
         """The call for the heads on this rank; with a norm over all heads, the call for those of all ranks."""
-        call = call.mapped(lambda X: shared(X, self.heads))
+        call = call.map_arrays(lambda X: share(X, self.heads))
         return call if self.together() else call.part(heads=self.here())
 
     def here(self):
@@ -194,10 +194,10 @@ class HeadParallel(ParallelStyle):
 
 def axes_of(module, count):
     """The axis along which each parameter, (out, in), is split over so many ranks, by name; others stay whole."""
-    return {_stored(name): int(axis == 0) for name, axis in split_axes(module.config, count).items()}
+    return {_parameter_name(name): int(axis == 0) for name, axis in split_axes(module.config, count).items()}
 
 
-def _stored(name):
+def _parameter_name(name):
     """The name that a layer of PyTorch has for a weight."""
     return name.replace("kernel", "weight")
 

@@ -29,7 +29,7 @@ from mha.parity.rule.problem import problem
 from mha.parity.rule.rules import error
 
 ALL = slice(None)
-BACKENDS = dispatch.having("parallel/*/proof.py")
+BACKENDS = dispatch.backends_with("parallel/*/proof.py")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,7 +128,7 @@ def cases_of(count: int) -> tuple[Case, ...]:
     )  # fmt: skip
 
 
-def plan(
+def plan_rank(
     backend: BackendName,
     suite: SuiteName,
     cases: Collection[str] | None,

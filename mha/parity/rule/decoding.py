@@ -11,7 +11,7 @@ import numpy as np
 
 from mha.core import dispatch
 from mha.core.cache import Cache
-from mha.core.call import keeping
+from mha.core.call import record_steps
 from mha.core.options.config import numpy_dtype
 from mha.layer import MultiHeadAttention
 from mha.parity.rule.layouts import CACHED, OF_KEYS, OF_VALUES, PAIRS, PLACED, Sizes
@@ -54,7 +54,7 @@ class Decoding(Problem):
     def by_slots(self, pairs: np.ndarray) -> np.ndarray:
         """Return pairs of queries and slots as they are after the call, (..., S); pairs: (B, ..., T)."""
         columns = self.slots.columns.reshape(-1, *[1] * (pairs.ndim - 2), self.slots.columns.shape[1])
-        return np.asarray(dispatch.lesson("numpy").taken(pairs, columns, pairs.ndim - 1))
+        return np.asarray(dispatch.lesson("numpy").take(pairs, columns, pairs.ndim - 1))
 
     def matters(self, name: str) -> np.ndarray:
         """Return which numbers of an array count: in slots, those of a token."""
@@ -72,19 +72,19 @@ class Decoding(Problem):
 
     def outputs(self) -> tuple[np.ndarray, np.ndarray]:
         """Return the output in float64 and in the layer's dtype."""
-        found = [self._traced(layer)["output"] for layer in (in_dtype(self.layer, "float64"), *self.plain)]
+        found = [self._trace(layer)["output"] for layer in (in_dtype(self.layer, "float64"), *self.plain)]
         return found[0], worst(found[0], found[1:])
 
-    def _expected(self, name: str) -> Expected:
-        return Expected(self.oracle[name], 0.0) if name == PLACED else super()._expected(name)
+    def _expect(self, name: str) -> Expected:
+        return Expected(self.oracle[name], 0.0) if name == PLACED else super()._expect(name)
 
-    def _traced(self, layer: MultiHeadAttention) -> Named:
+    def _trace(self, layer: MultiHeadAttention) -> Named:
         kind, cache = numpy_dtype(layer.config.dtype), self.cached.cache
         own = Cache(layer.config, [X.astype(kind) for X in cache.arrays()[:2]] + [*cache.arrays()[2:]], cache.frozen)
         floats = {name: X.astype(kind) for name, X in self.cached.differentiable().items()}
-        call = self.cached._replace(cache=own, training=False, **floats).planned(traced=True)
+        call = self.cached._replace(cache=own, training=False, **floats).with_plan(traced=True)
         inputs = (X.astype(kind) for X in (self.queries, self.keys, self.values))
-        with dispatch.load("numpy").context(layer.config.dtype), keeping() as steps:
+        with dispatch.load("numpy").context(layer.config.dtype), record_steps() as steps:
             *_, left = layer.layer.attend(*inputs, call)
         steps, (B, heads, S, _) = dispatch.lesson("numpy").by_slots(steps, own), left.keys.shape
         own_heads = {f"cache.{name}": getattr(left, name).reshape(B * heads, S, -1) for name in ("keys", "values")}
@@ -94,7 +94,7 @@ class Decoding(Problem):
         return {name: X for name, X in steps.items() if name not in gone}
 
 
-def decoding(asked: Problem) -> Problem:
+def as_decoding(asked: Problem) -> Problem:
     """Turn a problem whose call has a cache into a `Decoding`; any other is returned unchanged."""
     cache, chapter = asked.call.cache, dispatch.lesson("numpy")
     if cache is None:

@@ -96,7 +96,7 @@ def means(weights: np.ndarray) -> np.ndarray:
     return weights.mean(1, dtype=np.promote_types(weights.dtype, np.float32)).astype(weights.dtype)
 
 
-def traced(name: str, shape: tuple[int, ...]) -> tuple[tuple[int, ...], Turn]:
+def trace_layout(name: str, shape: tuple[int, ...]) -> tuple[tuple[int, ...], Turn]:
     """Return the shape of a step in `trace`, and the function from it to the compared shape."""
     rows = "(B, T, H*d)" if name in ("W_q", "W_k", "W_v", "merged") else "(B*H, T, d)"
     return layouts(name, shape)[{"rows": rows, "pairs": "(B*H, Q, K)", "whole": ""}[kind(name)]]
@@ -128,13 +128,13 @@ def layout_name(value: object) -> LayoutName | None:
     expected = " or ".join(f'"{known}"' for known in LAYOUTS)
     if not isinstance(value, str):
         raise TypeError(f"layout is a {type(value).__name__}, expected {expected}")
-    written = {plain(known): known for known in LAYOUTS}
-    if plain(value) not in written:
+    written = {layout_letters(known): known for known in LAYOUTS}
+    if layout_letters(value) not in written:
         raise ValueError(f"layout is {value!r}, expected {expected}")
-    return written[plain(value)]
+    return written[layout_letters(value)]
 
 
-def plain(layout: str) -> str:
+def layout_letters(layout: str) -> str:
     """Reduce a layout to its letters: "bhtd"."""
     letters = re.sub(r"[^a-z*]", "", layout.lower())
     return letters if letters in ("bhtd", "bthd", "b*htd") else layout

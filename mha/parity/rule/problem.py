@@ -15,8 +15,8 @@ from mha.core.options import checks
 from mha.core.options.config import Config, numpy_dtype
 from mha.core.options.names import FloatName
 from mha.layer import MultiHeadAttention
-from mha.parity.rule.layouts import GRADIENT, INPUTS, MEANS, OF_INPUTS, Sizes, matters, means, traced
-from mha.parity.rule.rounding_of_ports import ported, worst
+from mha.parity.rule.layouts import GRADIENT, INPUTS, MEANS, OF_INPUTS, Sizes, matters, means, trace_layout
+from mha.parity.rule.rounding_of_ports import layers_of_ports, worst
 from mha.parity.rule.rules import bound, gradient_scale, in_dtype, largest, ratio_of, row_bounds
 
 Named = dict[str, np.ndarray]
@@ -80,16 +80,16 @@ class Problem:
         return np.array_equal(self.queries, self.keys) and np.array_equal(self.keys, self.values)
 
     @functools.cached_property
-    def counted_rows(self) -> np.ndarray:
+    def rows_that_count(self) -> np.ndarray:
         """Return which queries count, (B, Q): those of `rows` that see a key, or all of them with `empty_rows`."""
         sizes = self.sizes
         seeing = np.ones((sizes.B, sizes.Q), bool) if self.empty_rows else np.asarray(self.visible.any((1, 3)))
         return seeing if self.rows is None else seeing & self.rows
 
     @functools.cached_property
-    def counted_pairs(self) -> np.ndarray:
+    def pairs_that_count(self) -> np.ndarray:
         """Return which visible pairs of a query and a key count, (B, H, Q, K): those of the rows that count."""
-        return self.visible & self.counted_rows[:, None, :, None]
+        return self.visible & self.rows_that_count[:, None, :, None]
 
     def by_slots(self, pairs: np.ndarray) -> np.ndarray:
         """Return pairs of queries and keys as they are compared: by slots, if the call has a cache."""
@@ -97,12 +97,12 @@ class Problem:
 
     def matters(self, name: str) -> np.ndarray:
         """Return which numbers of an array count, see `layouts.matters`."""
-        return matters(name, self.counted_pairs, self.counted_rows, self.config.num_key_value_heads)
+        return matters(name, self.pairs_that_count, self.rows_that_count, self.config.num_key_value_heads)
 
     @functools.cached_property
     def plain(self) -> list[MultiHeadAttention]:
         """Return the layers that compute the base; where there are several, the one that errs most counts."""
-        return ported(self.layer) if self.angles else [self.layer]
+        return layers_of_ports(self.layer) if self.angles else [self.layer]
 
     @functools.cached_property
     def wide(self) -> MultiHeadAttention:
@@ -139,7 +139,7 @@ class Problem:
         return self._gradients(self.wide)
 
     @functools.cached_property
-    def known(self) -> dict[str, Expected]:
+    def expectations(self) -> dict[str, Expected]:
         """Return the results of `expected` so far, by name."""
         return {}
 
@@ -151,16 +151,16 @@ class Problem:
     def alone(self) -> "Problem":
         """Return the same problem with the arrays expected so far, and without the steps, which take memory."""
         made = dataclasses.replace(self)
-        made.known.update(self.known)
+        made.expectations.update(self.expectations)
         return made
 
     def expected(self, name: str) -> Expected:
         """Return the expected array of this name, and its bounds."""
-        if name not in self.known:
-            self.known[name] = self._expected(name)
-        return self.known[name]
+        if name not in self.expectations:
+            self.expectations[name] = self._expect(name)
+        return self.expectations[name]
 
-    def _expected(self, name: str) -> Expected:
+    def _expect(self, name: str) -> Expected:
         dtype = self.config.dtype
         if name.startswith(GRADIENT):
             short = name.removeprefix(GRADIENT)
@@ -169,7 +169,7 @@ class Problem:
                 oracle, base = (np.sum([one[name] for name in OF_INPUTS], 0) for one in gradients)
             else:
                 oracle, base = self.oracle_gradients[short], self.base_gradients[short]
-            scale = scale_of(short, self.oracle_gradients)
+            scale = rounding_scale(short, self.oracle_gradients)
             return Expected(oracle, bound(dtype, oracle, base, gradient=True, scale=scale))
         counts = self.matters(name)
         oracle, base = (np.where(counts, X[name], 0) for X in (self.oracle, self.base))
@@ -199,7 +199,7 @@ class Problem:
         call = self.call._replace(**{name: X.astype(dtype) for name, X in self.call.differentiable().items()})
         return *(X.astype(dtype) for X in (self.queries, self.keys, self.values)), call
 
-    def _traced(self, layer: MultiHeadAttention) -> Named:
+    def _trace(self, layer: MultiHeadAttention) -> Named:
         """Return every step of the call in a layer's dtype, as `trace` has them."""
         module = dispatch.lesson("numpy")
         with dispatch.load("numpy").context(layer.config.dtype):
@@ -207,8 +207,8 @@ class Problem:
 
     def _steps(self, layer: MultiHeadAttention) -> Named:
         found: Named = {}
-        for name, X in self._traced(layer).items():
-            found[name] = traced(name, self.sizes.shape(name))[1](X)
+        for name, X in self._trace(layer).items():
+            found[name] = trace_layout(name, self.sizes.shape(name))[1](X)
             if name == "weights":
                 found[MEANS] = means(found[name])
         return found
@@ -220,7 +220,7 @@ class Problem:
             return module.gradients(layer.layer, *self._arguments(layer), cotangent)
 
 
-def scale_of(name: str, gradients: Named) -> float:
+def rounding_scale(name: str, gradients: Named) -> float:
     """Return the magnitude that measures a gradient's rounding, see `bound`; that of a sum: its largest part's."""
     return max(largest(gradients[one]) for one in OF_INPUTS) if name == INPUTS else gradient_scale(name, gradients)
 
@@ -243,7 +243,7 @@ def problem(
     if not isinstance(attention, MultiHeadAttention):
         raise TypeError(f"attention is a {type(attention).__name__}, expected an mha.MultiHeadAttention")
     layer, dtype = attention.to("numpy"), attention.config.dtype
-    cache = None if call.get("cache") is None else copied(call["cache"])
+    cache = None if call.get("cache") is None else copy_to_numpy(call["cache"])
     alone = cache is not None and keys is None and values is None  # beside a frozen cache, which has them
     given = one_framework(queries, queries if alone else keys, queries if alone else values)
     queries, keys, values, _ = inputs.of_one_framework("numpy", dtype, *given)
@@ -256,7 +256,7 @@ def problem(
     if cache is not None and cotangent is not None:
         raise ValueError("cotangent is given beside a cache, expected None: a call with a cache has no gradients")
     if cotangent is not None:
-        cotangent, _ = inputs.array("numpy", dtype, "cotangent", as_numpy(cotangent))
+        cotangent, _ = inputs.array_and_backend("numpy", dtype, "cotangent", as_numpy(cotangent))
         shape = (*queries.shape[:2], attention.config.num_hiddens)
         if cotangent.shape != shape or checks.dtype_name(cotangent.dtype) != dtype:
             raise ValueError(
@@ -270,7 +270,7 @@ def problem(
     return Problem(layer, queries.copy(), keys.copy(), values.copy(), checked, cotangent, *counting)
 
 
-def copied(cache: Any) -> Cache:
+def copy_to_numpy(cache: Any) -> Cache:
     """Copy a cache of any backend, and of any layer of this configuration, to NumPy; a call leaves it as it was."""
     if not isinstance(cache, Cache):
         raise TypeError(f"cache is {checks.brief(cache)}, expected an mha.Cache, as attention.cache makes it")
@@ -279,7 +279,7 @@ def copied(cache: Any) -> Cache:
 
 def with_rows(asked: Problem) -> Problem:
     """Return the problem; ValueError if none of its rows counts: then any arrays would be the same."""
-    if asked.counted_rows.size and not asked.counted_rows.any():
+    if asked.rows_that_count.size and not asked.rows_that_count.any():
         which = "no query" if asked.rows is None else "no query of rows"
         raise ValueError(f"{which} sees a key, so that no row counts; with empty_rows=True such rows count, too")
     return asked
@@ -289,7 +289,7 @@ def rows_of(rows: Any, shape: tuple[int, int]) -> np.ndarray:
     """Return rows= as NumPy's booleans (B, Q); TypeError or ValueError if it is anything else, or all are False."""
     expected = f"booleans of shape {shape}: (batch, queries), True = the row counts"
     if isinstance(rows, (list, tuple)):
-        rows = checks.listed("rows", rows, "bool")
+        rows = checks.array_of("rows", rows, "bool")
     if dispatch.backend_of(rows) is None:
         raise TypeError(f"rows is {checks.brief(rows)}, expected {expected}")
     found = arrays.to_numpy(rows)

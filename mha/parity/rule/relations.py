@@ -30,7 +30,7 @@ class Relation:
 
 
 @dataclasses.dataclass(frozen=True)
-class Change:
+class MatrixChange:
     """A change of a matrix: transposed, its columns in another order, times a factor, plus a number."""
 
     transposed: bool = False
@@ -65,7 +65,7 @@ def relation(name: str, ours: Mapping[str, Array], theirs: Mapping[str, Array], 
         if ours[source].ndim == there.ndim:
             X, Y = matrix(name, ours[source]), matrix(name, there)
             for how, change in changes(name, X, Y, config, kernels(source, name, ours, theirs)):
-                if found := related(X, Y, change):
+                if found := relate(X, Y, change):
                     if source != name:
                         how = ", ".join(filter(None, [f"A's {source}", how]))
                     return dataclasses.replace(found, how=how, kept=source == name)
@@ -77,7 +77,7 @@ def matrix(name: str, X: Array) -> Array:
     return X.T if name == "W_o.kernel" else np.atleast_2d(X)
 
 
-def related(X: Array, Y: Array, change: Change) -> Relation | None:
+def relate(X: Array, Y: Array, change: MatrixChange) -> Relation | None:
     """Compare X, changed, with Y: None if they differ by more than rounding. The first rows are compared first."""
     far = size = np.zeros(0)
     for rows in (slice(ROWS), slice(None)):
@@ -115,32 +115,32 @@ def kernels(
 
 def changes(
     name: str, X: Array, Y: Array, config: Config, kernels: tuple[Array, Array] | None = None
-) -> Iterator[tuple[str, Change]]:
+) -> Iterator[tuple[str, MatrixChange]]:
     """Yield the changes that may turn X into Y, each with its words; the first is none at all, without words.
 
     kernels: of two biases, if their columns may have been put in another order together.
     """
-    yield from shared(name, X, Y, config)
+    yield from repeat_heads(name, X, Y, config)
     for transposed in (False, True) if len(X) > 1 else (False,):
         turned = X.T if transposed else X
         if turned.shape != Y.shape:
             continue
         first_words = "transposed" if transposed else ""
-        yield first_words, Change(transposed)
+        yield first_words, MatrixChange(transposed)
         for how, order in orders(name, turned, Y, config, kernels):
-            yield ", ".join(filter(None, [first_words, how])), Change(transposed, order)
+            yield ", ".join(filter(None, [first_words, how])), MatrixChange(transposed, order)
     if X.shape == Y.shape:
         if name.endswith(".scale"):
-            yield "1 + w", Change(plus=1.0)
-            yield "w - 1", Change(plus=-1.0)
+            yield "1 + w", MatrixChange(plus=1.0)
+            yield "w - 1", MatrixChange(plus=-1.0)
         first, second = (Z[:ROWS].astype(np.float64) for Z in (X, Y))
         if size := float((first * first).sum()):
             factor = float(f"{(first * second).sum() / size:.7g}")
             if abs(factor - 1) > 0.02:  # beyond all rounding
-                yield f"times {factor:g}", Change(factor=factor)
+                yield f"times {factor:g}", MatrixChange(factor=factor)
 
 
-def shared(name: str, X: Array, Y: Array, config: Config) -> Iterator[tuple[str, Change]]:
+def repeat_heads(name: str, X: Array, Y: Array, config: Config) -> Iterator[tuple[str, MatrixChange]]:
     """Yield the changes to repeated, or fewer, heads of keys or values that may turn X into Y, each with its words."""
     role = name.partition(".")[0]
     width = config.value_dim if role in ("W_v", "v_norm") else config.key_dim
@@ -150,11 +150,11 @@ def shared(name: str, X: Array, Y: Array, config: Config) -> Iterator[tuple[str,
         return
     heads, (more, left) = np.arange(X.shape[1]).reshape(-1, width), divmod(Y.shape[1], X.shape[1])
     if not left:
-        yield f"each head {more} times", Change(order=np.repeat(heads, more, 0).reshape(-1))
-        yield f"all heads {more} times", Change(order=np.tile(heads, (more, 1)).reshape(-1))
+        yield f"each head {more} times", MatrixChange(order=np.repeat(heads, more, 0).reshape(-1))
+        yield f"all heads {more} times", MatrixChange(order=np.tile(heads, (more, 1)).reshape(-1))
     elif not X.shape[1] % Y.shape[1]:
         fewer = X.shape[1] // Y.shape[1]
-        yield f"one head of {fewer} that were alike", Change(order=heads[::fewer].reshape(-1))
+        yield f"one head of {fewer} that were alike", MatrixChange(order=heads[::fewer].reshape(-1))
 
 
 def orders(
@@ -173,9 +173,9 @@ def orders(
     yield "heads no more interleaved, (H, d) for (d, H)", places.reshape(width, heads).T.reshape(-1)
     if not values:
         for how, neighbours in (("neighbours for halves", True), ("halves for neighbours", False)):
-            yield f"rotary pairs, {how}", places.reshape(heads, width)[:, paired(config, neighbours)].reshape(-1)
+            yield f"rotary pairs, {how}", places.reshape(heads, width)[:, pairing_order(config, neighbours)].reshape(-1)
     if len(X) > 1 or kernels:
-        order = sorted_alike(*(kernels or (X, Y)))
+        order = sorting_order(*(kernels or (X, Y)))
         blocks = order.reshape(heads, width)  # (H, d)
         whole = (blocks - blocks[:, :1] == np.arange(width)).all() and not (blocks[:, 0] % width).any()
         others = "rows in another order" if role == "W_o" else "columns in another order"
@@ -190,12 +190,12 @@ def order_of_heads(ours: Mapping[str, Array], theirs: Mapping[str, Array], confi
     name, H = "W_q.kernel", config.num_heads
     X, Y = ours[name], theirs[name]
     for how, change in changes(name, X, Y, config):
-        if HEADS in how and change.order is not None and related(X, Y, change):
+        if HEADS in how and change.order is not None and relate(X, Y, change):
             return change.order.reshape(H, -1)[:, 0] // config.key_dim  # (H, d), then (H,)
     return None
 
 
-def paired(config: Config, neighbours: bool) -> Array:
+def pairing_order(config: Config, neighbours: bool) -> Array:
     """Return the order of a head's components that turns paired halves into neighbours; neighbours: False = back."""
     width = config.key_dim
     turning = width - width % 2 if config.rotary is None else 2 * len(config.rotary.angles())
@@ -203,7 +203,7 @@ def paired(config: Config, neighbours: bool) -> Array:
     return np.append(pairs, np.arange(turning, width))
 
 
-def sorted_alike(X: Array, Y: Array) -> Array:
+def sorting_order(X: Array, Y: Array) -> Array:
     """Return the order of X's columns that turns them into Y's, if there is one: both are sorted by first numbers."""
     coarse = min((X.dtype, Y.dtype), key=lambda dtype: dtype.itemsize)
     first, second = (Z[:SORTED].astype(coarse).astype(np.float64) for Z in (X, Y))

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from mha.core.call import keep
+from mha.core.call import record_step
 from mha.core.options.config import numpy_dtype
 from mha.core.options.names import FloatName
 from mha.core.options.positions import Rotary
@@ -47,7 +47,7 @@ class Coarse(Rotary):
         return tuple(map(np.float32, super().angles()))
 
 
-def ported(attention: MultiHeadAttention) -> list[MultiHeadAttention]:
+def layers_of_ports(attention: MultiHeadAttention) -> list[MultiHeadAttention]:
     """Return the layer on NumPy as ports compute it; in half precision there are two, fused and in steps.
 
     Angles are float32. In half precision cosines and sines, and what they multiply, are rounded to it, and a projection
@@ -66,15 +66,15 @@ def ported(attention: MultiHeadAttention) -> list[MultiHeadAttention]:
         return made
     for one in made:
         if config.rotary is not None:
-            one.layer.turn = partial(turned, one.layer)
+            one.layer.transform_heads = partial(rotate_rounded, one.layer)
         for name in PROJECTIONS:
             if config.bias and hasattr(one.layer, name):
-                setattr(one.layer, name, whole(getattr(one.layer, name)))
+                setattr(one.layer, name, with_late_rounding(getattr(one.layer, name)))
     in_steps(made[1])
     return made
 
 
-def whole(dense: Any) -> Any:
+def with_late_rounding(dense: Any) -> Any:
     """Return a dense layer of the lesson that adds its bias before it rounds, as the products of frameworks do."""
 
     class Whole(type(dense)):  # type: ignore[misc]
@@ -87,20 +87,20 @@ def whole(dense: Any) -> Any:
     return made
 
 
-def turned(layer: Any, q: Any, k: Any, call: Any) -> tuple[Any, Any]:
-    """Rotate as `turn` of the lesson, but round each product of the rotation before two are added."""
-    norm, turn = layer.config.qk_norm, type(layer).turn
+def rotate_rounded(layer: Any, q: Any, k: Any, call: Any) -> tuple[Any, Any]:
+    """Rotate as `transform_heads` of the lesson, but round each product of the rotation before two are added."""
+    norm, turn = layer.config.qk_norm, type(layer).transform_heads
     if norm and not norm.after:
-        q, k = layer.normed(q, k)  # (B*H, T, d)
+        q, k = layer.norm_heads(q, k)  # (B*H, T, d)
     first = first_components(layer.config.rotary, q.shape[-1])  # (d,)
     alone = with_options(layer, qk_norm=None, temperature=None)
     (q, k), (q_second, k_second) = (
         turn(alone, np.where(own, q, 0).astype(q.dtype), np.where(own, k, 0).astype(k.dtype), call)
         for own in (first, ~first)
     )
-    q, k = keep("rotate_q", q + q_second), keep("rotate_k", k + k_second)  # (B*H, T, d)
+    q, k = record_step("rotate_q", q + q_second), record_step("rotate_k", k + k_second)  # (B*H, T, d)
     if norm and norm.after:
-        q, k = layer.normed(q, k)  # (B*H, T, d)
+        q, k = layer.norm_heads(q, k)  # (B*H, T, d)
     q, k = turn(with_options(layer, qk_norm=None, rotary=None), q, k, call)
     return q, k
 

@@ -14,7 +14,7 @@ from mha.parity.rule.layouts import GRADIENT, INPUTS, MEANS, PLACED
 from mha.parity.rule.problem import Named, Problem
 
 
-def named(asked: Problem, theirs: Any) -> Named:
+def arrays_by_name(asked: Problem, theirs: Any) -> Named:
     """Copy their arrays into NumPy's, by the names of the report and in its order."""
     if isinstance(theirs, tuple):
         if len(theirs) != 2:
@@ -36,8 +36,8 @@ def named(asked: Problem, theirs: Any) -> Named:
                 "differ; give their own gradients: queries, keys, values"
             )
         if full not in known:
-            raise ValueError(f"theirs has {unknown(name, known)}")
-        array = (whole if full == PLACED else floats)(f"theirs[{name!r}]", X)
+            raise ValueError(f"theirs has {describe_unknown(name, known)}")
+        array = (integers if full == PLACED else floats)(f"theirs[{name!r}]", X)
         if full == "weights" and asked.config.num_heads > 1 and array.shape == asked.sizes.shape(MEANS):
             full = MEANS
         if full in found:
@@ -49,7 +49,7 @@ def named(asked: Problem, theirs: Any) -> Named:
     return {name: found[name] for name in known if name in found}
 
 
-def unknown(name: object, known: list[str]) -> str:
+def describe_unknown(name: object, known: list[str]) -> str:
     """Return the words for a name that no array has."""
     near = difflib.get_close_matches(str(name), known, 1)
     meant = f"; did you mean {near[0]!r}?" if near else ""
@@ -67,7 +67,7 @@ def floats(name: str, X: Any) -> np.ndarray:
     return np.array(array)
 
 
-def whole(name: str, X: Any) -> np.ndarray:
+def integers(name: str, X: Any) -> np.ndarray:
     """Copy an array of integers of any framework into NumPy's."""
     dispatch.module_of(X, name)  # or it is no array
     array = arrays.to_numpy(X)
@@ -76,7 +76,7 @@ def whole(name: str, X: Any) -> np.ndarray:
     return np.array(array)
 
 
-def checked_others(others: Any) -> dict[str, dict[str, np.ndarray]]:
+def weights_of_others(others: Any) -> dict[str, dict[str, np.ndarray]]:
     """Return the weights of other layers by their names; TypeError if they are no layers."""
     if others is None:
         return {}

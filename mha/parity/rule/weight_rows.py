@@ -7,7 +7,7 @@ import numpy as np
 
 from mha.core.options import checks
 from mha.core.options.config import Config
-from mha.parity.rule.relations import HEADS, Change, Relation, matrix, related, relation
+from mha.parity.rule.relations import HEADS, MatrixChange, Relation, matrix, relate, relation
 from mha.parity.rule.rules import error, fraction, largest
 
 Shape = tuple[int, ...]
@@ -57,11 +57,11 @@ class WeightRow:
         return self.relation.how + rounded
 
 
-def same(name: str, ours: np.ndarray | None, theirs: np.ndarray) -> bool:
+def same_weight(name: str, ours: np.ndarray | None, theirs: np.ndarray) -> bool:
     """Return whether a weight is there, and the same but for rounding."""
     if ours is None or ours.shape != theirs.shape:
         return False
-    return related(matrix(name, ours), matrix(name, theirs), Change()) is not None
+    return relate(matrix(name, ours), matrix(name, theirs), MatrixChange()) is not None
 
 
 def weight_row(
@@ -91,7 +91,7 @@ def array_row(
         return WeightRow(name, shapes, dtypes, None, np.inf)
     found = array_relation(ours, theirs)
     if order is not None and len(order) in ours.shape and ours.shape == theirs.shape:
-        found = of_heads(ours, theirs, order) or found
+        found = relation_of_heads(ours, theirs, order) or found
     return WeightRow(name, shapes, dtypes, found, distance(found, ours, theirs))
 
 
@@ -103,12 +103,12 @@ def array_relation(ours: np.ndarray, theirs: np.ndarray) -> Relation | None:
         return None
     X, Y = np.atleast_1d(ours), np.atleast_1d(theirs)
     for how, transposed in (("", False), ("transposed", True)):
-        if (X.T if transposed else X).shape == Y.shape and (found := related(X, Y, Change(transposed))):
+        if (X.T if transposed else X).shape == Y.shape and (found := relate(X, Y, MatrixChange(transposed))):
             return dataclasses.replace(found, how=how, kept=not how)
     return None
 
 
-def of_heads(ours: np.ndarray, theirs: np.ndarray, order: np.ndarray) -> Relation | None:
+def relation_of_heads(ours: np.ndarray, theirs: np.ndarray, order: np.ndarray) -> Relation | None:
     """Find how an array of all heads comes from A's, where the weights have A's heads in this order."""
     for axis in reversed([axis for axis, size in enumerate(ours.shape) if size == len(order)]):
         found = array_relation(ours.take(order, axis), theirs)

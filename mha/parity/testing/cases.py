@@ -37,7 +37,7 @@ class Trial:
     call: dict[str, Any]  # the other arguments, without those at their defaults
 
 
-def chosen(
+def choose_cases(
     backend: BackendName,
     suite: SuiteName,
     cases: Any,
@@ -56,9 +56,9 @@ def chosen(
     options = None if of is None else options_of(of)
     added = [] if options is None or decodings else long_sequences(options)
     every = (*EVERY, *added) if decodings is None else decodings(options)
-    names = None if cases is None else [_known(name, every) for name in _listed(cases)]
+    names = None if cases is None else [_check_case_name(name, every) for name in _as_list(cases)]
     rare = ALL_CASES[len(CASES) :] if quick else ()
-    known = DTYPES if dtypes is None else [checks.choice("dtypes", dtype, DTYPES) for dtype in _listed(dtypes)]
+    known = DTYPES if dtypes is None else [checks.choice("dtypes", dtype, DTYPES) for dtype in _as_list(dtypes)]
     own = of.config.dtype if isinstance(of, MultiHeadAttention) else None
     if own is not None and own not in known:
         raise ValueError(f"dtypes is {', '.join(known)}, expected {own}, which is the layer's, or None")
@@ -69,7 +69,7 @@ def chosen(
         wanted = precise if case in added else case.quick if quick else case.dtypes
         if not wanted or case in rare or (names is not None and case.name not in names):
             continue
-        case = case if options is None else fitted(case, options)
+        case = case if options is None else fit_case(case, options)
         case = dataclasses.replace(case, causal=True) if causal else case
         call = str([getattr(case, name) for name in ("options", *ROWS, "scale", "batch", "num_queries", "num_keys")])
         if call in calls and names is None:  # the cases differed only in options of the layer, or in the order
@@ -103,9 +103,9 @@ def options_of(of: MultiHeadAttention | Mapping[str, Any]) -> dict[str, Any]:
     return {name: X for name, X in vars(of.config).items() if name != "dtype"}
 
 
-def fitted(case: Case, options: Mapping[str, Any]) -> Case:
+def fit_case(case: Case, options: Mapping[str, Any]) -> Case:
     """Return the same call for a layer with other options."""
-    shapes = _resized(case, "H", lambda size: options["num_heads"])
+    shapes = _resize(case, "H", lambda size: options["num_heads"])
     positions = case.causal or any(options[name] for name in ("window", "chunk", "rotary"))
     offset = case.offset if positions else 0  # without positions, an offset changes nothing
     return dataclasses.replace(case, options=dict(options), offset=offset, **shapes)
@@ -123,10 +123,10 @@ def of_one_input(case: Case) -> Case:
         raise NotImplementedError("it takes one input, but this case has many keys and few queries")
     of_keys = {name: getattr(case, name) for name in ("key_positions", "key_segments")}
     of_keys = {name: None if X is None else np.array(X)[..., :Q].tolist() for name, X in of_keys.items()}
-    return dataclasses.replace(case, num_keys=Q, **of_keys, **_resized(case, "K", lambda size: min(size, Q)))
+    return dataclasses.replace(case, num_keys=Q, **of_keys, **_resize(case, "K", lambda size: min(size, Q)))
 
 
-def _resized(case: Case, letter: str, size_of: Callable[[int], int]) -> dict[str, Any]:
+def _resize(case: Case, letter: str, size_of: Callable[[int], int]) -> dict[str, Any]:
     """Return the shapes of the random arrays of a call, by name, with another size of a letter's axes; 1 stays 1."""
     found = {}
     for name, row in ROWS.items():
@@ -158,12 +158,12 @@ def trial(
     if not empty_rows:
         call = without_empty_rows(attention, inputs, call)
     if case.scale > 1:
-        scores = largest(asked(attention, inputs, call).oracle["scores"])
+        scores = largest(make_problem(attention, inputs, call).oracle["scores"])
         inputs = tuple((X * min(1.0, (LARGEST / scores) ** 0.5)).astype(X.dtype) for X in inputs)
     return Trial(attention, inputs, cotangent, call)
 
 
-def as_mask(tried: Trial, takes: Collection[str], by_itself: bool) -> Trial:
+def replace_by_mask(tried: Trial, takes: Collection[str], by_itself: bool) -> Trial:
     """Return the trial with a mask (B, 1 or H, Q, K) for arguments that the implementation lacks, if it takes masks.
 
     An implementation without `valid_lens` gets each mask in this shape, so that it needs to know no other.
@@ -178,13 +178,13 @@ def as_mask(tried: Trial, takes: Collection[str], by_itself: bool) -> Trial:
     if "mask" not in takes or moves or not (missing or other_shape):
         return tried
     hidden = {name: X for name, X in call.items() if name in (*missing, "mask", *placing)}
-    seen = asked(tried.attention, tried.inputs, hidden).visible
+    seen = make_problem(tried.attention, tried.inputs, hidden).visible
     mask = np.array(seen[:, :1] if (seen == seen[:, :1]).all() else seen)
     stays = {name: X for name, X in call.items() if name not in missing}
     return dataclasses.replace(tried, call=stays | {"mask": mask})
 
 
-def asked(
+def make_problem(
     attention: MultiHeadAttention,
     inputs: tuple[np.ndarray, ...],
     call: dict[str, Any],
@@ -211,23 +211,23 @@ def without_empty_rows(
         call["valid_lens"] = np.maximum(call["valid_lens"], 1)
     for X in (call[name] for name in OF_PAIRS if name in call):
         X[..., 0] = True if X.dtype == bool else np.nan_to_num(X[..., 0], neginf=0)
-    if not asked(attention, inputs, call).visible.any(3).all():
+    if not make_problem(attention, inputs, call).visible.any(3).all():
         raise NotImplementedError("a query sees no key")
     return call
 
 
-def arguments(names: Any) -> tuple[str, ...]:
+def check_arguments(names: Any) -> tuple[str, ...]:
     """Return the names of arguments of a call, checked; TypeError or ValueError if one is none."""
     if not isinstance(names, Collection):
         raise TypeError(f"takes is {checks.brief(names)}, expected names of {', '.join(ROWS)}")
-    return tuple(checks.choice("takes", name, tuple(ROWS), {}) for name in _listed(names))
+    return tuple(checks.choice("takes", name, tuple(ROWS), {}) for name in _as_list(names))
 
 
-def _listed(names: Any) -> list[Any]:
+def _as_list(names: Any) -> list[Any]:
     return [names] if isinstance(names, str) else list(names)
 
 
-def _known(name: Any, cases: Collection[Case]) -> str:
+def _check_case_name(name: Any, cases: Collection[Case]) -> str:
     """Return the name of one of these cases, checked; ValueError if it is none."""
     known = [case.name for case in cases]
     if name not in known:

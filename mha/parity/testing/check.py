@@ -13,7 +13,7 @@ from mha.core.call import ROWS
 from mha.core.call.fitting import WORDS
 from mha.core.options import checks
 from mha.core.options.names import BackendName, FloatName, SuiteName
-from mha.core.tables import counted, number, text
+from mha.core.tables import number, plural, text
 from mha.layer import MultiHeadAttention
 from mha.parity import Report, one_line
 from mha.parity.diagnosis.blind_spots.sight import Sight, Unseen
@@ -21,9 +21,17 @@ from mha.parity.diagnosis.blind_spots.views import sight
 from mha.parity.diagnosis.compare.comparison import report_of
 from mha.parity.rule.layouts import layout_name
 from mha.parity.rule.problem import Problem
-from mha.parity.testing.cases import Trial, arguments, as_mask, asked, chosen, options_of, trial
-from mha.parity.testing.decoding import decoded, decodings
-from mha.parity.testing.implementations import Implementation, own, read
+from mha.parity.testing.cases import (
+    Trial,
+    check_arguments,
+    choose_cases,
+    make_problem,
+    options_of,
+    replace_by_mask,
+    trial,
+)
+from mha.parity.testing.decoding import decodings, report_on
+from mha.parity.testing.implementations import Implementation, own, read_implementation
 
 LISTED = 4  # names of cases in a long list, at most
 
@@ -58,9 +66,9 @@ class Outcome:
 
     def __str__(self) -> str:
         worst = max((report.ratio for report in self.reports.values()), default=0.0)
-        first = f"{counted(len(self.reports), 'case')} the same, the largest ratio {number(worst)}"
+        first = f"{plural(len(self.reports), 'case')} the same, the largest ratio {number(worst)}"
         seen = [text(self.sight)] if self.sight else []
-        return "\n".join([first, *_said(self.left_out), *filter(None, [self.note]), *seen])
+        return "\n".join([first, *_describe_left_out(self.left_out), *filter(None, [self.note]), *seen])
 
 
 def assert_parity(
@@ -124,22 +132,24 @@ def assert_parity(
     layout_name(layout)
     if attention is not None:
         options_of(attention)
-    it = read(implementation, backend, attention is not None, takes if takes is None else arguments(takes))
+    it = read_implementation(
+        implementation, backend, attention is not None, takes if takes is None else check_arguments(takes)
+    )
     dispatch.load(it.backend)
     of = it.attention if attention is None else attention
     layer = of.to(it.backend) if isinstance(of, MultiHeadAttention) else None
     rows = it.empty_rows if empty_rows is None else checks.flag("empty_rows", empty_rows)
     reports, left_out, raised, trials, places = {}, {}, {}, {}, {}
     table = decodings if it.decodes else None
-    for case, dtype in chosen(it.backend, suite, cases, dtypes, of, checks.flag("causal", causal), table):
+    for case, dtype in choose_cases(it.backend, suite, cases, dtypes, of, checks.flag("causal", causal), table):
         label = f"{dtype}, {case.name}"
         try:
             if it.decodes:
                 trials[label] = trial(case, dtype, it.backend, layer, it.alone, True)
-                reports[label], places[label] = decoded(it, trials[label], rows)
+                reports[label], places[label] = report_on(it, trials[label], rows)
                 continue
-            trials[label] = as_mask(trial(case, dtype, it.backend, layer, it.alone, rows), it.takes, causal)
-            reports[label] = compared(it, trials[label], layout, causal)
+            trials[label] = replace_by_mask(trial(case, dtype, it.backend, layer, it.alone, rows), it.takes, causal)
+            reports[label] = compare_case(it, trials[label], layout, causal)
         except NotImplementedError as reason:
             left_out[label] = str(reason) or "NotImplementedError"
         except Exception as problem:
@@ -151,11 +161,14 @@ def assert_parity(
         raise AssertionError(message) from cause
     zero = [] if layer is None else [name for name, X in layer.weights.items() if not X.any()]
     note = f"{', '.join(zero)} are all 0: a mistake in them would not show" if zero else ""
-    calls = [(partial(of_trial, trials[label]), [row.name for row in report.rows]) for label, report in reports.items()]
+    calls = [
+        (partial(problem_of_trial, trials[label]), [row.name for row in report.rows])
+        for label, report in reports.items()
+    ]
     return Outcome(reports, left_out, note, partial(sight, calls))
 
 
-def compared(it: Implementation, tried: Trial, layout: str | None, by_itself: bool) -> Report:
+def compare_case(it: Implementation, tried: Trial, layout: str | None, by_itself: bool) -> Report:
     """Compare one case; by_itself: True = what takes neither `causal` nor `mask` hides what follows by itself.
 
     Raises NotImplementedError if the implementation does not take an argument of the case, and any error of its own.
@@ -168,12 +181,14 @@ def compared(it: Implementation, tried: Trial, layout: str | None, by_itself: bo
         arrays = tuple(own(it.backend, X) for X in tried.inputs)
         theirs = it.run(tried.attention, arrays, call, own(it.backend, tried.cotangent))
         cotangent = tried.cotangent if it.cotangent else None
-        return report_of(asked(tried.attention, tried.inputs, tried.call, cotangent), theirs, layout, call_is_sure=True)
+        return report_of(
+            make_problem(tried.attention, tried.inputs, tried.call, cotangent), theirs, layout, call_is_sure=True
+        )
 
 
-def of_trial(tried: Trial) -> Problem:
+def problem_of_trial(tried: Trial) -> Problem:
     """Make a `Problem` of a trial, for a comparison."""
-    return asked(tried.attention, tried.inputs, tried.call)
+    return make_problem(tried.attention, tried.inputs, tried.call)
 
 
 def failure(
@@ -199,7 +214,7 @@ def failure(
     for label, problem in raised.items():
         by_text.setdefault(one_line(problem), []).append(label)
     for words, labels in by_text.items():
-        lines += [f"{name} raised in {_named(labels, of)}: {words}", *_raised(labels, reports, trials)]
+        lines += [f"{name} raised in {_name_some(labels, of)}: {words}", *_describe_errors(labels, reports, trials)]
     if raised and reports:
         lines.append("calls that it is not made for are left out if it raises NotImplementedError, or by cases=[...]")
     if different:
@@ -207,7 +222,7 @@ def failure(
         dtype, _, case = first.partition(", ")
         made = repr(tried.attention).partition("  #")[0] if of_suite else "the layer"
         lines += [
-            f"{name} differs in {_named(different, of)}",
+            f"{name} differs in {_name_some(different, of)}",
             "",
             f"{first}: {made} called with queries, keys, values{_call(tried)}",
             *filter(None, [places.get(first)]),
@@ -215,10 +230,10 @@ def failure(
             str(reports[first]),
             "",
         ]
-    return "\n".join([*lines, *_said(left_out)]).rstrip()
+    return "\n".join([*lines, *_describe_left_out(left_out)]).rstrip()
 
 
-def _raised(labels: list[str], reports: Mapping[str, Report], trials: Mapping[str, Trial]) -> Iterator[str]:
+def _describe_errors(labels: list[str], reports: Mapping[str, Report], trials: Mapping[str, Trial]) -> Iterator[str]:
     """Yield lines about calls in which an implementation raised: the first call, and what all of them alone have."""
     if made := [trials[label] for label in labels if label in trials]:
         named = zip(("queries", "keys", "values"), made[0].inputs, strict=True)
@@ -245,13 +260,13 @@ def _call(tried: Trial) -> str:
     return "".join(f", {name}={_brief(value)}" for name, value in tried.call.items())
 
 
-def _named(labels: list[str], of: int) -> str:
+def _name_some(labels: list[str], of: int) -> str:
     """Describe some of all cases: their number, and the first names."""
     more = "; ..." if len(labels) > LISTED else ""
-    return f"{len(labels)} of {counted(of, 'case')} ({'; '.join(labels[:LISTED])}{more})"
+    return f"{len(labels)} of {plural(of, 'case')} ({'; '.join(labels[:LISTED])}{more})"
 
 
-def _said(left_out: Mapping[str, str]) -> list[str]:
+def _describe_left_out(left_out: Mapping[str, str]) -> list[str]:
     """Return a line for each reason why cases are left out."""
     by_reason: dict[str, list[str]] = {}
     for label, reason in left_out.items():

@@ -22,10 +22,10 @@ from mha.parity.diagnosis.blind_spots.probes import MEMORY, long_enough, memory
 from mha.parity.diagnosis.compare.comparison import report_of
 from mha.parity.diagnosis.compare.from_the_start import from_the_start
 from mha.parity.diagnosis.compare.places import outside
-from mha.parity.rule.decoding import decoding
+from mha.parity.rule.decoding import as_decoding
 from mha.parity.rule.problem import Problem
 from mha.parity.rule.theirs import floats
-from mha.parity.testing.cases import Trial, asked
+from mha.parity.testing.cases import Trial, make_problem
 from mha.parity.testing.implementations import Implementation, own
 
 BATCH, PROMPT, LATER = 3, 5, (1, 1, 1, 3, 1)  # samples, tokens of the prompt, and of each call after it
@@ -64,7 +64,7 @@ def decodings(options: Mapping[str, Any] | None) -> list[Case]:
     return found
 
 
-def decoded(it: Implementation, tried: Trial, empty_rows: bool) -> tuple[Report, str]:
+def report_on(it: Implementation, tried: Trial, empty_rows: bool) -> tuple[Report, str]:
     """Report on a decoder: on all its tokens, or on the first call that differs, with words for which one that is.
 
     empty_rows: whether what it gives for padding must be 0. Raises NotImplementedError if it takes nothing that says
@@ -75,7 +75,7 @@ def decoded(it: Implementation, tried: Trial, empty_rows: bool) -> tuple[Report,
         raise NotImplementedError("it takes neither valid_lens nor positions")
     with dispatch.load(it.backend).context(tried.attention.config.dtype):
         theirs = outputs_of(it, tried, cuts)
-    whole = asked(tried.attention, tried.inputs, tried.call, None, empty_rows)
+    whole = make_problem(tried.attention, tried.inputs, tried.call, None, empty_rows)
     report = report_of(whole, theirs, call_is_sure=True)
     expected = whole.expected("output")
     there = np.where(whole.matters("output"), theirs, 0)
@@ -86,11 +86,11 @@ def decoded(it: Implementation, tried: Trial, empty_rows: bool) -> tuple[Report,
     number, sample = next(n for n, cut in enumerate(cuts) if token < cut.stop), int(wrong[:, token].argmax())
     where = f"call {number} after the prompt" if number else "the prompt"
     given = f"tokens: {cuts[0].stop}, then {', '.join(map(str, LATER))}"
-    why = explained(tried, cuts[: number + 1], theirs, empty_rows)
+    why = explain_calls(tried, cuts[: number + 1], theirs, empty_rows)
     return (report if why is None else why), f"{given}; token {token} of sample {sample} differs first, in {where}"
 
 
-def explained(tried: Trial, cuts: list[slice], theirs: np.ndarray, empty_rows: bool) -> Report | None:
+def explain_calls(tried: Trial, cuts: list[slice], theirs: np.ndarray, empty_rows: bool) -> Report | None:
     """Report on the last of these calls, or on all their tokens at once, if a known reason is found; None if not.
 
     The reason may be in that call, or in what each call left.
@@ -103,7 +103,7 @@ def explained(tried: Trial, cuts: list[slice], theirs: np.ndarray, empty_rows: b
         return tuple(X[:, cut] for X in tried.inputs), {"causal": True, "cache": cache} | placed
 
     def step(cut: slice, cache: Cache) -> Problem:
-        return decoding(asked(layer, *call_of(cut, cache), None, empty_rows))
+        return as_decoding(make_problem(layer, *call_of(cut, cache), None, empty_rows))
 
     def report_call(cut: slice, cache: Cache) -> Report:
         return report_of(step(cut, cache), theirs[:, cut], call_is_sure=True)

@@ -42,13 +42,15 @@ class Implementation:
     decodes: bool = False  # whether it has a state, which `run` takes last
 
 
-def read(given: Any, backend: str | None, weights_known: bool, takes: tuple[str, ...] | None) -> Implementation:
+def read_implementation(
+    given: Any, backend: str | None, weights_known: bool, takes: tuple[str, ...] | None
+) -> Implementation:
     """Find out how to call an implementation.
 
     weights_known: True if the layer that it should equal was given, too; takes: as of `by_name`.
     Raises TypeError or ValueError if there is no way to call it, or if a layer is of another backend.
     """
-    found = foreign.kind_of(given)
+    found = foreign.layer_kind(given)
     if takes is not None and (isinstance(given, MultiHeadAttention) or (found and found[0])):
         raise ValueError(f"takes is {takes}, expected None: mha knows how to call a {_kind(given)}")
     if isinstance(given, MultiHeadAttention):
@@ -56,7 +58,7 @@ def read(given: Any, backend: str | None, weights_known: bool, takes: tuple[str,
     if found:
         kind, own = found
         own = _same(backend, own)
-        config, weights = foreign.taken(given)
+        config, weights = foreign.read_layer(given)
         attention = restore(config, weights, own)
         return _of_framework(given, attention) if kind else _of_book(given, attention, takes)
     if not callable(given):
@@ -67,7 +69,7 @@ def read(given: Any, backend: str | None, weights_known: bool, takes: tuple[str,
     if not is_layer(given):
         return by_name(given, given, dispatch.backend_name(backend), weights_known, takes)
     if not weights_known:
-        inside = foreign.inside(given)
+        inside = foreign.layers_inside(given)
         hint = f"it contains one at {inside[0]}: pass implementation{inside[0]}, or " if inside else "pass "
         raise TypeError(
             f"implementation is a {_kind(given)}, whose weights mha cannot read; {hint}attention= too, a layer of mha "
@@ -113,7 +115,7 @@ def by_name(
             "add one; or pass attention=, a layer that has its weights"
         )
     rest = _rest(signature)
-    taken = _taken(name, signature, inputs, takes)
+    taken = _arguments_of(name, signature, inputs, takes)
 
     def run(
         attention: MultiHeadAttention, arrays: tuple[Any, ...], call: Call, cotangent: Any, state: Any = None
@@ -137,7 +139,7 @@ def _rest(signature: inspect.Signature) -> str | None:
     return next((one.name for one in signature.parameters.values() if one.kind is one.VAR_KEYWORD), None)
 
 
-def _taken(
+def _arguments_of(
     name: str, signature: inspect.Signature, inputs: list[str], takes: tuple[str, ...] | None
 ) -> tuple[str, ...]:
     """Return the arguments of a call that an implementation takes; takes: as of `by_name`.

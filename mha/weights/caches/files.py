@@ -9,7 +9,7 @@ from mha.core.cache.slots import ARRAYS, dtypes, shapes
 from mha.core.options import checks
 from mha.core.options.config import Config
 from mha.weights import files, own_format, safetensors_writer
-from mha.weights.readers import SafetensorsFile, opened
+from mha.weights.readers import SafetensorsFile, open_weights
 
 LAYOUT = "1"
 
@@ -28,7 +28,7 @@ def load(path: str | os.PathLike[str]) -> tuple[Config, list[np.ndarray], bool]:
 
     Raises ValueError if `save` did not write it, or if it is damaged.
     """
-    with opened(path) as source:
+    with open_weights(path) as source:
         if not isinstance(source, SafetensorsFile) or source.metadata.get("format") != "mha.Cache":
             raise ValueError("holds no cache, expected a file that mha.Cache.save wrote")
         try:

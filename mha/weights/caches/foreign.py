@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mha.core import dispatch
-from mha.core.cache.slots import ARRAYS, LOST, empty, integers, left_of
+from mha.core.cache.slots import ARRAYS, LOST, empty_arrays, integers, left_of
 from mha.core.options import checks
 from mha.core.options.config import Config
 from mha.weights.caches import mlx_lm
@@ -28,7 +28,7 @@ EXPECTED = (
 )
 
 
-class Found(NamedTuple):
+class NativeCache(NamedTuple):
     """The cache of another library.
 
     Attributes:
@@ -45,11 +45,11 @@ class Found(NamedTuple):
     positions: np.ndarray | None = None
 
 
-def taken(
+def read_cache(
     native: Any, config: Config, layer: int | None, lengths: Any, positions: Any, size: int | None
 ) -> dict[str, np.ndarray]:
     """Return the arrays of a cache for a layer's configuration, by name; other arguments as for `Cache.from_native`."""
-    found = _found(native, config, layer, lengths)
+    found = _read_native(native, config, layer, lengths)
     places = _places(found, lengths, positions)  # (B, T)
     (B, T), real, left = places.shape, places >= 0, left_of(config)
     oldest = np.where(real.any(1), np.where(real, places, LOST).min(1, initial=LOST), 0)  # (B,)
@@ -58,7 +58,7 @@ def taken(
         gone = oldest
     elif positions is not None and left is not None:  # those before the oldest, where no later query would see them
         gone = np.where(oldest + left <= places.max(1, initial=-1) + 1, oldest, 0)
-    arrays = empty(config, B, max(T, 1 if left is None else left + 1) if size is None else size)
+    arrays = empty_arrays(config, B, max(T, 1 if left is None else left + 1) if size is None else size)
     S = arrays["positions"].shape[1]
     for b in range(B):
         columns = np.argsort(places[b], kind="stable")[(~real[b]).sum() :]  # of the tokens, the oldest first
@@ -78,7 +78,7 @@ def taken(
     return arrays
 
 
-def made(kind: Any, cache: Any) -> Any:
+def make_cache(kind: Any, cache: Any) -> Any:
     """Make a cache of another library; see `Cache.to_native`."""
     kind = checks.choice("kind", kind, tuple(KINDS))
     backend, tokens = KINDS[kind], _in_order(kind, cache)
@@ -92,7 +92,7 @@ def made(kind: Any, cache: Any) -> Any:
         return native.make_cache(kind, *(module.tensor(checks.plain(X), place) for X in heads), tokens)
 
 
-def _found(native: Any, config: Config, layer: int | None, lengths: Any) -> Found:
+def _read_native(native: Any, config: Config, layer: int | None, lengths: Any) -> NativeCache:
     """Read a cache of any kind, in our order of axes; lengths: None = all slots of ONNX's arrays are filled."""
     if _has(native, FLAX[0]) or isinstance(native, Mapping):
         return _of_flax(native, config, layer)
@@ -101,15 +101,15 @@ def _found(native: Any, config: Config, layer: int | None, lengths: Any) -> Foun
     if mlx_lm.name_of(native[0] if isinstance(native, list | tuple) and native else native):
         return _of_mlx_lm(native, config, layer)
     if isinstance(native, list | tuple) and len(native) == 2:
-        _one("native is a pair of arrays", layer)
+        _refuse_number("native is a pair of arrays", layer)
         k, v = _heads(config, "BGSd", **{"native[0]": native[0], "native[1]": native[1]})
-        return Found(k, v, k.shape[2] if lengths is None else None)
+        return NativeCache(k, v, k.shape[2] if lengths is None else None)
     if dispatch.backend_of(native) is None:
         raise TypeError(f"native is a {type(native).__name__}, {EXPECTED}")
     return _of_keras_hub(native, config, layer)
 
 
-def _of_flax(native: Any, config: Config, layer: int | None) -> Found:
+def _of_flax(native: Any, config: Config, layer: int | None) -> NativeCache:
     """Read the cache of a layer of Flax: of linen its variables, of nnx the layer itself, or its state."""
     if missing := [name for name in FLAX if not _has(native, name)]:
         names = f"holds {', '.join(map(str, native))}" if isinstance(native, Mapping) else f"is {checks.brief(native)}"
@@ -119,27 +119,27 @@ def _of_flax(native: Any, config: Config, layer: int | None) -> Found:
         raise ValueError("native is a layer without a cache, expected one after `init_cache`")
     arrays = {name: _numpy(name, X) for name, X in zip(FLAX, (keys, values, index), strict=True)}
     if arrays[FLAX[2]].ndim == 1:  # of a stack of layers, as `nn.scan` makes it
-        number = _number(layer, len(arrays[FLAX[2]]))
+        number = _layer_number(layer, len(arrays[FLAX[2]]))
         arrays = {name: X[number] for name, X in arrays.items()}
     else:
-        _one("native is of one layer", layer)
+        _refuse_number("native is of one layer", layer)
     index = arrays.pop(FLAX[2])
     if index.dtype.kind not in "iu" or index.ndim:
         raise TypeError(f"cache_index has shape {index.shape} and dtype {index.dtype}, expected one integer")
     heads = _heads(config, "BSGd", **arrays)
     if not 0 <= index <= heads[0].shape[2]:
         raise ValueError(f"cache_index is {index}, expected 0 to {heads[0].shape[2]}, as cached_key has slots")
-    return Found(*heads, int(index))
+    return NativeCache(*heads, int(index))
 
 
-def _of_transformers(native: Any, config: Config, layer: int | None) -> Found:
+def _of_transformers(native: Any, config: Config, layer: int | None) -> NativeCache:
     """Read a layer in a cache of transformers, or one that was taken out of it."""
     if hasattr(native, "self_attention_cache"):
         raise TypeError(
             f"native is a {type(native).__name__}, which has two caches, expected one: pass its self_attention_cache"
         )
     layers = getattr(native, "layers", [native])
-    number = _number(layer, len(layers))
+    number = _layer_number(layer, len(layers))
     one = layers[number]
     keys, values = (getattr(one, name, None) for name in ARRAYS[:2])
     if keys is None or values is None:
@@ -151,28 +151,28 @@ def _of_transformers(native: Any, config: Config, layer: int | None) -> Found:
     k, v = _heads(config, "BGSd", keys=keys, values=values)
     if tokens > k.shape[2] and not getattr(one, "is_sliding", False):
         raise ValueError(f"native has {k.shape[2]} tokens of layer {number} as they are, expected {tokens}, as it says")
-    return Found(k, v, tokens)
+    return NativeCache(k, v, tokens)
 
 
-def _of_mlx_lm(native: Any, config: Config, layer: int | None) -> Found:
+def _of_mlx_lm(native: Any, config: Config, layer: int | None) -> NativeCache:
     """Read a cache of mlx-lm, or one of the list of a model."""
     layers = native if isinstance(native, list | tuple) else [native]
-    one = layers[_number(layer, len(layers))]
-    laid = mlx_lm.laid(one)
+    one = layers[_layer_number(layer, len(layers))]
+    laid = mlx_lm.slots_of(one)
     k, v = _heads(config, "BGSd", keys=one.keys, values=one.values)
-    return Found(k[:, :, laid.slots], v[:, :, laid.slots], laid.tokens, laid.positions)
+    return NativeCache(k[:, :, laid.slots], v[:, :, laid.slots], laid.tokens, laid.positions)
 
 
-def _of_keras_hub(native: Any, config: Config, layer: int | None) -> Found:
+def _of_keras_hub(native: Any, config: Config, layer: int | None) -> NativeCache:
     """Read an array of keras-hub: (B, 2, S, H, d) of a layer, or (B, layers, 2, S, H, d) of a model."""
     both = _numpy("native", native)
     if both.ndim == 6:
-        both = both[:, _number(layer, both.shape[1])]  # (B, 2, S, G, d)
+        both = both[:, _layer_number(layer, both.shape[1])]  # (B, 2, S, G, d)
     else:
-        _one("native is of one layer", layer)
+        _refuse_number("native is of one layer", layer)
     if both.ndim != 5 or both.shape[1] != 2:
         raise ValueError(f"native has shape {both.shape}, expected (B, 2, S, H, d), keys and values in its second axis")
-    return Found(*_heads(config, "BSGd", **{"native[:, 0]": both[:, 0], "native[:, 1]": both[:, 1]}), None)
+    return NativeCache(*_heads(config, "BSGd", **{"native[:, 0]": both[:, 0], "native[:, 1]": both[:, 1]}), None)
 
 
 def _heads(config: Config, layout: str, **arrays: Any) -> tuple[np.ndarray, np.ndarray]:
@@ -196,7 +196,7 @@ def _heads(config: Config, layout: str, **arrays: Any) -> tuple[np.ndarray, np.n
     return found[0], found[1]
 
 
-def _places(found: Found, lengths: Any, positions: Any) -> np.ndarray:
+def _places(found: NativeCache, lengths: Any, positions: Any) -> np.ndarray:
     """Return the position of each slot of another cache (B, T), -1 = empty."""
     (B, _, T, _), each = found.keys.shape, np.arange(found.keys.shape[2])
     if positions is not None:
@@ -232,7 +232,7 @@ def _places(found: Found, lengths: Any, positions: Any) -> np.ndarray:
 
 def _in_order(kind: str, cache: Any) -> int:
     """Return how many tokens each sample has, if each is in the slot of its position; ValueError if not."""
-    book = cache.book()
+    book = cache.slot_state()
     if book is None:
         raise ValueError("cache has positions that a compiler alone knows, expected to_native outside of it")
     positions, lengths, _ = book.arrays
@@ -260,7 +260,7 @@ def _has(native: Any, name: str) -> bool:
     return name in native if isinstance(native, Mapping) else hasattr(native, name)
 
 
-def _number(layer: int | None, count: int) -> int:
+def _layer_number(layer: int | None, count: int) -> int:
     """Return the number of a layer, of so many; None is the only one."""
     if layer is None and count != 1:
         raise ValueError(f"layer is None, expected one from 0 to {count - 1}, as native has")
@@ -270,7 +270,7 @@ def _number(layer: int | None, count: int) -> int:
     return number
 
 
-def _one(why: str, layer: int | None) -> None:
+def _refuse_number(why: str, layer: int | None) -> None:
     """Refuse the number of a layer where there is only one."""
     if layer is not None:
         raise ValueError(f"layer is {checks.brief(layer)}, expected None: {why}")
@@ -282,7 +282,7 @@ def _numpy(name: str, value: Any) -> np.ndarray:
         if type(value).__module__.startswith("flax.") and hasattr(value, unbox):
             value = getattr(value, unbox)()
     backend = dispatch.backend_of(value)
-    array = value if backend is None else dispatch.load(backend).known(value)
+    array = value if backend is None else dispatch.load(backend).value_of(value)
     if not checks.is_numpy(array):
         raise TypeError(f"{name} is a {type(value).__name__}, expected an array whose numbers are known by now")
     return array

@@ -15,7 +15,7 @@ import numpy as np
 from mha.core.options import checks
 
 
-class Laid(NamedTuple):
+class Slots(NamedTuple):
     """The slots to take, the oldest token first, empty ones at the end.
 
     tokens: how many there were, the last of which are there; None: positions (B, S) are those of the slots, -1 = empty.
@@ -26,22 +26,22 @@ class Laid(NamedTuple):
     positions: np.ndarray | None = None
 
 
-def _plain(native: Any, S: int) -> Laid:
-    return Laid(np.arange(S), _between("offset", native.offset, 0, S))
+def _plain_slots(native: Any, S: int) -> Slots:
+    return Slots(np.arange(S), _between("offset", native.offset, 0, S))
 
 
-def _chunked(native: Any, S: int) -> Laid:
+def _chunk_slots(native: Any, S: int) -> Slots:
     start = checks.whole("start_position", native.start_position)
     offset = _between("offset", native.offset, start, start + S)
-    return Laid(np.arange(offset - start if start else S), offset)
+    return Slots(np.arange(offset - start if start else S), offset)
 
 
-def _rotating(native: Any, S: int) -> Laid:
+def _ring_slots(native: Any, S: int) -> Slots:
     """Read a ring whose slots below `keep` stay; the next token goes to `_idx`, where the oldest one is."""
     offset, keep = checks.whole("offset", native.offset), checks.whole("keep", native.keep)
     next_slot = _between("_idx", native._idx, 0, S)
     if offset <= S and next_slot == offset:
-        return Laid(np.arange(S), offset)
+        return Slots(np.arange(S), offset)
     if offset < S or not keep <= next_slot:
         raise ValueError(
             f"native has _idx={next_slot} and keep={keep}, which no ring of {S} slots has after {offset} tokens"
@@ -51,25 +51,25 @@ def _rotating(native: Any, S: int) -> Laid:
             f"native has had {offset} tokens, of which it keeps the first {keep} and the last {S - keep}: expected one "
             "that holds all, since no layer of mha sees first tokens beside a window"
         )
-    return Laid(np.roll(np.arange(S), -next_slot), offset)
+    return Slots(np.roll(np.arange(S), -next_slot), offset)
 
 
-def _batch(native: Any, S: int) -> Laid:
+def _batch_slots(native: Any, S: int) -> Slots:
     if getattr(native, "_right_padding", None) is not None:
         raise ValueError("native has padding on the right, expected it on the left, where its `finalize()` moves it")
     filled = _between("_idx", native._idx, 0, S)
     left = np.array(native.left_padding.tolist())  # (B,)
     each = np.arange(S)
-    return Laid(each, None, np.where(each < filled, np.maximum(each - left[:, None], -1), -1))  # (B, S)
+    return Slots(each, None, np.where(each < filled, np.maximum(each - left[:, None], -1), -1))  # (B, S)
 
 
 # What reads a cache of each class, or why none does.
-READERS: dict[str, Callable[[Any, int], Laid] | str] = {
-    "RotatingKVCache": _rotating,
-    "ChunkedKVCache": _chunked,
-    "BatchKVCache": _batch,
-    "KVCache": _plain,
-    "ConcatenateKVCache": _plain,
+READERS: dict[str, Callable[[Any, int], Slots] | str] = {
+    "RotatingKVCache": _ring_slots,
+    "ChunkedKVCache": _chunk_slots,
+    "BatchKVCache": _batch_slots,
+    "KVCache": _plain_slots,
+    "ConcatenateKVCache": _plain_slots,
     "QuantizedKVCache": "it is quantised: its keys and values have lost bits that no layer of mha loses",
     "BatchRotatingKVCache": "each of its samples is in a ring of its own; take one out by its `extract`",
     "CacheList": "it holds several; pass one of its `caches`",
@@ -83,7 +83,7 @@ def name_of(native: Any) -> str | None:
     return next((one.__name__ for one in type(native).__mro__ if one.__name__ in READERS), None)
 
 
-def laid(native: Any) -> Laid:
+def slots_of(native: Any) -> Slots:
     """Return the slots of a cache of mlx-lm; ValueError if it is empty, or of a class that is not read."""
     name = name_of(native)
     reader = READERS.get(str(name), "it is another one")

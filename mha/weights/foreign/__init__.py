@@ -17,24 +17,24 @@ Where the book has a section:
     allocate(layer) -> a layer of the book with room for its weights
 """
 
-from mha.weights.foreign.arrays import canonical, named, named_parts
-from mha.weights.foreign.kinds import KINDS, inside, kind_of, named_in_full, part
-from mha.weights.foreign.layers import asked, attend, make, read, refuse, require, taken
+from mha.weights.foreign.arrays import arrays_by_part, canonical, flatten_names
+from mha.weights.foreign.kinds import KINDS, access_text, full_name, layer_kind, layers_inside
+from mha.weights.foreign.layers import attend, make, read, read_layer, refuse, require, select_options
 
 __all__ = [
     "KINDS",
-    "asked",
+    "access_text",
+    "arrays_by_part",
     "attend",
     "canonical",
-    "inside",
-    "kind_of",
+    "flatten_names",
+    "full_name",
+    "layer_kind",
+    "layers_inside",
     "make",
-    "named",
-    "named_in_full",
-    "named_parts",
-    "part",
     "read",
+    "read_layer",
     "refuse",
     "require",
-    "taken",
+    "select_options",
 ]

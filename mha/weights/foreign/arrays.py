@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from mha.core import dispatch
-from mha.core.call import known
+from mha.core.call import numpy_if_known
 from mha.core.options import checks
 from mha.core.options.config import Config
 from mha.core.options.names import SchemeName
@@ -28,7 +28,7 @@ def canonical(
 
     layer: its number, where the first axis of each array goes through the layers of a stack.
     """
-    own = {name: to_numpy(name, arrays[name]) for name in schemes.wanted(arrays, scheme, prefix)}
+    own = {name: to_numpy(name, arrays[name]) for name in schemes.layer_names(arrays, scheme, prefix)}
     return schemes.to_canonical(_of_stack(own, scheme, prefix, layer), scheme, prefix, num_heads, dropout, options)
 
 
@@ -58,7 +58,7 @@ def _of_stack(
     return {name: X[layer] for name, X in arrays.items()}
 
 
-def named(tree: Mapping[Any, Any]) -> dict[str, Any]:
+def flatten_names(tree: Mapping[Any, Any]) -> dict[str, Any]:
     """Return the leaves of nested mappings and lists by path, joined by dots; without a lone outer "params"."""
     if set(tree) == {"params"} and isinstance(tree["params"], Mapping):
         tree = tree["params"]
@@ -71,7 +71,7 @@ def named(tree: Mapping[Any, Any]) -> dict[str, Any]:
     return arrays
 
 
-def named_parts(layer: Any, kernel: str, parameters: Any) -> dict[str, Any]:
+def arrays_by_part(layer: Any, kernel: str, parameters: Any) -> dict[str, Any]:
     """Return the arrays of a layer: projections by our names, others by its own; kernel: its name of a kernel."""
     parts = {name: getattr(layer, name) for name in schemes.PROJECTIONS}
     own = {f"{name}.{kind}": getattr(part, kind) for name, part in parts.items() for kind in (kernel, "bias")}
@@ -94,7 +94,7 @@ def to_numpy(name: str, value: Any) -> np.ndarray:
     """Convert an array of any framework, or one of Flax's boxes around it, to a NumPy array."""
     if type(value).__module__.startswith("flax."):
         value = value.unbox() if hasattr(value, "unbox") else value.get_value()
-    array = value if dispatch.backend_of(value) is None else known(name, value)
+    array = value if dispatch.backend_of(value) is None else numpy_if_known(name, value)
     if not checks.is_numpy(array):
         raise TypeError(f"{name} is a {type(value).__name__}, expected a dense array whose numbers are known by now")
     return array

@@ -9,7 +9,7 @@ from mha.core.options.names import BackendName
 from mha.weights import schemes
 
 # The kinds of layers, by the names that import them, and the backend of each.
-BOOK = {f"mha.d2l.{name}.MultiHeadAttention": name for name in dispatch.having("learn/d2l/*.py")}
+BOOK = {f"mha.d2l.{name}.MultiHeadAttention": name for name in dispatch.backends_with("learn/d2l/*.py")}
 KINDS = {kind: name for name, kinds in dispatch.facts("LAYERS", ()).items() for kind in kinds} | BOOK
 OWN = {
     f"mha.backends.{name}.{file}.MultiHeadAttention": name
@@ -21,27 +21,27 @@ GROUPED = "keras.layers.GroupQueryAttention"  # of two kinds of Keras, the one f
 LISTED = 3  # so many layers of a model are shown, if it has more
 
 
-def kind_of(source: Any) -> tuple[str | None, BackendName] | None:
+def layer_kind(source: Any) -> tuple[str | None, BackendName] | None:
     """Return the kind of an attention layer (None for the book's and ours) and its backend; None if it is none.
 
     A subclass counts as its base class, although it may compute something else.
     """
     of_classes = (_of_class(each) for each in type(source).__mro__)
-    return next(filter(None, of_classes), None) or known(source)
+    return next(filter(None, of_classes), None) or exact_kind(source)
 
 
-def part(name: Any) -> str:
+def access_text(name: Any) -> str:
     """Return the text to write after a module for its submodule of this name: ".attention", or "[0]" in a list."""
     return f"[{name}]" if str(name).isdigit() else f".{name}"
 
 
-def found(source: Any) -> tuple[str | None, BackendName]:
+def require_kind(source: Any) -> tuple[str | None, BackendName]:
     """Return the kind of a layer (None for the book's and ours) and its backend; TypeError if it is none."""
-    if exact := known(source):
+    if exact := exact_kind(source):
         return exact
     wanted = f"expected named arrays, the layer of an mha.MultiHeadAttention, or exactly one of {', '.join(KINDS)}"
     came = f"{type(source).__module__}.{type(source).__qualname__}"
-    if not (found := inside(source)):
+    if not (found := layers_inside(source)):
         raise TypeError(
             f"source is a {came}, {wanted}. For a whole model, or for a subclass, pass the named arrays instead, such "
             "as its state dict, with scheme and prefix"
@@ -55,7 +55,7 @@ def found(source: Any) -> tuple[str | None, BackendName]:
     )
 
 
-def inside(module: Any) -> list[str]:
+def layers_inside(module: Any) -> list[str]:
     """Return the text to write after a module for each attention layer in it."""
     children = module_of(dispatch.backend_of(module) or "numpy").children
     found, seen, left = [], {id(module)}, [("", module)]
@@ -63,14 +63,14 @@ def inside(module: Any) -> list[str]:
         for name, part in children(parent):
             if id(part) not in seen:
                 seen.add(id(part))
-                if known(part):
+                if exact_kind(part):
                     found.append(path + name)
                 else:
                     left.append((path + name, part))
     return found
 
 
-def named_in_full(kind: Any, grouped: bool = False) -> Any:
+def full_name(kind: Any, grouped: bool = False) -> Any:
     """Return the full name of a kind that is given as a class or as the start of its name; anything else as it is.
 
     grouped: True if heads of keys are shared, which decides between two kinds of Keras.
@@ -93,7 +93,7 @@ def _class(kind: str) -> type | None:
     return getattr(sys.modules.get(place), name, None)
 
 
-def known(source: Any) -> tuple[str | None, BackendName] | None:
+def exact_kind(source: Any) -> tuple[str | None, BackendName] | None:
     """Return the kind of a layer (None for the book's and ours) and its backend; None if it is no attention layer.
 
     The class must be exactly the kind's: a subclass may compute something else.
@@ -109,7 +109,7 @@ def known(source: Any) -> tuple[str | None, BackendName] | None:
 
 
 def _of_class(exact: type) -> tuple[str | None, BackendName] | None:
-    """Return the kind and the backend of exactly this class, as `known` does."""
+    """Return the kind and the backend of exactly this class, as `exact_kind` does."""
     return next(
         ((kind if kind in KINDS.keys() - BOOK else None, backend)
          for kind, backend in (KINDS | OWN).items() if exact is _class(kind)), None,

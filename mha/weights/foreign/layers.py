@@ -14,8 +14,8 @@ from mha.core.options.config import Config, plain, shapes
 from mha.core.options.names import BackendName
 from mha.weights import models, recorded, sayable, schemes
 from mha.weights.foreign import modules
-from mha.weights.foreign.arrays import Layer, canonical, named, to_numpy
-from mha.weights.foreign.kinds import BOOK, KINDS, found, kind_of, known, module_of, named_in_full
+from mha.weights.foreign.arrays import Layer, canonical, flatten_names, to_numpy
+from mha.weights.foreign.kinds import BOOK, KINDS, exact_kind, full_name, layer_kind, module_of, require_kind
 
 
 def read(
@@ -29,12 +29,12 @@ def read(
     """Return the configuration and canonical weights of any layer, or of named arrays; see `mha.from_native`."""
     sayable(options)
     if isinstance(source, Mapping) and not callable(source):  # a module of MLX is a dict, too
-        return _of_arrays(named(source), scheme, prefix, num_heads, options, layer)
+        return _of_arrays(flatten_names(source), scheme, prefix, num_heads, options, layer)
     if layer is not None:
         raise ValueError(f"layer is {layer!r}, expected None for a layer: it chooses among the arrays of a stack")
-    if known(source) is None and (config := modules.config_of(source)) is not None:
+    if exact_kind(source) is None and (config := modules.config_of(source)) is not None:
         return modules.take(source, config, scheme, prefix, num_heads, options)
-    kind, backend = found(source)
+    kind, backend = require_kind(source)
     for name, value, none in (("scheme", scheme, "auto"), ("prefix", prefix, None)):
         if value != none:
             raise ValueError(f"{name} is {value!r}, expected {none!r} for a layer: it chooses among named arrays")
@@ -58,7 +58,7 @@ def _of_arrays(
     chosen, prefix = schemes.choose(arrays, scheme, prefix)
     if models.LENGTH in given:
         raise ValueError("length came with arrays, whose rotation is the one that rotary says; leave it out")
-    _, folded, options = recorded.joined({}, None, given, "")
+    _, folded, options = recorded.join_options({}, None, given, "")
     config, weights = canonical(arrays, chosen, prefix, num_heads, options=options, layer=layer)
     schemes.ask(chosen, options)
     if folded:
@@ -66,9 +66,9 @@ def _of_arrays(
     return config, weights
 
 
-def taken(source: Any) -> Layer:
+def read_layer(source: Any) -> Layer:
     """Return the configuration and canonical weights of a layer of a known kind, or of a subclass of one."""
-    kind, backend = kind_of(source) or found(source)
+    kind, backend = layer_kind(source) or require_kind(source)
     return _book(backend, source) if kind is None else module_of(backend).take(source)
 
 
@@ -82,13 +82,13 @@ def attend(
     """
     results, scheme, gradients = module_of(backend).attend(layer, *inputs, *hiding, cotangent)
     own = {name: to_numpy(name, X) for name, X in gradients.items()}
-    return results | {f"gradient.{name}": X for name, X in schemes.unpacked(own, scheme, config).items()}
+    return results | {f"gradient.{name}": X for name, X in schemes.unpack_arrays(own, scheme, config).items()}
 
 
 def make(kind: str | type, config: Config, weights: dict[str, np.ndarray]) -> Any:
     """Make a layer of another kind with these canonical weights; see `MultiHeadAttention.to_native`."""
     grouped = config.num_key_value_heads < config.num_heads
-    kind = checks.choice("kind", named_in_full(kind, grouped), tuple(KINDS))
+    kind = checks.choice("kind", full_name(kind, grouped), tuple(KINDS))
     backend = KINDS[kind]
     dispatch.load(backend)  # if the framework is missing, this says how to install it
     return (
@@ -111,14 +111,14 @@ def _book(backend: BackendName, layer: Any) -> Layer:
         if hasattr(native, "is_ready") and not native.is_ready(layer):
             raise ValueError(f"the layer has no weights yet, expected a layer with weights: first {native.FIRST}")
         if not isinstance(config, Config):
-            return _printed(native, layer)
+            return _plain_book(native, layer)
         weights = checks.weights(shapes(config), dtype, module.get_weights(layer))
     for name, array in weights.items():
         checks.finite(name, array)
     return config, weights
 
 
-def _printed(native: Any, layer: Any) -> Layer:
+def _plain_book(native: Any, layer: Any) -> Layer:
     """Return the configuration and canonical weights of a layer that the book prints."""
     parts = {"attention": ("DotProductAttention",)} | dict.fromkeys(schemes.PROJECTIONS, native.DENSE)
     for name, kinds in parts.items():
@@ -148,7 +148,7 @@ def _rate(dropout: Any) -> float:
 # For the backends
 
 
-def asked(function: Any, **options: Any) -> dict[str, Any]:
+def select_options(function: Any, **options: Any) -> dict[str, Any]:
     """Select the options that a function takes: a subclass may lack options of its framework's layer."""
     known = inspect.signature(function).parameters.values()
     everything = any(one.kind is one.VAR_KEYWORD for one in known)

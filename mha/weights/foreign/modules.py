@@ -40,10 +40,10 @@ def take(
     place = f"layers.{number}.{prefix}" if number is not None else prefix
     model = json_text.parse(config.to_json_string())
     try:
-        options = models.described(model, chosen, place, length)
+        options = models.options_in(model, chosen, place, length)
     except (OverflowError, TypeError, ValueError) as error:
         raise ValueError(f"source has a config, which does not describe such a layer: {error}") from error
-    num_heads, folded, options = recorded.joined(options, num_heads, given, "source has a config")
+    num_heads, folded, options = recorded.join_options(options, num_heads, given, "source has a config")
     dropout = next((model[name] for name in _DROPOUT if name in model), 0.0)
     found, weights = canonical(arrays, chosen, prefix, num_heads, dropout, options)
     schemes.ask(chosen, options)

@@ -71,7 +71,7 @@ def attend(
     order = jnp.tri(queries.shape[1], keys.shape[1], dtype=bool) if causal else None
     shown = [X for X in (padding if padding is None else padding[:, None, None], pairs, order) if X is not None]
     mask = {"mask": functools.reduce(jnp.logical_and, shown)} if shown else {}  # broadcasts against (B, H, Q, K)
-    options = mask | foreign.asked(layer.__call__, deterministic=True, sow_weights=True)
+    options = mask | foreign.select_options(layer.__call__, deterministic=True, sow_weights=True)
     if isinstance(layer, nnx.MultiHeadAttention):
         parts: Any = nnx.split(layer, nnx.Param, ...)
         graph, params, rest = parts
@@ -91,7 +91,7 @@ def attend(
     by_params, *by_inputs = pull_back(cotangent)
     found = {"output": output} | dict(zip(("queries", "keys", "values"), by_inputs, strict=True))
     found |= dict(zip(["weights"], kept.get("attention_weights", ()), strict=False))
-    return found, "flax", foreign.named(by_params)
+    return found, "flax", foreign.flatten_names(by_params)
 
 
 def is_ready(layer: Any) -> bool:
@@ -102,8 +102,8 @@ def is_ready(layer: Any) -> bool:
 def book_arrays(layer: Any) -> tuple[str, dict[str, Any]]:
     """Return the naming scheme and the arrays of a layer as the book prints it."""
     if isinstance(layer, nnx.Module):
-        return "mha", foreign.named(nnx.to_pure_dict(nnx.state(layer, nnx.Param)))
-    return "mha", foreign.named(layer.variables["params"])
+        return "mha", foreign.flatten_names(nnx.to_pure_dict(nnx.state(layer, nnx.Param)))
+    return "mha", foreign.flatten_names(layer.variables["params"])
 
 
 def allocate(layer: Any) -> Any:
@@ -114,14 +114,14 @@ def allocate(layer: Any) -> Any:
 def children(module: Any) -> list[tuple[str, Any]]:
     """Return the parts of a module, each with the text to write after the module for it."""
     parts = nnx.iter_children(module) if isinstance(module, nnx.Module) else ()
-    return [(foreign.part(name), part) for name, part in parts]
+    return [(foreign.access_text(name), part) for name, part in parts]
 
 
 def _take_linen(layer: Any) -> tuple[Config, dict[str, np.ndarray]]:
     if layer.scope is None:
         raise ValueError(f"the {LINEN} holds no weights, expected `module.bind(variables)`")
     _refuse(LINEN, layer, linen.dot_product_attention)
-    arrays = foreign.named(layer.variables.get("params", {}))
+    arrays = foreign.flatten_names(layer.variables.get("params", {}))
     config, weights = foreign.canonical(arrays, "flax", "", layer.num_heads, layer.dropout_rate)
     _refuse_dtype(LINEN, layer, config)
     expected = {
@@ -142,7 +142,7 @@ def _take_nnx(layer: Any) -> tuple[Config, dict[str, np.ndarray]]:
     ways = ("qkv_promote_dtype", "out_promote_dtype", "ln_promote_dtype")
     promotions = {name: getattr(layer, name, None) for name in ways}
     foreign.refuse(NNX, {name: None if way is dtypes.promote_dtype else way for name, way in promotions.items()})
-    arrays = foreign.named(nnx.state(layer, nnx.Param))
+    arrays = foreign.flatten_names(nnx.state(layer, nnx.Param))
     config, weights = foreign.canonical(arrays, "flax", "", layer.num_heads, layer.dropout_rate, _norm(layer))
     _refuse_dtype(NNX, layer, config)
     return config, weights

@@ -11,7 +11,7 @@ import numpy as np
 from mlx import nn
 from mlx.utils import tree_flatten, tree_unflatten
 
-from mha.backends.mlx.arrays import evaluated, tensor, to_numpy
+from mha.backends.mlx.arrays import evaluate, tensor, to_numpy
 from mha.core import dispatch
 from mha.core.options import checks
 from mha.core.options.config import Config
@@ -45,13 +45,13 @@ def make(kind: str, config: Config, weights: dict[str, np.ndarray]) -> Any:
 def make_cache(kind: str, keys: Any, values: Any, tokens: int) -> Any:
     """Make the cache of one layer; keys: (B, G, S, d), values: (B, G, S, dv), with so many slots filled."""
     if importlib.util.find_spec("mlx_lm") is None:
-        raise ModuleNotFoundError(f"kind {kind!r} needs mlx_lm: {dispatch.pip(('mlx-lm>=0.28',))}", name="mlx_lm")
+        raise ModuleNotFoundError(f"kind {kind!r} needs mlx_lm: {dispatch.pip_for(('mlx-lm>=0.28',))}", name="mlx_lm")
     from mlx_lm.models.cache import KVCache
 
     cache = KVCache()
     if tokens:
         cache.update_and_fetch(keys[:, :, :tokens], values[:, :, :tokens])
-        evaluated([cache.keys, cache.values])
+        evaluate([cache.keys, cache.values])
     return cache
 
 
@@ -81,8 +81,8 @@ def attend(
         (output,), pulled = mx.vjp(call, list(by.values()), [cotangent])
     finally:
         layer.update(tree_unflatten(list(parameters.items())))
-    gradients = dict(zip(by, evaluated(pulled), strict=True))
-    found = {"output": evaluated(output)} | {name: gradients.pop(name) for name in inputs}
+    gradients = dict(zip(by, evaluate(pulled), strict=True))
+    found = {"output": evaluate(output)} | {name: gradients.pop(name) for name in inputs}
     return found, SCHEME, gradients
 
 
@@ -95,7 +95,7 @@ def _parts(held: Any, path: str = "") -> list[tuple[str, Any]]:
     """Return the modules in lists and dicts of modules, each with its path."""
     found: list[tuple[str, Any]] = []
     for name, part in held.items() if isinstance(held, dict) else enumerate(held):
-        here = path + (f"[{name!r}]" if path and isinstance(held, dict) else foreign.part(name))
+        here = path + (f"[{name!r}]" if path and isinstance(held, dict) else foreign.access_text(name))
         found += [(here, part)] if isinstance(part, nn.Module) else _parts(part, here)
     return found
 

@@ -20,7 +20,7 @@ def is_ready(layer: Any) -> bool:
 def book_arrays(layer: Any) -> tuple[str, dict[str, Any]]:
     """Return the naming scheme and the arrays of a layer as the book prints it."""
     foreign.refuse("layer", {f"activation of {name}": getattr(layer, name).act for name in schemes.PROJECTIONS})
-    arrays = foreign.named_parts(layer, "weight", layer.collect_params().values())
+    arrays = foreign.arrays_by_part(layer, "weight", layer.collect_params().values())
     return "d2l", {name: X.data() for name, X in arrays.items()}
 
 
@@ -33,4 +33,4 @@ def allocate(layer: Any) -> Any:
 def children(module: Any) -> list[tuple[str, Any]]:
     """Return the parts of a module, each with the text to write after the module for it."""
     parts = getattr(module, "_children", {}).items()
-    return [(foreign.part(name), part() if isinstance(part, weakref.ref) else part) for name, part in parts]
+    return [(foreign.access_text(name), part() if isinstance(part, weakref.ref) else part) for name, part in parts]

@@ -8,4 +8,6 @@ from mha.weights import foreign
 def children(module: Any) -> list[tuple[str, Any]]:
     """Return the parts of a module, each with the text to write after the module for it."""
     parts = getattr(module, "__dict__", {}).items()
-    return [(foreign.part(name), part) for name, part in parts if type(part).__module__.partition(".")[0] == "mha"]
+    return [
+        (foreign.access_text(name), part) for name, part in parts if type(part).__module__.partition(".")[0] == "mha"
+    ]

@@ -33,7 +33,9 @@ def take(layer: Any) -> tuple[Config, dict[str, np.ndarray]]:
         del options["attention_axes"]  # the only one of a sequence
     unknown = {name: value for name, value in options.items() if name not in KNOWN}
     shape = options.get("output_shape")
-    foreign.refuse(kind, unknown | {"output_shape": shape if len(shape or ()) > 1 else None, "dtype": _mixed(layer)})
+    foreign.refuse(
+        kind, unknown | {"output_shape": shape if len(shape or ()) > 1 else None, "dtype": _dtype_policy(layer)}
+    )
     arrays = {_name(X): X for X in layer.weights}
     num_heads = options["num_query_heads" if grouped else "num_heads"]
     return foreign.canonical(arrays, "keras", "", num_heads, options["dropout"])
@@ -80,7 +82,7 @@ def attend(
     hiding |= {"use_causal_mask": True} if causal else {}
 
     def call(**options: Any) -> tuple[Any, ...]:
-        result = layer(queries, values, keys, **hiding, **foreign.asked(layer.call, **options, training=False))
+        result = layer(queries, values, keys, **hiding, **foreign.select_options(layer.call, **options, training=False))
         return result if isinstance(result, tuple) else (result, None)
 
     _, weights = call(return_attention_scores=True)
@@ -105,8 +107,8 @@ def book_arrays(layer: Any) -> tuple[str, dict[str, Any]]:
     parts = {f"activation of {name}": getattr(layer, name).activation for name in schemes.PROJECTIONS}
     names = {name: getattr(activation, "__name__", activation) for name, activation in parts.items()}
     foreign.refuse("layer", {name: activation for name, activation in names.items() if activation != "linear"})
-    foreign.refuse("layer", {"dtype": _mixed(layer)})
-    return "mha", foreign.named_parts(layer, "kernel", layer.weights)
+    foreign.refuse("layer", {"dtype": _dtype_policy(layer)})
+    return "mha", foreign.arrays_by_part(layer, "kernel", layer.weights)
 
 
 def allocate(layer: Any) -> Any:
@@ -129,6 +131,6 @@ def _name(X: Any) -> str:
     return ".".join(X.path.split("/")[-2:])
 
 
-def _mixed(layer: Any) -> str | None:
+def _dtype_policy(layer: Any) -> str | None:
     """Return the dtype policy of a layer that computes in another dtype than its weights have, or None."""
     return None if layer.compute_dtype == layer.variable_dtype else layer.dtype_policy.name

@@ -44,7 +44,7 @@ def make(kind: str, config: Config, weights: dict[str, np.ndarray]) -> Any:
 def make_cache(kind: str, keys: Any, values: Any, tokens: int) -> Any:
     """Make the cache of one layer; keys: (B, G, S, d), values: (B, G, S, dv), with so many slots filled."""
     if importlib.util.find_spec("transformers") is None:
-        needed = dispatch.pip(("transformers>=5",))
+        needed = dispatch.pip_for(("transformers>=5",))
         raise ModuleNotFoundError(f"kind {kind!r} needs transformers: {needed}", name="transformers")
     import transformers
 
@@ -79,12 +79,12 @@ def attend(
 
     def call(**options: Any) -> tuple[Any, ...]:
         given = [X if layer.batch_first else X.swapaxes(0, 1) for X in inputs.values()]
-        result = layer(*given, **hiding, **foreign.asked(layer.forward, **options))
+        result = layer(*given, **hiding, **foreign.select_options(layer.forward, **options))
         output, weights = result if isinstance(result, tuple) else (result, None)
         return output if layer.batch_first else output.swapaxes(0, 1), weights
 
     weights = None
-    if of_each_head := foreign.asked(layer.forward, average_attn_weights=False):
+    if of_each_head := foreign.select_options(layer.forward, average_attn_weights=False):
         with torch.no_grad():
             _, weights = call(need_weights=True, **of_each_head)
     parameters = {name: X for name, X in layer.named_parameters() if X.requires_grad}
@@ -115,7 +115,7 @@ def allocate(layer: Any) -> Any:
 def children(module: Any) -> list[tuple[str, Any]]:
     """Return the parts of a module, each with the text to write after the module for it."""
     parts = module.named_children() if isinstance(module, torch.nn.Module) else ()
-    return [(foreign.part(name), part) for name, part in parts]
+    return [(foreign.access_text(name), part) for name, part in parts]
 
 
 def _scheme(layer: Any) -> SchemeName:

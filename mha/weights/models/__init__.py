@@ -1,6 +1,16 @@
 """Read the options and the calls of attention layers from the configuration of a model, beside its weights."""
 
-from mha.weights.models.call_conventions import Attends, attends
-from mha.weights.models.config import FOLDED, LENGTH, beside, data_of, described, options, parsed
+from mha.weights.models.call_conventions import CallConvention, convention_of
+from mha.weights.models.config import FOLDED, LENGTH, beside, options, options_in, parse_model, read_bytes
 
-__all__ = ["FOLDED", "LENGTH", "Attends", "attends", "beside", "data_of", "described", "options", "parsed"]
+__all__ = [
+    "FOLDED",
+    "LENGTH",
+    "CallConvention",
+    "beside",
+    "convention_of",
+    "options",
+    "options_in",
+    "parse_model",
+    "read_bytes",
+]

@@ -9,14 +9,14 @@ from typing import Any
 
 from mha.core.options.names import SchemeName
 from mha.weights.models import parts, plain
-from mha.weights.models.kinds import ENCODERS, KINDS, LFM2, kind_of, unknown
+from mha.weights.models.kinds import ENCODERS, KINDS, LFM2, kind_error, model_kind
 
 _TOKENS, _OF_DECODER, _OF_ENCODER = "attention_mask", "decoder_attention_mask", "encoder_attention_mask"
 _CROSS = {"crossattention", "encoder_attn", "cross_attention", "EncDecAttention"}
 
 
 @dataclasses.dataclass(frozen=True)
-class Attends:
+class CallConvention:
     """The way a layer is called.
 
     Attributes:
@@ -43,19 +43,23 @@ class Attends:
 class _Pattern:
     """The calls of the layers of a kind of model: in a decoder, elsewhere, and between two sequences."""
 
-    decoder: Attends
-    encoder: Attends
-    cross: Attends = Attends(False, _TOKENS, _OF_ENCODER, cross=True)
+    decoder: CallConvention
+    encoder: CallConvention
+    cross: CallConvention = CallConvention(False, _TOKENS, _OF_ENCODER, cross=True)
     two: bool = False  # whether both are there
 
 
-_FORWARD, _BOTH, _UNPADDED = Attends(True, _TOKENS, _TOKENS), Attends(False, _TOKENS, _TOKENS), Attends(False, "", "")
-_OF_PATCHES = Attends(False, "", "patch_attention_mask")
-_SECOND = Attends(True, _OF_DECODER, _OF_DECODER)
+_FORWARD, _BOTH, _UNPADDED = (
+    CallConvention(True, _TOKENS, _TOKENS),
+    CallConvention(False, _TOKENS, _TOKENS),
+    CallConvention(False, "", ""),
+)
+_OF_PATCHES = CallConvention(False, "", "patch_attention_mask")
+_SECOND = CallConvention(True, _OF_DECODER, _OF_DECODER)
 _ENCODER, _DECODER, _VISION = _Pattern(_BOTH, _BOTH), _Pattern(_FORWARD, _FORWARD), _Pattern(_UNPADDED, _UNPADDED)
 _PATCHES = _Pattern(_OF_PATCHES, _OF_PATCHES)
-_SEQ2SEQ = _Pattern(_SECOND, _BOTH, Attends(False, _OF_DECODER, _TOKENS, cross=True), two=True)
-_WHISPER = _Pattern(_SECOND, _UNPADDED, Attends(False, _OF_DECODER, "", cross=True), two=True)
+_SEQ2SEQ = _Pattern(_SECOND, _BOTH, CallConvention(False, _OF_DECODER, _TOKENS, cross=True), two=True)
+_WHISPER = _Pattern(_SECOND, _UNPADDED, CallConvention(False, _OF_DECODER, "", cross=True), two=True)
 
 
 def _all(pattern: _Pattern, *groups: Iterable[str]) -> dict[str, _Pattern]:
@@ -92,29 +96,29 @@ _PICTURES |= dict.fromkeys(
 PAIRS = {"encoder-decoder": _TOKENS, "speech-encoder-decoder": _TOKENS, "vision-encoder-decoder": ""}
 
 
-def attends(model: dict[str, Any], scheme: SchemeName, prefix: str) -> Attends:
+def convention_of(model: dict[str, Any], scheme: SchemeName, prefix: str) -> CallConvention:
     """Return how a model calls the layer with this prefix.
 
     model: the contents of its `config.json`; scheme, prefix: as `schemes.recognise` returns them.
     Raises ValueError if the kind of the model, or of its part, is not known, or if it has an encoder and a decoder and
     the prefix does not say which.
     """
-    own, whole = parts.part(model, prefix), str(model.get("model_type"))
+    own, whole = parts.config_part(model, prefix), str(model.get("model_type"))
     if own is not model and whole not in (*COMPOSED, *PAIRS):
-        raise unknown(whole, (*COMPOSED, *PAIRS), "and how it calls its parts is not known")
+        raise kind_error(whole, (*COMPOSED, *PAIRS), "and how it calls its parts is not known")
     if whole in PAIRS and own is model.get("decoder"):
         found = _of_part(own | {"is_encoder_decoder": False}, scheme, prefix)
-        return _renamed(found, {_TOKENS: _OF_DECODER, _OF_ENCODER: PAIRS[whole]})
+        return _with_arguments(found, {_TOKENS: _OF_DECODER, _OF_ENCODER: PAIRS[whole]})
     of_text = own is model or own is model.get("text_config")
     return dataclasses.replace(_of_part(own, scheme, prefix), without=_PICTURES.get(whole, ()) if of_text else ())
 
 
-def _of_part(model: dict[str, Any], scheme: SchemeName, prefix: str) -> Attends:
+def _of_part(model: dict[str, Any], scheme: SchemeName, prefix: str) -> CallConvention:
     """Return the same for a model without parts."""
     if scheme not in KINDS:
         raise ValueError(f"scheme is {scheme!r}, expected one of {', '.join(KINDS)}, whose models say what they are")
-    kind = kind_of(model, scheme)
-    pattern, stack = _PATTERNS[kind], parts.stack(prefix)
+    kind = model_kind(model, scheme)
+    pattern, stack = _PATTERNS[kind], parts.stack_of(prefix)
     if pattern.two and not stack:
         raise ValueError(
             f"prefix is {prefix!r}, expected one with encoder or decoder: a model whose model_type is {kind!r} has both"
@@ -130,11 +134,11 @@ def _of_part(model: dict[str, Any], scheme: SchemeName, prefix: str) -> Attends:
     if kind in plain.XLMS and model.get("causal"):  # which then looks at no padding
         found = dataclasses.replace(found, causal=True, keys="")
     if stack == "decoder" and pattern.two and not model.get("is_encoder_decoder", True):  # a decoder alone
-        found = _renamed(found, {_OF_DECODER: _TOKENS, _TOKENS: _OF_ENCODER})
+        found = _with_arguments(found, {_OF_DECODER: _TOKENS, _TOKENS: _OF_ENCODER})
     return found
 
 
-def _renamed(found: Attends, names: dict[str, str]) -> Attends:
+def _with_arguments(found: CallConvention, names: dict[str, str]) -> CallConvention:
     """Return the same with other names of arguments."""
     queries, keys = (names.get(name, name) for name in (found.queries, found.keys))
     return dataclasses.replace(found, queries=queries, keys=keys)

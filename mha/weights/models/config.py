@@ -35,7 +35,7 @@ from mha.weights.models.kinds import (
     ROTATING,
     UNFOLDED,
     UNSAID,
-    kind_of,
+    model_kind,
 )
 from mha.weights.models.plain import PLAIN, STACKS
 from mha.weights.schemes.sizes import BARE, TIED
@@ -86,15 +86,15 @@ def options(
     form: the format in the metadata of the file of the weights; "" = none.
     Raises ValueError, which names the file, if it cannot be read, or has an option that no layer of mha has.
     """
-    if path is None or (data := data_of(path)) is None:
+    if path is None or (data := read_bytes(path)) is None:
         return {}
     try:
-        return described(parsed(data), scheme, prefix, length, form)
+        return options_in(parse_model(data), scheme, prefix, length, form)
     except (OverflowError, TypeError, ValueError) as error:
         raise ValueError(f"has {path} beside it, which does not describe such a layer: {error}") from error
 
 
-def data_of(path: Path) -> bytes | None:
+def read_bytes(path: Path) -> bytes | None:
     """Read the bytes of a configuration, at most one more than are allowed; None if there is no such file."""
     try:
         with files.open_file(path) as file:
@@ -103,14 +103,14 @@ def data_of(path: Path) -> bytes | None:
         return None
 
 
-def parsed(data: bytes) -> dict[str, Any]:
+def parse_model(data: bytes) -> dict[str, Any]:
     """Parse a configuration; ValueError if it is too large, or no JSON."""
     if len(data) > LIMIT:
         raise ValueError(f"it has more than {LIMIT} bytes")
     return json_text.parse(data.decode())
 
 
-def described(
+def options_in(
     model: dict[str, Any],
     scheme: SchemeName,
     prefix: str,
@@ -126,21 +126,21 @@ def described(
         checks.size("length", length)
     config_format = form if config_format is None else config_format
     found = _params(model) if scheme == "meta" else _options(model, scheme, prefix, length, config_format)
-    if parts.part(model, prefix).get("model_type") in UNFOLDED.get(form, ()):
+    if parts.config_part(model, prefix).get("model_type") in UNFOLDED.get(form, ()):
         found.pop(FOLDED, None)
     return found
 
 
 def _options(model: dict[str, Any], scheme: SchemeName, prefix: str, length: int | None, form: str) -> dict[str, Any]:
-    model = parts.part(model, prefix)
+    model = parts.config_part(model, prefix)
     kinds = KINDS.get(scheme, {})
     silent = not kinds or (scheme in PLAIN and "model_type" not in model)
-    kind = str(model.get("model_type")) if silent else kind_of(model, scheme)
+    kind = str(model.get("model_type")) if silent else model_kind(model, scheme)
     if kind == "mllama_text_model" and "cross_attn" in prefix.split("."):
         raise ValueError(f"prefix is {prefix!r}, whose keys are of pictures: how it hides some of them is not known")
     rotates = kinds and (kind in ROTATING or (scheme not in (*PLAIN, "t5") and kind not in NOT_ROTATING))
     defaults = kinds.get(kind, {}) | OF_FORMAT.get(form, {}).get(kind, {})
-    _refuse_unknown(UNSAID.get(kind, {}) | model, _PASSED | defaults.keys() | (_ROTATION if rotates else set()), kind)
+    _check_names(UNSAID.get(kind, {}) | model, _PASSED | defaults.keys() | (_ROTATION if rotates else set()), kind)
     if not rotates and scheme != "t5":
         heads = _heads(model, defaults, prefix)
         found = {} if heads is None else {"num_heads": checks.size("num_attention_heads", heads)}
@@ -159,7 +159,7 @@ def _options(model: dict[str, Any], scheme: SchemeName, prefix: str, length: int
         return {"num_heads": num_heads, "key_dim": width, "scale": 1.0}
     heads = next((model[name] for name in _HEADS[:3] if name in model), None)
     num_heads = checks.size("num_attention_heads", heads)
-    return {"num_heads": num_heads} | _rotated(model, kind, defaults, prefix, num_heads, length)
+    return {"num_heads": num_heads} | _rotation_options(model, kind, defaults, prefix, num_heads, length)
 
 
 def _heads(model: dict[str, Any], defaults: dict[str, Any], prefix: str) -> Any:
@@ -173,7 +173,7 @@ def _heads(model: dict[str, Any], defaults: dict[str, Any], prefix: str) -> Any:
     first, *others = names
     if "num_attention_heads" in model:
         model = {first: model["num_attention_heads"]} | model
-    model, stack = defaults | model, parts.stack(prefix)
+    model, stack = defaults | model, parts.stack_of(prefix)
     of_decoder = [name for name in others if name.startswith("decoder")]
     if not stack and (first, *of_decoder) == STACKS and len({model[name] for name in STACKS}) > 1:
         said = " and ".join(f"{name} is {reprlib.repr(model[name])}" for name in STACKS)
@@ -183,7 +183,7 @@ def _heads(model: dict[str, Any], defaults: dict[str, Any], prefix: str) -> Any:
 
 def _params(model: dict[str, Any]) -> dict[str, Any]:
     """Return the options that `params.json` records; it may lack the rotation."""
-    _refuse_unknown(model, _SAID)
+    _check_names(model, _SAID)
     num_heads = checks.size("n_heads", model.get("n_heads"))
     groups, width = model.get("n_kv_heads"), model.get("head_dim")
     if width is None:
@@ -199,15 +199,15 @@ def _params(model: dict[str, Any]) -> dict[str, Any]:
     return found | {"rotary": Rotary(base=checks.positive("rope_theta", theta), interleaved=True)}
 
 
-def _refuse_unknown(model: dict[str, Any], known: Set[str], kind: str = "") -> None:
+def _check_names(model: dict[str, Any], known: Set[str], kind: str = "") -> None:
     """Raise ValueError if a model of this kind has an option about attention that is not known here, and name it."""
     neutral = _NEUTRAL | NEUTRAL_OF.get(kind, {})
     for name, value in model.items():
-        if _ABOUT.search(name) and name not in known and not _says_nothing(name, value, neutral):
+        if _ABOUT.search(name) and name not in known and not _is_neutral(name, value, neutral):
             raise ValueError(f"{name} is {reprlib.repr(value)}, which may change the attention and is not known")
 
 
-def _says_nothing(name: str, value: Any, neutral: Mapping[str, Any]) -> bool:
+def _is_neutral(name: str, value: Any, neutral: Mapping[str, Any]) -> bool:
     """Whether an option leaves the attention as it is; neutral: the values with which others do."""
     if name == "layer_types" and isinstance(value, list):
         return all(kind == "full_attention" for kind in value)
@@ -215,7 +215,7 @@ def _says_nothing(name: str, value: Any, neutral: Mapping[str, Any]) -> bool:
     return value is None or off or value in ([], {}) or (name in neutral and value == neutral[name])
 
 
-def _rotated(
+def _rotation_options(
     model: dict[str, Any], kind: str, reads: Container[str], prefix: str, num_heads: int, length: int | None
 ) -> dict[str, Any]:
     """Return the options of a layer whose positions rotate; reads: the names that a model of this kind has."""
@@ -246,7 +246,7 @@ def _rotated(
     if kind == "llama4_text":
         found |= _llama4(model, prefix, turns)
     if kind == "ministral3":
-        found["temperature"] = _temperature(rotation.named("rope_parameters", model.get("rope_parameters")))
+        found["temperature"] = _temperature(rotation.check_options("rope_parameters", model.get("rope_parameters")))
     if kind in NORMED and (kind not in IF_SAID or checks.flag("use_qk_norm", model["use_qk_norm"])):
         name = "norm_eps" if kind in LFM2 else "rms_norm_eps"
         eps = checks.positive(name, model.get(name, 1e-6))

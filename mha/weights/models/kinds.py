@@ -231,15 +231,15 @@ NEUTRAL_OF: dict[str, dict[str, Any]] = {
 NEUTRAL_OF |= {kind: {"use_qk_norm": True, "use_rotary_pos_emb": True} for kind in HUNYUAN}
 
 
-def kind_of(model: dict[str, Any], scheme: SchemeName) -> str:
+def model_kind(model: dict[str, Any], scheme: SchemeName) -> str:
     """Return the kind of a model; ValueError if no such model with the names of this scheme is known."""
     kind, kinds = str(model.get("model_type")), KINDS.get(scheme, {})
     if kind not in kinds:
-        raise unknown(kind, kinds, f"whose attention is not known in scheme {scheme!r}")
+        raise kind_error(kind, kinds, f"whose attention is not known in scheme {scheme!r}")
     return kind
 
 
-def unknown(kind: str, kinds: Collection[str], what: str) -> ValueError:
+def kind_error(kind: str, kinds: Collection[str], what: str) -> ValueError:
     """Return the error for a kind of model that is none of these; what: the consequence, in words."""
     close = difflib.get_close_matches(kind, kinds)
     alike = f"; names like it: {', '.join(close)}" if close else ""

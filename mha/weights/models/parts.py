@@ -19,7 +19,7 @@ _CONFIGS = {
 _STACK = re.compile(r"(?:^|\.)(encoder|decoder)\.")
 
 
-def part(model: dict[str, Any], prefix: str) -> dict[str, Any]:
+def config_part(model: dict[str, Any], prefix: str) -> dict[str, Any]:
     """Return the configuration of the part of a model with this prefix; all of it if it has no parts."""
     for name in prefix.split("."):
         if isinstance(found := model.get(_CONFIGS.get(name, "")), dict):
@@ -27,7 +27,7 @@ def part(model: dict[str, Any], prefix: str) -> dict[str, Any]:
     return model
 
 
-def stack(prefix: str) -> str:
+def stack_of(prefix: str) -> str:
     """Return "encoder" or "decoder", the stack of the layer with this prefix; "" if the prefix has neither."""
     found = _STACK.findall(prefix)
     return found[-1] if found else ""

@@ -47,7 +47,7 @@ OF_MODEL = "original_max_position_embeddings", "max_position_embeddings"  # what
 OTHERS = "interleaved", "length"  # what no rotation in a file says
 
 
-def made(
+def make_rotary(
     model: dict[str, Any], where: str, recorded: dict[str, Any], width: int, theta: Any, length: int | None
 ) -> Rotary:
     """Return the rotation that a model records.
@@ -84,7 +84,7 @@ def made(
     return TYPES[sort](width, **given)
 
 
-def named(where: str, recorded: Any) -> dict[str, Any]:
+def check_options(where: str, recorded: Any) -> dict[str, Any]:
     """Return options by name; {} for None."""
     if not isinstance(recorded, dict | None):
         raise TypeError(f"{where} is {reprlib.repr(recorded)}, expected options by name")
@@ -94,13 +94,13 @@ def named(where: str, recorded: Any) -> dict[str, Any]:
 def rotary(model: dict[str, Any], kind: str, slides: bool, width: int, length: int | None) -> Rotary:
     """Return the rotation of a layer of this kind of model.
 
-    slides: whether it has a window; width: of its heads; length: as of `made`.
+    slides: whether it has a window; width: of its heads; length: as of `make_rotary`.
 
     Gemma 3 and 4, OLMo 3 and ModernBERT have one rotation for layers with a window, and another one for layers without.
     Phi-3's YaRN is LongRoPE.
     """
     where = next((name for name in ("rope_scaling", "rope_parameters") if model.get(name)), "rope_parameters")
-    recorded = named(where, model.get(where))
+    recorded = check_options(where, model.get(where))
     theta = model.get("rope_theta", model.get("rotary_emb_base", 10000.0))
     if kind == "gemma3_text":
         theta = model["rope_local_base_freq"] if slides else theta
@@ -115,7 +115,7 @@ def rotary(model: dict[str, Any], kind: str, slides: bool, width: int, length: i
                     f"{where} of {kind} has {', '.join(foreign)}, expected full_attention and sliding_attention, each "
                     "with a rotation of its own"
                 )
-            recorded = named(where, recorded.get("sliding_attention" if slides else "full_attention"))
+            recorded = check_options(where, recorded.get("sliding_attention" if slides else "full_attention"))
     if kind in HUNYUAN and recorded.get("alpha"):  # beside which the numbers of YaRN say nothing
         recorded = recorded | dict.fromkeys(("mscale", "mscale_all_dim", "beta_fast", "beta_slow"))
     if kind == "ministral3":  # which is told its temperature, and the model's length, there
@@ -132,7 +132,7 @@ def rotary(model: dict[str, Any], kind: str, slides: bool, width: int, length: i
             factor = checks.size("rotary_dim", model["rotary_dim"]) / width
         recorded = recorded | {"partial_rotary_factor": None}
         width = int(width * min(checks.positive(share, factor), 2.0))  # Rotary refuses factors above 1
-    turned = made(model, where, recorded, width, theta, length)
+    turned = make_rotary(model, where, recorded, width, theta, length)
     if kind in BACKWARDS:
         turned = dataclasses.replace(turned, frequencies=tuple(-angle for angle in turned.angles()))
     traditional = checks.flag("rope_traditional", model.get("rope_traditional", False))  # as MLX calls it

@@ -5,8 +5,8 @@ A file is of the kind that its first bytes say, whatever its name: safetensors, 
 in a file are unpacked by `quantised`.
 """
 
-from mha.weights.readers.opening import opened
+from mha.weights.readers.opening import open_weights
 from mha.weights.readers.safetensors_file import SafetensorsFile
 from mha.weights.readers.source import ALL, FLOATS, Arrays, Entry, Source
 
-__all__ = ["ALL", "FLOATS", "Arrays", "Entry", "SafetensorsFile", "Source", "opened"]
+__all__ = ["ALL", "FLOATS", "Arrays", "Entry", "SafetensorsFile", "Source", "open_weights"]

@@ -76,7 +76,7 @@ _DISTRIBUTED = "import torch.distributed.checkpoint.format_utils as all; all.dcp
 
 
 @dataclasses.dataclass(frozen=True)
-class Kind:
+class FileKind:
     """A kind of file, or of directory, that is not read.
 
     Attributes:
@@ -130,105 +130,105 @@ def _is_onnx(start: bytes, end: bytes) -> bool:
 # `torch.save` before PyTorch 1.6 begins with a pickle of this number.
 _OLD_TORCH = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19"
 _OF_TORCH = f"a pickle of torch.save, {RUNS}"
-INDEX = Kind(
+INDEX = FileKind(
     f"the index of pickles, {RUNS}", "convert them", _SHARDS, endings=(".bin.index.json",)
 )  # its shards say that it is one
 KINDS = (
-    Kind("a checkpoint of orbax", convert=_ORBAX, inside=("_CHECKPOINT_METADATA", "_METADATA")),
-    Kind(
+    FileKind("a checkpoint of orbax", convert=_ORBAX, inside=("_CHECKPOINT_METADATA", "_METADATA")),
+    FileKind(
         "an adapter of peft, which is no model without its own",
         "merge it: peft.AutoPeftModelForCausalLM.from_pretrained(FOLDER).merge_and_unload().save_pretrained(NEW), and "
         "pass NEW",
         inside=("adapter_config.json",),
         endings=("adapter_model.bin",),
     ),
-    Kind(
+    FileKind(
         "a pipeline of diffusers, whose models have directories of their own",
         "pass one of these, such as unet, transformer or text_encoder",
         inside=("model_index.json",),
     ),
-    Kind(
+    FileKind(
         "a checkpoint of DeepSpeed",
         "convert it: python zero_to_fp32.py . NEW --safe_serialization, in that directory, and pass NEW",
         inside=("zero_to_fp32.py",),
     ),
-    Kind(
+    FileKind(
         "a distributed checkpoint of PyTorch",
         "convert it to one file, which says then how to go on",
         _DISTRIBUTED,
         inside=(".metadata",),
     ),
-    Kind("a SavedModel of TensorFlow", convert=_SAVED, inside=("saved_model.pb",)),
-    Kind("a checkpoint of TensorFlow", convert=_CHECKPOINT, inside=("checkpoint",), endings=(".index",)),
+    FileKind("a SavedModel of TensorFlow", convert=_SAVED, inside=("saved_model.pb",)),
+    FileKind("a checkpoint of TensorFlow", convert=_CHECKPOINT, inside=("checkpoint",), endings=(".index",)),
     INDEX,
-    Kind(
+    FileKind(
         "a program of TorchScript",
         convert=_SCRIPT,
         packs=lambda names: any("/code/" in f"/{name}" for name in names) and _has(names, "data.pkl"),
     ),
-    Kind(
+    FileKind(
         "a program of torch.export",
         convert=_EXPORTED,
         endings=(".pt2",),
         packs=lambda names: _has(names, "archive_format") or _has(names, "serialized_exported_program.json"),
     ),
-    Kind(
+    FileKind(
         f"an archive of torch.save, with a pickle in it, {RUNS}",
         convert=_TORCH,
         packs=lambda names: _has(names, "data.pkl"),
     ),
-    Kind(_OF_TORCH, convert=_TORCH, begins=_magic(_OLD_TORCH), endings=(".bin", ".pt", ".pth", ".ckpt")),
-    Kind(f"a pickle, {RUNS}", TRUSTED, _PICKLE, _is_pickle, (".pkl", ".pickle", ".pdparams")),
-    Kind("msgpack, as Flax writes it", convert=_MSGPACK, begins=_is_msgpack, endings=(".msgpack",)),
-    Kind(
+    FileKind(_OF_TORCH, convert=_TORCH, begins=_magic(_OLD_TORCH), endings=(".bin", ".pt", ".pth", ".ckpt")),
+    FileKind(f"a pickle, {RUNS}", TRUSTED, _PICKLE, _is_pickle, (".pkl", ".pickle", ".pdparams")),
+    FileKind("msgpack, as Flax writes it", convert=_MSGPACK, begins=_is_msgpack, endings=(".msgpack",)),
+    FileKind(
         "one array of numpy.save, expected arrays by name: write them by numpy.savez",
         "",
         begins=_magic(b"\x93NUMPY"),
         endings=(".npy",),
     ),
-    Kind(
+    FileKind(
         "a GGUF file, as llama.cpp reads it",
         "convert it to floats, and pass the new directory",
         _GGUF,
         _magic(b"GGUF", b"FUGG"),
         (".gguf",),
     ),
-    Kind(
+    FileKind(
         "a GGML file, which is older than GGUF",
         ORIGIN,
         begins=_magic(b"lmgg", b"fmgg", b"tjgg", b"algg"),
         endings=(".ggml",),
     ),
-    Kind(
+    FileKind(
         "an ONNX file, in which kernels are often turned and have lost their names",
         f"{ORIGIN}, or take its arrays",
         _ONNX,
         _is_onnx,
         (".onnx",),
     ),
-    Kind("a TFLite file", ORIGIN, begins=_magic(b"TFL3", at=4), endings=(".tflite",)),
-    Kind(
+    FileKind("a TFLite file", ORIGIN, begins=_magic(b"TFL3", at=4), endings=(".tflite",)),
+    FileKind(
         "a file of MXNet's parameters",
         convert=_MXNET,
         begins=_magic((0x112).to_bytes(8, "little")),
         endings=(".params",),
     ),
-    Kind(
+    FileKind(
         "a pointer of Git LFS, which stands where the file belongs",
         "fetch the file: git lfs pull",
         begins=_magic(b"version https://git-lfs"),
     ),
-    Kind(
+    FileKind(
         "a web page",
         "download the file itself again, such as by: hf download MODEL --local-dir FOLDER",
         begins=lambda start, end: start.lstrip().lower().startswith((b"<!doctype html", b"<html")),
     ),
-    Kind("a file in gzip", UNPACK, begins=_magic(b"\x1f\x8b")),
-    Kind("a file in xz", UNPACK, begins=_magic(b"\xfd7zXZ\0")),
-    Kind("a file in zstd", UNPACK, begins=_magic(b"\x28\xb5\x2f\xfd")),
-    Kind("a file in bzip2", UNPACK, begins=_magic(b"BZh")),
-    Kind("an archive of 7-Zip", UNPACK, begins=_magic(b"7z\xbc\xaf\x27\x1c")),
-    Kind("a tar archive, as those of NeMo", UNPACK, begins=_magic(b"ustar", at=257), endings=(".nemo", ".tar")),
+    FileKind("a file in gzip", UNPACK, begins=_magic(b"\x1f\x8b")),
+    FileKind("a file in xz", UNPACK, begins=_magic(b"\xfd7zXZ\0")),
+    FileKind("a file in zstd", UNPACK, begins=_magic(b"\x28\xb5\x2f\xfd")),
+    FileKind("a file in bzip2", UNPACK, begins=_magic(b"BZh")),
+    FileKind("an archive of 7-Zip", UNPACK, begins=_magic(b"7z\xbc\xaf\x27\x1c")),
+    FileKind("a tar archive, as those of NeMo", UNPACK, begins=_magic(b"ustar", at=257), endings=(".nemo", ".tar")),
 )
 
 
@@ -256,7 +256,7 @@ def refuse_shards(path: Path, names: Collection[str]) -> None:
         raise ValueError(f"is {INDEX.describe(path, path.with_name('model.safetensors'))}")
 
 
-def in_folder(folder: Path, names: Collection[str]) -> str:
+def describe_folder(folder: Path, names: Collection[str]) -> str:
     """Say what a directory of these names is, if it has no weights that can be read, and what converts it; or ""."""
     for kind in KINDS:
         if any(name in kind.inside for name in names):

@@ -50,7 +50,7 @@ def read(path: Path, file: BinaryIO, stack: contextlib.ExitStack) -> Hdf5:
         import h5py
     except ModuleNotFoundError as error:
         raise ValueError(
-            f"is an HDF5 file, which h5py reads: {dispatch.pip(dispatch.HDF5)}; or save the weights as safetensors"
+            f"is an HDF5 file, which h5py reads: {dispatch.pip_for(dispatch.HDF5)}; or save the weights as safetensors"
         ) from error
     found: list[tuple[str, Any]] = []
 

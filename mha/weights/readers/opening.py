@@ -19,7 +19,7 @@ LISTED = 8  # so many names of a long list are shown
 
 
 @contextlib.contextmanager
-def opened(path: str | os.PathLike[str]) -> Iterator[Source]:
+def open_weights(path: str | os.PathLike[str]) -> Iterator[Source]:
     """Open a file of weights, or the one in a directory; a ValueError that is raised meanwhile gets its path before it.
 
     Raises:
@@ -28,10 +28,10 @@ def opened(path: str | os.PathLike[str]) -> Iterator[Source]:
             without weights.
         ValueError: if it is of no kind that can be read; if it is of a known one, the message says how to convert it.
     """
-    place = weights_in(path) if is_one(path) else path
+    place = weights_in(path) if is_folder(path) else path
     with files.open_file(place) as file, contextlib.ExitStack() as stack:
         try:
-            yield quantised.shown(_reader(file)(Path(place), file, stack))
+            yield quantised.unpack_source(_reader(file)(Path(place), file, stack))
         except FileError:
             raise
         except ValueError as error:
@@ -51,7 +51,7 @@ def _reader(file: BinaryIO) -> Callable[[Path, BinaryIO, contextlib.ExitStack], 
     return safetensors_file.read
 
 
-def is_one(path: Any) -> bool:
+def is_folder(path: Any) -> bool:
     """Whether a path is that of a directory."""
     return isinstance(path, str | os.PathLike) and os.path.isdir(path)
 
@@ -76,16 +76,16 @@ def weights_in(path: str | os.PathLike[str]) -> Path:
             return folder / found[0]
         if found:
             raise ValueError(
-                f"{folder} has {len(found)} files of weights, {_listed(found)}; pass the path of one of them"
+                f"{folder} has {len(found)} files of weights, {_list_names(found)}; pass the path of one of them"
             )
-    if kind := foreign.in_folder(folder, names):
+    if kind := foreign.describe_folder(folder, names):
         raise FileError(f"{folder} {kind}")
     raise FileError(
         f"{folder} is a directory without weights, expected {FIRST[0]} or {FIRST[1]} in it; it has "
-        f"{_listed(names) or 'nothing'}"
+        f"{_list_names(names) or 'nothing'}"
     )
 
 
-def _listed(names: list[str]) -> str:
+def _list_names(names: list[str]) -> str:
     shown = (name if name.isprintable() else repr(name) for name in names[:LISTED])
     return ", ".join(shown) + (f" and {len(names) - LISTED} more" if len(names) > LISTED else "")

@@ -29,7 +29,7 @@ MODES = {"affine": (64, 4), "mxfp4": (32, 4), "mxfp8": (32, 8), "nvfp4": (16, 4)
 
 
 @dataclasses.dataclass(frozen=True)
-class How:
+class Quantisation:
     """The way an array is quantised: the numbers of a group that shares a scale, the bits of each, and the mode."""
 
     group_size: int
@@ -120,7 +120,7 @@ class _Entries(Mapping[str, Entry]):
         named = name.endswith(".weight") and f"{name.removesuffix('weight')}scales" in self.inner
         return named and self.inner[name].dtype == PACKED and self.source.format_of(name) in FORMATS
 
-    def how(self, name: str) -> How:
+    def how(self, name: str) -> Quantisation:
         """Return the way an array is quantised; ValueError if the configuration lacks it, or has an unknown one."""
         settings = self.settings.get(name.removesuffix(".weight"))
         settings = settings if isinstance(settings, dict) else self.settings
@@ -130,7 +130,7 @@ class _Entries(Mapping[str, Entry]):
         group_size, bits = MODES[mode]
         try:
             group_size = checks.size("group_size", settings.get("group_size") or group_size)
-            return How(group_size, checks.size("bits", settings.get("bits") or bits), mode)
+            return Quantisation(group_size, checks.size("bits", settings.get("bits") or bits), mode)
         except (TypeError, ValueError) as error:
             raise ValueError(f"has config.json beside it, which does not say how {name} lies: {error}") from error
 
@@ -138,7 +138,7 @@ class _Entries(Mapping[str, Entry]):
     def settings(self) -> dict[str, Any]:
         """The part of the configuration beside the file that is about its quantised arrays."""
         path = self.source.path.with_name("config.json")
-        model = {} if (data := models.data_of(path)) is None else models.parsed(data)
+        model = {} if (data := models.read_bytes(path)) is None else models.parse_model(data)
         settings = model.get("quantization") or model.get("quantization_config")
         if not isinstance(settings, dict):
             raise ValueError(
@@ -159,7 +159,7 @@ class _Entries(Mapping[str, Entry]):
         return last in BESIDE and f"{stem}.scales" in self.inner and f"{stem}.weight" in self.inner
 
 
-def shown(source: Source) -> Source:
+def unpack_source(source: Source) -> Source:
     """Return the same file, its quantised arrays as the floats that they stand for."""
     if any(name.endswith(".scales") for name in source.entries):
         return Quantised(source.path, _Entries(source), source.metadata, source)

@@ -35,7 +35,7 @@ _BYTES = {code: numpy_dtype(name).itemsize for code, name in DTYPES.items()} | {
 
 
 @dataclasses.dataclass(frozen=True)
-class Place:
+class ByteRange:
     """The place of an array's numbers: in bytes from the start of the file."""
 
     start: int
@@ -52,7 +52,7 @@ class SafetensorsFile(Source):
 
     file: BinaryIO
     header_size: int
-    places: Mapping[str, Place]
+    places: Mapping[str, ByteRange]
 
     def read(self, name: str, dtypes: Sequence[str] = FLOATS) -> np.ndarray:
         """Read the array of this name; it is read-only. See `Source.read`."""
@@ -107,7 +107,7 @@ def read(path: Path, file: BinaryIO, stack: ExitStack) -> SafetensorsFile:
     return SafetensorsFile(path, entries, metadata, file, header_size, places)
 
 
-def _entry(name: str, described: Any, begin: int) -> tuple[Entry, Place]:
+def _entry(name: str, described: Any, begin: int) -> tuple[Entry, ByteRange]:
     """Check the description of an array; return it and its place. begin: the byte after the header."""
     match described:
         case {"dtype": str(dtype), "shape": [*shape], "data_offsets": [start, stop]} if dtype.isprintable():
@@ -120,7 +120,7 @@ def _entry(name: str, described: Any, begin: int) -> tuple[Entry, Place]:
                         f"and shape {reprlib.repr(tuple(shape))}"
                     )
                 dtypes = DTYPES.get(dtype, repr(dtype))
-                return Entry(dtypes, tuple(shape)), Place(begin + start, begin + stop)
+                return Entry(dtypes, tuple(shape)), ByteRange(begin + start, begin + stop)
     raise ValueError(
         f"is not a safetensors file: {name} is described as {reprlib.repr(described)}, expected a dtype, a shape, and "
         "where its numbers begin and end"

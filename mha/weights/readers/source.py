@@ -34,7 +34,7 @@ class Entry:
     dtype: str
     shape: tuple[int, ...]
 
-    def claimed(self, name: str, dtypes: Sequence[str] = FLOATS) -> np.ndarray:
+    def stand_in(self, name: str, dtypes: Sequence[str] = FLOATS) -> np.ndarray:
         """Return a stand-in of this shape and dtype, which takes the memory of one number."""
         if 0 in self.shape:
             raise ValueError(f"{name} has shape {self.shape}, expected no size of 0")

@@ -1,10 +1,10 @@
 """Naming schemes: find layers by the names that libraries give their arrays, and convert them."""
 
-from mha.weights.schemes.converting import arranged, describe, from_canonical, laid, to_canonical, unpacked
-from mha.weights.schemes.finding import ask, choose, is_meant, recognise, shown_heads, unsaid, wanted
+from mha.weights.schemes.converting import arrange, describe, fitting_twin, from_canonical, to_canonical, unpack_arrays
+from mha.weights.schemes.finding import ask, choose, fits_choice, heads_in_shapes, layer_names, no_format, recognise
 from mha.weights.schemes.sizes import BARE, NORMED, PROJECTIONS, TIED
 from mha.weights.schemes.table import SCHEMES
-from mha.weights.schemes.unread import UnreadError, method_of, of_dtype, of_method, unreadable
+from mha.weights.schemes.unread import UnreadError, kind_by_dtype, kind_by_method, method_of, unreadable
 
 __all__ = [
     "BARE",
@@ -13,21 +13,21 @@ __all__ = [
     "SCHEMES",
     "TIED",
     "UnreadError",
-    "arranged",
+    "arrange",
     "ask",
     "choose",
     "describe",
+    "fits_choice",
+    "fitting_twin",
     "from_canonical",
-    "is_meant",
-    "laid",
+    "heads_in_shapes",
+    "kind_by_dtype",
+    "kind_by_method",
+    "layer_names",
     "method_of",
-    "of_dtype",
-    "of_method",
+    "no_format",
     "recognise",
-    "shown_heads",
     "to_canonical",
-    "unpacked",
+    "unpack_arrays",
     "unreadable",
-    "unsaid",
-    "wanted",
 ]

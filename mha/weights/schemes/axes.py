@@ -8,12 +8,12 @@ from mha.core.options import checks
 from mha.core.options.config import DTYPES
 from mha.weights import argument_names
 from mha.weights.schemes import packing
-from mha.weights.schemes.table import Place
+from mha.weights.schemes.table import ArrayPlace
 
 SHARED = "W_k", "W_v"  # the projections whose heads may be shared by several heads of queries
 
 
-def check_each(arrays: Mapping[str, np.ndarray], places: Mapping[str, Place], grouped: bool) -> None:
+def check_each(arrays: Mapping[str, np.ndarray], places: Mapping[str, ArrayPlace], grouped: bool) -> None:
     """Check dtype, axes and packing of each array by itself; grouped: True if packed parts may have unequal widths."""
     first, *_ = (arrays[place.name] for place in places.values())
     for place in places.values():
@@ -34,7 +34,7 @@ def check_each(arrays: Mapping[str, np.ndarray], places: Mapping[str, Place], gr
 
 
 def heads_of(
-    arrays: Mapping[str, np.ndarray], places: Mapping[str, Place], num_heads: int | None, grouped: bool
+    arrays: Mapping[str, np.ndarray], places: Mapping[str, ArrayPlace], num_heads: int | None, grouped: bool
 ) -> tuple[int, int | None]:
     """Return the numbers of heads, of queries and of keys, as given and as the arrays' axes show; they must agree.
 
@@ -59,7 +59,7 @@ def heads_of(
     return counts["queries"][0], counts["keys"][0] if "keys" in counts else None
 
 
-def groups_of(arrays: Mapping[str, np.ndarray], places: Mapping[str, Place], num_heads: int) -> int:
+def groups_of(arrays: Mapping[str, np.ndarray], places: Mapping[str, ArrayPlace], num_heads: int) -> int:
     """Return the number of groups in an array that packs queries, keys and values; num_heads if none does."""
     place, output = places["W_q.kernel"], places["W_o.kernel"]
     if not place.part or place.by == "head":
@@ -72,14 +72,14 @@ def groups_of(arrays: Mapping[str, np.ndarray], places: Mapping[str, Place], num
     return groups
 
 
-def unpack(array: np.ndarray, place: Place, num_heads: int, groups: int) -> np.ndarray:
+def unpack(array: np.ndarray, place: ArrayPlace, num_heads: int, groups: int) -> np.ndarray:
     """Return a canonical weight from the array that is, or contains, it."""
     if place.part and place.by == "head":
-        array = packing.of_heads(place.name, array, place.part[0], num_heads)
+        array = packing.unpack_heads(place.name, array, place.part[0], num_heads)
     elif place.part and place.by == "group":
-        array = packing.unpacked(array, place.part[0], num_heads, groups)
+        array = packing.unpack_groups(array, place.part[0], num_heads, groups)
     elif place.part:
-        array = packing.section(array, place.part[0], num_heads, groups, place.axes.index("o"))
+        array = packing.unpack_section(array, place.part[0], num_heads, groups, place.axes.index("o"))
     if place.axes == "oi":
         return array.T  # (in, out)
     if place.axes == "iHd":
@@ -89,7 +89,7 @@ def unpack(array: np.ndarray, place: Place, num_heads: int, groups: int) -> np.n
     return array.reshape(-1) if place.axes == "Hd" else array  # (H*d,), or as it is
 
 
-def lay(array: np.ndarray, axes: str, num_heads: int, width: int) -> np.ndarray:
+def with_axes(array: np.ndarray, axes: str, num_heads: int, width: int) -> np.ndarray:
     """Return a canonical weight with these axes; width: of a head."""
     if axes == "oi":
         return array.T  # (out, in)

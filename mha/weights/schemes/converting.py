@@ -15,9 +15,9 @@ from mha.core.options.config import Config, shapes, special
 from mha.core.options.names import SchemeName
 from mha.weights import argument_names
 from mha.weights.schemes import packing
-from mha.weights.schemes.axes import SHARED, check_each, groups_of, heads_of, lay, unpack
-from mha.weights.schemes.finding import lacking_error, wanted
-from mha.weights.schemes.sizes import NORMED, PROJECTIONS, TIED, configured
+from mha.weights.schemes.axes import SHARED, check_each, groups_of, heads_of, unpack, with_axes
+from mha.weights.schemes.finding import lacking_error, layer_names
+from mha.weights.schemes.sizes import NORMED, PROJECTIONS, TIED, config_of_sizes
 from mha.weights.schemes.table import SCHEMES
 
 
@@ -43,18 +43,18 @@ def to_canonical(
             not fit together, or if a weight is NaN or infinite.
     """
     config = describe(arrays, scheme, prefix, num_heads, dropout, options)
-    scheme = laid({name: X.shape for name, X in arrays.items()}, scheme, prefix)
+    scheme = fitting_twin({name: X.shape for name, X in arrays.items()}, scheme, prefix)
     for _, place in SCHEMES[scheme].every:
         if (name := prefix + place.name) in arrays:
             checks.finite(name, arrays[name])
-    canonical = unpacked(arrays, scheme, config, prefix)
+    canonical = unpack_arrays(arrays, scheme, config, prefix)
     kind = canonical["W_q.kernel"].dtype
     # A bias that is missing is 0, the weight of a norm 1.
     none = {weight: np.full(shape, weight.endswith("_norm.scale"), kind) for weight, shape in shapes(config).items()}
     return config, {weight: checks.plain(canonical.get(weight, none[weight])).copy() for weight in none}
 
 
-def unpacked(
+def unpack_arrays(
     arrays: Mapping[str, np.ndarray], scheme: SchemeName, config: Config, prefix: str = ""
 ) -> dict[str, np.ndarray]:
     """Convert arrays in a scheme's layout, such as weights or their gradients, to canonical names and layouts.
@@ -81,8 +81,8 @@ def describe(
 
     Arguments and errors as for `to_canonical`, except that numbers are not checked.
     """
-    names = wanted(arrays, scheme, prefix)
-    scheme = laid({name: arrays[name].shape for name in names}, scheme, prefix)
+    names = layer_names(arrays, scheme, prefix)
+    scheme = fitting_twin({name: arrays[name].shape for name in names}, scheme, prefix)
     description, sizes = SCHEMES[scheme], dict(options or {})
     of_layer = description.of_layer(names, prefix, sizes.get("output_gate") is not None)
     named = [(weight, dataclasses.replace(place, name=prefix + place.name)) for weight, place in of_layer]
@@ -112,10 +112,10 @@ def describe(
         )
     called = {weight: place.name for weight, place in places.items()}
     implied = {name: value for name, value in description.implied.items() if name != "qk_norm" or norms}
-    return configured(canonical, called, num_heads, description.grouped, {"dropout": dropout} | implied | sizes)
+    return config_of_sizes(canonical, called, num_heads, description.grouped, {"dropout": dropout} | implied | sizes)
 
 
-def laid(shapes: Mapping[str, tuple[int, ...]], scheme: SchemeName, prefix: str) -> SchemeName:
+def fitting_twin(shapes: Mapping[str, tuple[int, ...]], scheme: SchemeName, prefix: str) -> SchemeName:
     """Return the scheme, or its twin of the same names with transposed kernels, if the shapes fit that one alone.
 
     nanoGPT has the names of GPT-2, and kernels (out, in): packed ones show it, since queries, keys and values have
@@ -152,10 +152,10 @@ def from_canonical(config: Config, weights: Mapping[str, np.ndarray], scheme: Sc
     if foreign := [weight for weight in weights if weight not in places]:
         pooling = "" if config.pooling == "dot" else f" of pooling={config.pooling!r}"
         raise ValueError(f"scheme {scheme!r} has no place for {', '.join(foreign)}{pooling}")
-    return arranged(config, weights, scheme)
+    return arrange(config, weights, scheme)
 
 
-def arranged(config: Config, weights: Mapping[str, np.ndarray], scheme: SchemeName) -> dict[str, np.ndarray]:
+def arrange(config: Config, weights: Mapping[str, np.ndarray], scheme: SchemeName) -> dict[str, np.ndarray]:
     """Convert as `from_canonical` does, whatever the options of the layer, which arrays need not show."""
     places = SCHEMES[scheme].places | dict(SCHEMES[scheme].gate)
     groups, packed = config.num_key_value_heads, dict[str, list[np.ndarray]]()
@@ -163,7 +163,7 @@ def arranged(config: Config, weights: Mapping[str, np.ndarray], scheme: SchemeNa
         if weight in weights:
             width = config.key_dim if weight.startswith(("W_q", "W_k")) else config.value_dim
             heads = groups if weight.startswith(SHARED) else config.num_heads
-            packed.setdefault(place.name, []).append(lay(weights[weight], place.axes, heads, width))
+            packed.setdefault(place.name, []).append(with_axes(weights[weight], place.axes, heads, width))
     arrays = {}
     for place in places.values():
         if place.name in packed:
@@ -174,7 +174,7 @@ def arranged(config: Config, weights: Mapping[str, np.ndarray], scheme: SchemeNa
                 shown = ", ".join(str(piece.shape) for piece in pieces)
                 raise ValueError(f"scheme {scheme!r} packs arrays of one shape as {place.name}, not {shown}")
             if place.by == "group":
-                arrays[place.name] = packing.packed(pieces, groups, config.key_dim)
+                arrays[place.name] = packing.pack_groups(pieces, groups, config.key_dim)
             else:
                 arrays[place.name] = np.concatenate(pieces, place.axes.index("o")) if place.part else pieces[0]
     return arrays

@@ -17,12 +17,12 @@ LISTED = 8  # so many names of a long list are shown
 Formats = Callable[[str], str]  # the format that the file of an array says in its metadata, "" = none
 
 
-def unsaid(name: str) -> str:
+def no_format(name: str) -> str:
     """Return the format of arrays that are in no file."""
     return ""
 
 
-def recognise(names: Iterable[str], formats: Formats = unsaid) -> list[tuple[SchemeName, str]]:
+def recognise(names: Iterable[str], formats: Formats = no_format) -> list[tuple[SchemeName, str]]:
     """List every layer that names, and the formats of their files, show, as (scheme, prefix), in their order."""
     at = {name: number for number, name in enumerate(names)}
     found: dict[tuple[SchemeName, str], int] = {}
@@ -40,14 +40,14 @@ def recognise(names: Iterable[str], formats: Formats = unsaid) -> list[tuple[Sch
     return sorted(found, key=lambda layer: found[layer])
 
 
-def is_meant(asked: str, scheme: SchemeName) -> bool:
+def fits_choice(asked: str, scheme: SchemeName) -> bool:
     """Whether a scheme is one that is asked for; the scheme of the same names in another format counts, too."""
     description = SCHEMES[scheme]
     return asked in ("auto", scheme) or bool(description.format and description.instead == asked)
 
 
 def choose(
-    names: Iterable[str], scheme: str = "auto", prefix: str | None = None, formats: Formats = unsaid
+    names: Iterable[str], scheme: str = "auto", prefix: str | None = None, formats: Formats = no_format
 ) -> tuple[SchemeName, str]:
     """Return the scheme and prefix of the one layer that fits the arguments.
 
@@ -74,23 +74,23 @@ def choose(
     fitting = [
         layer
         for layer in found
-        if is_meant(scheme, layer[0]) and (prefix is None or layer[1].removesuffix(".") == prefix.removesuffix("."))
+        if fits_choice(scheme, layer[0]) and (prefix is None or layer[1].removesuffix(".") == prefix.removesuffix("."))
     ]
     if len(fitting) == 1:
         return fitting[0]
     begin = f"{prefix.removesuffix('.')}." if prefix else ""
     if scheme != "auto" and prefix is not None and any(begin + name in names for name in SCHEMES[scheme].names):
-        return scheme, begin  # `wanted` says what is missing
+        return scheme, begin  # `layer_names` says what is missing
     if fitting:
-        raise ValueError(f"{len(fitting)} attention layers are there, expected one; choose {_listed(fitting)}")
+        raise ValueError(f"{len(fitting)} attention layers are there, expected one; choose {_list_layers(fitting)}")
     if prefix is not None and scheme == "auto" and (likely := _likely(names, begin)):
-        return likely, begin  # `wanted` says what is missing
+        return likely, begin  # `layer_names` says what is missing
     near = [layer for layer in found if layer[1].startswith(begin)]
     if not near:
         unread.refuse(name for name in names if name.startswith(begin))
     if found:
         wanted = argument_names.setting(scheme=scheme, prefix=prefix)
-        raise ValueError(f"no attention layer is there with {wanted}; choose {_listed(near or found)}")
+        raise ValueError(f"no attention layer is there with {wanted}; choose {_list_layers(near or found)}")
     shown = sorted(names, key=lambda name: _ATTENTION.search(name) is None)  # which keeps their order otherwise
     arrays = ", ".join(shown[:LISTED]) + (f" and {len(names) - LISTED} more" if len(names) > LISTED else "")
     raise ValueError(
@@ -101,7 +101,7 @@ def choose(
     )
 
 
-def wanted(names: Iterable[str], scheme: SchemeName, prefix: str) -> list[str]:
+def layer_names(names: Iterable[str], scheme: SchemeName, prefix: str) -> list[str]:
     """Return the names of the arrays that hold the weights of the layer with this prefix.
 
     Raises ValueError, which names the arrays, if a kernel is missing or if there are arrays that mha has no place for;
@@ -131,7 +131,7 @@ def wanted(names: Iterable[str], scheme: SchemeName, prefix: str) -> list[str]:
     return [name for name in own if name in places]
 
 
-def shown_heads(shapes: Mapping[str, tuple[int, ...]], scheme: SchemeName, prefix: str) -> int | None:
+def heads_in_shapes(shapes: Mapping[str, tuple[int, ...]], scheme: SchemeName, prefix: str) -> int | None:
     """Return the number of heads, if an array of a layer has an axis for them; else None."""
     for place in SCHEMES[scheme].places.values():
         shape = shapes.get(prefix + place.name, ())
@@ -180,6 +180,6 @@ def _likely(names: Iterable[str], begin: str) -> SchemeName | None:
     return best[0] if len(best) == 1 and most > 1 else None
 
 
-def _listed(layers: list[tuple[SchemeName, str]]) -> str:
+def _list_layers(layers: list[tuple[SchemeName, str]]) -> str:
     listed = "; ".join(argument_names.setting(scheme=scheme, prefix=prefix) for scheme, prefix in layers[:LISTED])
     return listed + (f"; and {len(layers) - LISTED} more" if len(layers) > LISTED else "")

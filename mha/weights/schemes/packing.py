@@ -28,13 +28,13 @@ def count_groups(name: str, rows: int, output: str, merged: int, num_heads: int)
     return groups
 
 
-def section(array: np.ndarray, part: int, num_heads: int, groups: int, axis: int) -> np.ndarray:
+def unpack_section(array: np.ndarray, part: int, num_heads: int, groups: int, axis: int) -> np.ndarray:
     """Return queries (part 0), keys (1) or values (2) that lie one after another along an axis of (H + 2G) * d."""
     heads, count = num_heads + 2 * groups, array.shape[axis]
     return np.split(array, [count * num_heads // heads, count * (num_heads + groups) // heads], axis)[part]
 
 
-def unpacked(array: np.ndarray, part: int, num_heads: int, groups: int) -> np.ndarray:
+def unpack_groups(array: np.ndarray, part: int, num_heads: int, groups: int) -> np.ndarray:
     """Return the rows of queries (part 0), keys (1) or values (2) of an array of ((H + 2G) * d, ...)."""
     heads = num_heads // groups
     rows = (slice(heads), slice(heads, -1), slice(heads + 1, None))[part]
@@ -42,7 +42,7 @@ def unpacked(array: np.ndarray, part: int, num_heads: int, groups: int) -> np.nd
     return split[:, rows].reshape(-1, *array.shape[1:])  # (H * d or G * d, ...)
 
 
-def of_heads(name: str, array: np.ndarray, part: int, num_heads: int) -> np.ndarray:
+def unpack_heads(name: str, array: np.ndarray, part: int, num_heads: int) -> np.ndarray:
     """Return the rows of queries (part 0) or of their gate (1) of an array of (H * 2d, ...).
 
     Raises ValueError, which names the array, if it has another number of rows.
@@ -56,8 +56,8 @@ def of_heads(name: str, array: np.ndarray, part: int, num_heads: int) -> np.ndar
     return split[:, part].reshape(-1, *array.shape[1:])  # (H * d, ...)
 
 
-def packed(pieces: Sequence[np.ndarray], groups: int, width: int) -> np.ndarray:
-    """Pack arrays of queries, keys and values into one: the inverse of `unpacked`."""
+def pack_groups(pieces: Sequence[np.ndarray], groups: int, width: int) -> np.ndarray:
+    """Pack arrays of queries, keys and values into one: the inverse of `unpack_groups`."""
     inner = pieces[0].shape[1:]
     split = [piece.reshape(groups, -1, width, *inner) for piece in pieces]  # (G, H / G or 1, d, ...)
     return np.concatenate(split, 1).reshape(-1, *inner)  # ((H + 2G) * d, ...)

@@ -14,7 +14,7 @@ from mha.weights.schemes.sizes import PROJECTIONS
 
 
 @dataclasses.dataclass(frozen=True)
-class Place:
+class ArrayPlace:
     """The array that holds a canonical weight.
 
     name: of the array, after the layer's prefix.
@@ -55,10 +55,10 @@ class Scheme:
     """
 
     about: str
-    places: dict[str, Place]
-    others: Mapping[str, Place] = dataclasses.field(default_factory=dict)
+    places: dict[str, ArrayPlace]
+    others: Mapping[str, ArrayPlace] = dataclasses.field(default_factory=dict)
     tied: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    gate: Mapping[str, Place] = dataclasses.field(default_factory=dict)
+    gate: Mapping[str, ArrayPlace] = dataclasses.field(default_factory=dict)
     gate_beside_queries: bool = False
     biases: tuple[tuple[str, ...], ...] = ()
     beside: tuple[str, ...] = ()
@@ -85,11 +85,11 @@ class Scheme:
         return [place.name for place in self.places.values()]
 
     @property
-    def every(self) -> list[tuple[str, Place]]:
+    def every(self) -> list[tuple[str, ArrayPlace]]:
         """Each weight with each of its places, the usual one last."""
         return [*self.others.items(), *self.gate.items(), *self.places.items()]
 
-    def of_layer(self, names: Container[str], prefix: str, gated: bool) -> list[tuple[str, Place]]:
+    def of_layer(self, names: Container[str], prefix: str, gated: bool) -> list[tuple[str, ArrayPlace]]:
         """Return the places, as of `every`, in a layer with arrays of these names; gated: has an output gate."""
         gate, places = dict(self.gate), dict(self.places)
         for name, other in self.tied.items():
@@ -107,33 +107,35 @@ class Scheme:
         return next((one for one in (*self.beside, *self.buffers) if re.fullmatch(one, name)), "")
 
 
-def each(names: Iterable[str], kernel: str, axes: str, bias: bool = True) -> dict[str, Place]:
+def separate_places(names: Iterable[str], kernel: str, axes: str, bias: bool = True) -> dict[str, ArrayPlace]:
     """Return places of a kernel and, if bias, a bias for each projection, under these names."""
     places = {}
     for projection, name in zip(PROJECTIONS, names, strict=True):
         heads = "H" in axes
         lies = "Hdo" if heads and projection == "W_o" else axes
-        places[f"{projection}.kernel"] = Place(f"{name}.{kernel}", lies)
+        places[f"{projection}.kernel"] = ArrayPlace(f"{name}.{kernel}", lies)
         if bias:
-            places[f"{projection}.bias"] = Place(f"{name}.bias", "Hd" if heads and projection != "W_o" else "o")
+            places[f"{projection}.bias"] = ArrayPlace(f"{name}.bias", "Hd" if heads and projection != "W_o" else "o")
     return places
 
 
-def stored_by_number(*names: str) -> dict[str, Place]:
+def keras_places(*names: str) -> dict[str, ArrayPlace]:
     """Return places of projections whose arrays Keras 3 numbers: the kernel, then the bias."""
-    kernels = each(names, "vars.0", "iHd").items()
+    kernels = separate_places(names, "vars.0", "iHd").items()
     return {key: dataclasses.replace(X, name=X.name.replace(".bias", ".vars.1")) for key, X in kernels}
 
 
-def packed(kernel: str, bias: str, output: str, axes: str, by: Literal["all", "group"] = "all") -> dict[str, Place]:
+def joint_places(
+    kernel: str, bias: str, output: str, axes: str, by: Literal["all", "group"] = "all"
+) -> dict[str, ArrayPlace]:
     """Return places of queries, keys and values packed in one array, in this order, and of the output in its own."""
     places = {}
     for part, projection in enumerate(PROJECTIONS[:3]):
-        places[f"{projection}.kernel"] = Place(kernel, axes, (part, 3), by)
-        places[f"{projection}.bias"] = Place(bias, "o", (part, 3), by)
-    return places | {"W_o.kernel": Place(f"{output}.weight", axes), "W_o.bias": Place(f"{output}.bias", "o")}
+        places[f"{projection}.kernel"] = ArrayPlace(kernel, axes, (part, 3), by)
+        places[f"{projection}.bias"] = ArrayPlace(bias, "o", (part, 3), by)
+    return places | {"W_o.kernel": ArrayPlace(f"{output}.weight", axes), "W_o.bias": ArrayPlace(f"{output}.bias", "o")}
 
 
-def norms(queries: str, keys: str) -> dict[str, Place]:
+def norm_places(queries: str, keys: str) -> dict[str, ArrayPlace]:
     """Return places of the norms of queries and keys, under these names."""
-    return {"q_norm.scale": Place(queries, "d"), "k_norm.scale": Place(keys, "d")}
+    return {"q_norm.scale": ArrayPlace(queries, "d"), "k_norm.scale": ArrayPlace(keys, "d")}

@@ -16,7 +16,7 @@ BARE = "bare_norms"  # an option of a file: True if its norms of queries and key
 TIED = "values_are_keys"  # an option of a file: True if W_v has no arrays, and is W_k
 
 
-def configured(
+def config_of_sizes(
     canonical: Mapping[str, np.ndarray],
     names: Mapping[str, str],
     num_heads: int,

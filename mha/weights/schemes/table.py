@@ -9,21 +9,21 @@ import itertools
 
 from mha.core.options.names import SchemeName
 from mha.core.options.norms import Norm
-from mha.weights.schemes.places import Place, Scheme, each, norms, packed, stored_by_number
+from mha.weights.schemes.places import ArrayPlace, Scheme, joint_places, keras_places, norm_places, separate_places
 from mha.weights.schemes.sizes import PROJECTIONS
 
-__all__ = ["SCHEMES", "Place", "Scheme"]
+__all__ = ["SCHEMES", "ArrayPlace", "Scheme"]
 
 HUGGING_FACE = "config.json"
-_TORCH = packed("in_proj_weight", "in_proj_bias", "out_proj", "oi")
+_TORCH = joint_places("in_proj_weight", "in_proj_bias", "out_proj", "oi")
 SCHEMES: dict[SchemeName, Scheme] = {
     "mha": Scheme(
         "this package; also Dive into Deep Learning in Keras and Flax",
-        each(PROJECTIONS, "kernel", "io"),
+        separate_places(PROJECTIONS, "kernel", "io"),
     ),
     "d2l": Scheme(
         "Dive into Deep Learning in PyTorch and MXNet",
-        each(PROJECTIONS, "weight", "oi"),
+        separate_places(PROJECTIONS, "weight", "oi"),
     ),
     "torch": Scheme(
         "torch.nn.MultiheadAttention, queries, keys and values of one width",
@@ -31,46 +31,47 @@ SCHEMES: dict[SchemeName, Scheme] = {
     ),
     "torch-separate": Scheme(
         "torch.nn.MultiheadAttention, keys or values of another width",
-        _TORCH | {f"W_{letter}.kernel": Place(f"{letter}_proj_weight", "oi") for letter in "qkv"},
+        _TORCH | {f"W_{letter}.kernel": ArrayPlace(f"{letter}_proj_weight", "oi") for letter in "qkv"},
     ),
     "keras": Scheme(
         "keras.layers.MultiHeadAttention and GroupQueryAttention",
-        each(("query", "key", "value", "attention_output"), "kernel", "iHd"),
-        gate={"W_g.kernel": Place("gate.kernel", "iHd"), "W_g.bias": Place("gate.bias", "Hd")},
+        separate_places(("query", "key", "value", "attention_output"), "kernel", "iHd"),
+        gate={"W_g.kernel": ArrayPlace("gate.kernel", "iHd"), "W_g.bias": ArrayPlace("gate.bias", "Hd")},
         grouped=True,
     ),
     "keras3": Scheme(
         "the same as Keras 3 stores them, in .weights.h5 and .keras",
-        stored_by_number("query_dense", "key_dense", "value_dense", "output_dense"),
-        gate={"W_g.kernel": Place("gate_dense.vars.0", "iHd"), "W_g.bias": Place("gate_dense.vars.1", "Hd")},
+        keras_places("query_dense", "key_dense", "value_dense", "output_dense"),
+        gate={"W_g.kernel": ArrayPlace("gate_dense.vars.0", "iHd"), "W_g.bias": ArrayPlace("gate_dense.vars.1", "Hd")},
         grouped=True,
     ),
     "flax": Scheme(
         "flax.linen.MultiHeadDotProductAttention and flax.nnx.MultiHeadAttention",
-        each(("query", "key", "value", "out"), "kernel", "iHd") | norms("query_ln.scale", "key_ln.scale"),
+        separate_places(("query", "key", "value", "out"), "kernel", "iHd")
+        | norm_places("query_ln.scale", "key_ln.scale"),
         buffers=(r"rngs\..*",),  # the random numbers of dropout
         grouped=True,
         implied={"qk_norm": Norm("layer")},
     ),
     "equinox": Scheme(
         "equinox.nn.MultiheadAttention",
-        each(("query_proj", "key_proj", "value_proj", "output_proj"), "weight", "oi"),
+        separate_places(("query_proj", "key_proj", "value_proj", "output_proj"), "weight", "oi"),
         biases=tuple(some for count in (1, 2, 3) for some in itertools.combinations(PROJECTIONS, count)),
     ),
     "haiku": Scheme(
         "haiku.MultiHeadAttention",
         {
             weight: dataclasses.replace(place, name=place.name.replace(".bias", ".b"))
-            for weight, place in each(("query", "key", "value", "linear"), "w", "io").items()
+            for weight, place in separate_places(("query", "key", "value", "linear"), "w", "io").items()
         },
     ),
     "mlx": Scheme(
         "mlx.nn.MultiHeadAttention",
-        each(("query_proj", "key_proj", "value_proj", "out_proj"), "weight", "oi"),
+        separate_places(("query_proj", "key_proj", "value_proj", "out_proj"), "weight", "oi"),
     ),
     "bert": Scheme(
         "BERT, RoBERTa, ELECTRA",
-        each(("self.query", "self.key", "self.value", "output.dense"), "weight", "oi"),
+        separate_places(("self.query", "self.key", "self.value", "output.dense"), "weight", "oi"),
         beside=(
             r"output\.LayerNorm\.(weight|gamma)",  # after the attention
             r"output\.LayerNorm\.(bias|beta)",
@@ -82,42 +83,42 @@ SCHEMES: dict[SchemeName, Scheme] = {
     ),
     "albert": Scheme(
         "ALBERT",
-        each(("query", "key", "value", "dense"), "weight", "oi"),
+        separate_places(("query", "key", "value", "dense"), "weight", "oi"),
         beside=(r"LayerNorm\.(weight|gamma)", r"LayerNorm\.(bias|beta)"),  # after the attention
         config=HUGGING_FACE,
     ),
     "distilbert": Scheme(
         "DistilBERT",
-        each(("q_lin", "k_lin", "v_lin", "out_lin"), "weight", "oi"),
+        separate_places(("q_lin", "k_lin", "v_lin", "out_lin"), "weight", "oi"),
         config=HUGGING_FACE,
     ),
     "vit": Scheme(
         "ViT, DeiT, DINOv2, BEiT in transformers",
-        each(("attention.query", "attention.key", "attention.value", "output.dense"), "weight", "oi"),
+        separate_places(("attention.query", "attention.key", "attention.value", "output.dense"), "weight", "oi"),
         biases=(("W_o",), ("W_q", "W_v", "W_o")),  # BEiT
         config=HUGGING_FACE,
     ),
     "timm": Scheme(
         "ViT in timm",
-        packed("qkv.weight", "qkv.bias", "proj", "oi") | norms("q_norm.weight", "k_norm.weight"),
+        joint_places("qkv.weight", "qkv.bias", "proj", "oi") | norm_places("q_norm.weight", "k_norm.weight"),
         biases=(("W_o",),),
     ),
     "vit_pytorch": Scheme(
         "vit-pytorch; diffusers after fuse_qkv_projections()",
-        packed("to_qkv.weight", "to_qkv.bias", "to_out.0", "oi"),
+        joint_places("to_qkv.weight", "to_qkv.bias", "to_out.0", "oi"),
         biases=(("W_o",),),
         beside=(r"norm\.weight", r"norm\.bias"),  # before the attention
         asks=("rotary",),
     ),
     "gpt2": Scheme(
         "GPT-2",
-        packed("c_attn.weight", "c_attn.bias", "c_proj", "io"),
+        joint_places("c_attn.weight", "c_attn.bias", "c_proj", "io"),
         buffers=("bias", "masked_bias"),  # the causal order, written down
         config=HUGGING_FACE,
     ),
     "gpt2-mlx": Scheme(
         "GPT-2 as mlx-lm stores it; nanoGPT, minGPT",
-        packed("c_attn.weight", "c_attn.bias", "c_proj", "oi"),
+        joint_places("c_attn.weight", "c_attn.bias", "c_proj", "oi"),
         instead="gpt2",
         format="mlx",
         buffers=("bias", "masked_bias"),
@@ -125,11 +126,14 @@ SCHEMES: dict[SchemeName, Scheme] = {
     ),
     "llama": Scheme(
         "LLaMA, Mistral, Qwen, Gemma and others",
-        each(("q_proj", "k_proj", "v_proj", "o_proj"), "weight", "oi")
-        | norms("q_norm.weight", "k_norm.weight")
-        | {"sinks": Place("sinks", "H")},
-        others=norms("query_layernorm.weight", "key_layernorm.weight"),  # Hunyuan
-        gate={"W_g.kernel": Place("gate_proj.weight", "oi"), "W_g.bias": Place("gate_proj.bias", "o")},  # AFMoE
+        separate_places(("q_proj", "k_proj", "v_proj", "o_proj"), "weight", "oi")
+        | norm_places("q_norm.weight", "k_norm.weight")
+        | {"sinks": ArrayPlace("sinks", "H")},
+        others=norm_places("query_layernorm.weight", "key_layernorm.weight"),  # Hunyuan
+        gate={
+            "W_g.kernel": ArrayPlace("gate_proj.weight", "oi"),
+            "W_g.bias": ArrayPlace("gate_proj.bias", "o"),
+        },  # AFMoE
         gate_beside_queries=True,  # Qwen3-Next
         tied={"W_v": "W_k"},  # Gemma 4
         # Qwen2; ViT and DINOv3, whose names these are while they are in memory
@@ -141,7 +145,7 @@ SCHEMES: dict[SchemeName, Scheme] = {
     ),
     "meta": Scheme(
         "LLaMA and Mistral as their authors store them",
-        each(("wq", "wk", "wv", "wo"), "weight", "oi"),
+        separate_places(("wq", "wk", "wv", "wo"), "weight", "oi"),
         buffers=(r"inner_attention\.rope\.freqs",),
         grouped=True,
         asks=("rotary",),
@@ -150,7 +154,7 @@ SCHEMES: dict[SchemeName, Scheme] = {
     ),
     "neox": Scheme(
         "GPT-NeoX, Pythia, Falcon, BLOOM",
-        packed("query_key_value.weight", "query_key_value.bias", "dense", "oi", by="group"),
+        joint_places("query_key_value.weight", "query_key_value.bias", "dense", "oi", by="group"),
         buffers=("bias", "masked_bias", r"rotary_emb\.inv_freq"),  # the causal order, written down
         grouped=True,
         asks=("rotary",),
@@ -161,8 +165,8 @@ SCHEMES: dict[SchemeName, Scheme] = {
     ),
     "megatron": Scheme(
         "Megatron Core, NeMo",
-        packed("linear_qkv.weight", "linear_qkv.bias", "linear_proj", "oi", by="group")
-        | norms("q_layernorm.weight", "k_layernorm.weight"),
+        joint_places("linear_qkv.weight", "linear_qkv.bias", "linear_proj", "oi", by="group")
+        | norm_places("q_layernorm.weight", "k_layernorm.weight"),
         beside=(r"linear_qkv\.layer_norm_weight", r"linear_qkv\.layer_norm_bias"),  # before the attention
         buffers=(r".*_extra_state",),  # of TransformerEngine
         grouped=True,
@@ -171,14 +175,15 @@ SCHEMES: dict[SchemeName, Scheme] = {
     ),
     "phi3": Scheme(
         "Phi-3, Phi-4",
-        packed("qkv_proj.weight", "qkv_proj.bias", "o_proj", "oi") | norms("q_norm.weight", "k_norm.weight"),
+        joint_places("qkv_proj.weight", "qkv_proj.bias", "o_proj", "oi")
+        | norm_places("q_norm.weight", "k_norm.weight"),
         grouped=True,
         asks=("rotary",),
         config=HUGGING_FACE,
     ),
     "phi": Scheme(
         "Phi-1, Phi-1.5, Phi-2",
-        each(("q_proj", "k_proj", "v_proj", "dense"), "weight", "oi"),
+        separate_places(("q_proj", "k_proj", "v_proj", "dense"), "weight", "oi"),
         buffers=(r"rotary_emb\.inv_freq",),
         grouped=True,
         asks=("rotary",),
@@ -186,13 +191,13 @@ SCHEMES: dict[SchemeName, Scheme] = {
     ),
     "modernbert": Scheme(
         "ModernBERT",
-        packed("Wqkv.weight", "Wqkv.bias", "Wo", "oi"),
+        joint_places("Wqkv.weight", "Wqkv.bias", "Wo", "oi"),
         asks=("rotary",),
         config=HUGGING_FACE,
     ),
     "flash_attn": Scheme(
         "flash_attn.modules.mha.MHA; MPT",
-        packed("Wqkv.weight", "Wqkv.bias", "out_proj", "oi"),
+        joint_places("Wqkv.weight", "Wqkv.bias", "out_proj", "oi"),
         grouped=True,
         biases=(("W_o",), ("W_q", "W_k", "W_v")),
         asks=("rotary",),
@@ -200,8 +205,8 @@ SCHEMES: dict[SchemeName, Scheme] = {
     ),
     "esmc": Scheme(
         "ESM C, ESM3",
-        packed("layernorm_qkv.1.weight", "layernorm_qkv.1.bias", "out_proj", "oi")
-        | norms("q_ln.weight", "k_ln.weight"),
+        joint_places("layernorm_qkv.1.weight", "layernorm_qkv.1.bias", "out_proj", "oi")
+        | norm_places("q_ln.weight", "k_ln.weight"),
         beside=(r"layernorm_qkv\.0\.weight", r"layernorm_qkv\.0\.bias"),  # before the attention
         implied={"qk_norm": Norm("layer", 1e-5, "all")},
         asks=("rotary",),
@@ -209,33 +214,33 @@ SCHEMES: dict[SchemeName, Scheme] = {
     ),
     "t5": Scheme(
         "T5, mT5, UMT5, Switch Transformers",
-        each(("q", "k", "v", "o"), "weight", "oi", bias=False),
+        separate_places(("q", "k", "v", "o"), "weight", "oi", bias=False),
         beside=(r"relative_attention_bias\.weight",),  # a table of biases, which are an argument of the call
         implied={"scale": 1.0},
         config=HUGGING_FACE,
     ),
     "mpnet": Scheme(
         "MPNet",
-        each(("q", "k", "v", "o"), "weight", "oi"),
+        separate_places(("q", "k", "v", "o"), "weight", "oi"),
         instead="t5",
         config=HUGGING_FACE,
     ),
     "blip": Scheme(
         "pictures of BLIP, BLIP-2 and InstructBLIP",
-        packed("qkv.weight", "qkv.bias", "projection", "oi"),
+        joint_places("qkv.weight", "qkv.bias", "projection", "oi"),
         biases=(("W_o",),),
         config=HUGGING_FACE,
     ),
     "internvl": Scheme(
         "pictures of InternVL and Janus",
-        each(("q_proj", "k_proj", "v_proj", "projection_layer"), "weight", "oi"),
+        separate_places(("q_proj", "k_proj", "v_proj", "projection_layer"), "weight", "oi"),
         biases=(("W_o",),),
         config=HUGGING_FACE,
     ),
     "opt": Scheme(
         "OPT, BART, CLIP, Whisper, Marian, GPT-J, GPT-Neo, LFM2",
-        each(("q_proj", "k_proj", "v_proj", "out_proj"), "weight", "oi")
-        | norms("q_layernorm.weight", "k_layernorm.weight"),  # LFM2
+        separate_places(("q_proj", "k_proj", "v_proj", "out_proj"), "weight", "oi")
+        | norm_places("q_layernorm.weight", "k_layernorm.weight"),  # LFM2
         grouped=True,
         biases=(("W_q", "W_v", "W_o"), ("W_o",)),  # Whisper; GPT-Neo
         buffers=("bias", "masked_bias"),  # the causal order, written down
@@ -243,12 +248,13 @@ SCHEMES: dict[SchemeName, Scheme] = {
     ),
     "whisper": Scheme(
         "Whisper as OpenAI and mlx-examples store it",
-        each(("query", "key", "value", "out"), "weight", "oi"),
+        separate_places(("query", "key", "value", "out"), "weight", "oi"),
         biases=(("W_q", "W_v", "W_o"),),
     ),
     "diffusers": Scheme(
         "diffusers.models.attention_processor.Attention, Stable Diffusion",
-        each(("to_q", "to_k", "to_v", "to_out.0"), "weight", "oi") | norms("norm_q.weight", "norm_k.weight"),
+        separate_places(("to_q", "to_k", "to_v", "to_out.0"), "weight", "oi")
+        | norm_places("norm_q.weight", "norm_k.weight"),
         grouped=True,
         biases=(("W_o",), ("W_q", "W_k", "W_v")),
         asks=("rotary",),

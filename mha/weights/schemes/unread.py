@@ -19,7 +19,7 @@ _RECORDS = "no layer of mha computes that; two models of it are compared by mha.
 
 
 @dataclasses.dataclass(frozen=True)
-class Kind:
+class ArrayKind:
     """A kind of arrays that are not read.
 
     Attributes:
@@ -53,21 +53,21 @@ class Kind:
         return self.do
 
 
-def _quantised(title: str, do: str, *shown: str, methods: tuple[str, ...] = ()) -> Kind:
-    return Kind("quantised", title, do, shown, methods)
+def _quantisation(title: str, do: str, *shown: str, methods: tuple[str, ...] = ()) -> ArrayKind:
+    return ArrayKind("quantised", title, do, shown, methods)
 
 
-def _adapter(title: str, do: str, *shown: str) -> Kind:
-    return Kind("adapter", title, do, shown)
+def _adapter(title: str, do: str, *shown: str) -> ArrayKind:
+    return ArrayKind("adapter", title, do, shown)
 
 
-def _attention(title: str, *shown: str, do: str = _RECORDS) -> Kind:
-    return Kind("attention", title, do, shown)
+def _attention(title: str, *shown: str, do: str = _RECORDS) -> ArrayKind:
+    return ArrayKind("attention", title, do, shown)
 
 
 _GPTQ = "gptqmodel.GPTQModel.load(FOLDER), each of whose modules has dequantize_weight(), a kernel (in, out)"
 _AWQ = "awq.utils.packing_utils.dequantize_gemm(qweight, qzeros, scales, bits, group_size) is each kernel, (in, out)"
-_MLX = _quantised(
+_MLX = _quantisation(
     "by MLX, but its metadata does not say the format mlx",
     "mlx_lm.convert --hf-path FOLDER --dequantize",
     "weight scales biases",
@@ -93,49 +93,49 @@ KINDS = (
         "pass the model: such an adapter has no weights of attention",
         "prompt_embeddings",
     ),
-    _quantised("by GPTQ", _GPTQ, "qweight g_idx", methods=("gptq", "auto-round", "intel/auto-round")),
-    _quantised("by AWQ", _AWQ, methods=("awq",)),
-    _quantised("by GPTQ or AWQ", f"by GPTQ: {_GPTQ}; by AWQ: {_AWQ}", "qweight qzeros", "qweight scales"),
-    _quantised(
+    _quantisation("by GPTQ", _GPTQ, "qweight g_idx", methods=("gptq", "auto-round", "intel/auto-round")),
+    _quantisation("by AWQ", _AWQ, methods=("awq",)),
+    _quantisation("by GPTQ or AWQ", f"by GPTQ: {_GPTQ}; by AWQ: {_AWQ}", "qweight qzeros", "qweight scales"),
+    _quantisation(
         "to FP8 by blocks, as DeepSeek's files",
         f"{_LOADED}, quantization_config=transformers.FineGrainedFP8Config(dequantize=True)){_SAVED}",
         "weight_scale_inv",
         methods=("fp8", "finegrained_fp8"),
     ),
-    _quantised(
+    _quantisation(
         "by bitsandbytes to 4 bits, NF4 or FP4",
         f"{_LOADED}).dequantize(){_SAVED}",
         "absmax", "quant_map", "bitsandbytes__nf4", "bitsandbytes__fp4",
         methods=("bitsandbytes_4bit",),
     ),
-    _quantised(
+    _quantisation(
         "by bitsandbytes to 8 bits", f"{_LOADED}).dequantize(){_SAVED}", "SCB", methods=("bitsandbytes_8bit",)
     ),
-    _quantised("by bitsandbytes", f"{_LOADED}).dequantize(){_SAVED}", methods=("bitsandbytes",)),
-    _quantised(
+    _quantisation("by bitsandbytes", f"{_LOADED}).dequantize(){_SAVED}", methods=("bitsandbytes",)),
+    _quantisation(
         "by compressed-tensors",
         f"{_LOADED}, quantization_config=transformers.CompressedTensorsConfig(run_compressed=False)){_SAVED}",
         "weight_packed", "weight_global_scale", "weight_zero_point", "compressed bitmask",
         methods=("compressed-tensors", "compressed_tensors"),
     ),
-    _quantised("by ModelOpt", "", "weight_scale_2", "weight_scale input_scale k_scale", methods=("modelopt",)),
-    _quantised("by fbgemm to FP8", _SCALED, "weight_scale input_scale_ub", methods=("fbgemm_fp8",)),
-    _quantised("by HQQ", "dequantize() of each hqq HQQLinear", "W_q meta", "W_q scale zero", methods=("hqq",)),
-    _quantised("by AQLM", "", "codes codebooks", methods=("aqlm",)),
-    _quantised("by VPTQ", "", "indices centroids", methods=("vptq",)),
-    _quantised("by SpQR", "", "dense_weights row_offsets", methods=("spqr",)),
-    _quantised("by EETQ to 8 bits", "", "weight_scales", methods=("eetq",)),
-    _quantised("by quanto", "module.weight.dequantize() of each module", "_data _scale", methods=("quanto",)),
-    _quantised(
+    _quantisation("by ModelOpt", "", "weight_scale_2", "weight_scale input_scale k_scale", methods=("modelopt",)),
+    _quantisation("by fbgemm to FP8", _SCALED, "weight_scale input_scale_ub", methods=("fbgemm_fp8",)),
+    _quantisation("by HQQ", "dequantize() of each hqq HQQLinear", "W_q meta", "W_q scale zero", methods=("hqq",)),
+    _quantisation("by AQLM", "", "codes codebooks", methods=("aqlm",)),
+    _quantisation("by VPTQ", "", "indices centroids", methods=("vptq",)),
+    _quantisation("by SpQR", "", "dense_weights row_offsets", methods=("spqr",)),
+    _quantisation("by EETQ to 8 bits", "", "weight_scales", methods=("eetq",)),
+    _quantisation("by quanto", "module.weight.dequantize() of each module", "_data _scale", methods=("quanto",)),
+    _quantisation(
         "by torchao", "weight.dequantize() of each module", "qdata", "_weight_qdata", "weight_qdata",
         methods=("torchao",),
     ),
-    _quantised("by ExLlamaV2", "", "q_weight q_scale", methods=("exl2",)),
-    _quantised("by ExLlamaV3", "", "trellis", methods=("exl3",)),
-    _quantised("to MXFP4", f"{_LOADED}, quantization_config=transformers.Mxfp4Config(dequantize=True)){_SAVED}",
+    _quantisation("by ExLlamaV2", "", "q_weight q_scale", methods=("exl2",)),
+    _quantisation("by ExLlamaV3", "", "trellis", methods=("exl3",)),
+    _quantisation("to MXFP4", f"{_LOADED}, quantization_config=transformers.Mxfp4Config(dequantize=True)){_SAVED}",
                methods=("mxfp4",)),
-    _quantised("by HIGGS", f"{_LOADED}).dequantize(){_SAVED}", methods=("higgs",)),
-    _quantised("to integers or FP8, with scales", _SCALED, "weight_scale", "kernel_scale", "weight_zp"),
+    _quantisation("by HIGGS", f"{_LOADED}).dequantize(){_SAVED}", methods=("higgs",)),
+    _quantisation("to integers or FP8, with scales", _SCALED, "weight_scale", "kernel_scale", "weight_zp"),
     _MLX,
     _attention("DeepSeek's attention with compressed keys and values, MLA", "kv_a_proj_with_mqa", "kv_a_proj",
                "kv_b_proj", "wkv_a", "wkv_b", "q_a_proj q_b_proj"),
@@ -173,7 +173,7 @@ class UnreadError(ValueError):
         subject: the beginning of the sentence, "" = the path of the file, which others put before it.
     """
 
-    def __init__(self, kind: Kind, why: str = "", method: str = "", subject: str = "what is there ") -> None:
+    def __init__(self, kind: ArrayKind, why: str = "", method: str = "", subject: str = "what is there ") -> None:
         shown = " and ".join(filter(None, (why, method and f"quant_method {method!r} in config.json")))
         super().__init__(f"{subject}{kind.what} ({shown}); {kind.advice}")
         self.kind, self.why = kind, why
@@ -183,7 +183,7 @@ class UnreadError(ValueError):
         if not method or self.kind.of != "quantised":
             return UnreadError(self.kind, self.why, subject=subject)
         same = any(one.startswith(method.lower()) for one in self.kind.methods)
-        return UnreadError(self.kind if same else of_method(method), self.why, method, subject)
+        return UnreadError(self.kind if same else kind_by_method(method), self.why, method, subject)
 
 
 def refuse(names: Iterable[str]) -> None:
@@ -207,18 +207,18 @@ def unreadable(names: Iterable[str], packed: bool = False) -> UnreadError | None
     return None
 
 
-def of_method(method: str) -> Kind:
+def kind_by_method(method: str) -> ArrayKind:
     """Return the kind with this name in a configuration; a new one with the name alone if it is not known."""
     known = next((kind for kind in KINDS if method.lower() in kind.methods), None)
-    return known or _quantised(f"by {method!r}", "")
+    return known or _quantisation(f"by {method!r}", "")
 
 
-def of_dtype(dtype: str) -> Kind | None:
+def kind_by_dtype(dtype: str) -> ArrayKind | None:
     """Return the kind of quantised kernels of this dtype, of 8 bits or fewer or MLX' words; else None."""
     if dtype == "uint32":
         return _MLX
     packed = dtype in ("int8", "uint8") or dtype.strip("'").startswith(("F8_", "F6_", "F4"))
-    return _quantised(f"to {dtype}, and nothing says by what", "") if packed else None
+    return _quantisation(f"to {dtype}, and nothing says by what", "") if packed else None
 
 
 def method_of(model: Mapping[str, Any] | None) -> str:

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from mha.models.records.storing import InFile, InMemory
-from mha.models.records.writing import Recorder, finished
+from mha.models.records.storing import FileStore, MemoryStore
+from mha.models.records.writing import Recorder, finish_record
 from recorded import EPS, LAYERS, WRONG_EPS, D, H, d, tokens, weights
 
 
@@ -97,14 +97,14 @@ class Decoder:
 
     def record(self, ids, portions, path=None):
         """A record of a call for each portion of the tokens, with a cache."""
-        store = InMemory() if path is None else InFile(path)
+        store = MemoryStore() if path is None else FileStore(path)
         self.sink, self.cache = Recorder(self, "numpy", self.taps, store), {}
         kept = [np.zeros((len(ids), 1, 0, D))]  # a cache that says how many tokens it has
         for portion in np.split(ids, np.cumsum(portions)[:-1], 1):
             self.given = {"input_ids": portion} | ({"past": [(X, X) for X in kept]} if kept[0].shape[2] else {})
             self.call("", self.logits, portion)
             kept = [np.zeros((len(ids), 1, self.cache[0]["k"].shape[1], 1))]
-        finished(self.sink.record, store)
+        finish_record(self.sink.record, store)
         return self.sink.record
 
 

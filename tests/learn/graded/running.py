@@ -1,7 +1,7 @@
 """Grade a text as a submission, and say what did not pass."""
 
 from mha.learn.grade.grade import Grader
-from mha.learn.grade.levels import chosen
+from mha.learn.grade.levels import parse_levels
 
 from .mistaken import RIGHT
 
@@ -20,7 +20,7 @@ def graded(folder, text, levels="1-9", **options):
     """The result of a submission with this text."""
     path = folder / "student.py"
     path.write_text(text, encoding="utf-8")
-    return Grader(chosen(levels), **options).grade(path)
+    return Grader(parse_levels(levels), **options).grade(path)
 
 
 def failed(result, wanted=None):

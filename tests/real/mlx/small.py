@@ -86,7 +86,7 @@ def saved(model, config, folder, quantised=None):
 
 def places(folder):
     """The layers of attention in a saved model: scheme and prefix."""
-    with readers.opened(folder) as source:
+    with readers.open_weights(folder) as source:
         return schemes.recognise(source.entries, source.format_of)
 
 

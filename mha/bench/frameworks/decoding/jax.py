@@ -23,7 +23,7 @@ def implementations(attention: mha.MultiHeadAttention, shape: Shape) -> dict[str
             return module.apply(variables, x, x, x, causal=True, cache=cache)
 
         compiled = jax.jit(call, donate_argnums=2)
-        return _ended(decoding.decoder(attention, shape, lambda cache: compiled(variables, x, cache)))
+        return _waiting_step(decoding.decoder(attention, shape, lambda cache: compiled(variables, x, cache)))
 
     def native() -> Step:
         theirs, variables = attention.to_native("flax.linen.MultiHeadDotProductAttention").unbind()
@@ -43,7 +43,7 @@ def implementations(attention: mha.MultiHeadAttention, shape: Shape) -> dict[str
             cache = dict(changed["cache"])
             return Results(output)
 
-        return _ended(step)
+        return _waiting_step(step)
 
     def newer() -> Step:
         theirs: Any = attention.to_native("flax.nnx.MultiHeadAttention")
@@ -66,13 +66,13 @@ def implementations(attention: mha.MultiHeadAttention, shape: Shape) -> dict[str
             output, cache = compiled(state, cache, x)
             return Results(output)
 
-        return _ended(step)
+        return _waiting_step(step)
 
     made = {"attention.layer": Implementation("layer", ours)}
     if shape.G is None:
         made["linen.MultiHeadDotProductAttention"] = Implementation("native", native)
     made["nnx.MultiHeadAttention"] = Implementation("second native", newer)
-    return made | decoding.user_calls(attention, shape, jnp.asarray, _ended)
+    return made | decoding.user_calls(attention, shape, jnp.asarray, _waiting_step)
 
 
 def _theirs(shape: Shape) -> list[Any]:
@@ -80,7 +80,7 @@ def _theirs(shape: Shape) -> list[Any]:
     return [jnp.asarray(X.swapaxes(1, 2).copy()) for X in decoding.heads(shape)]
 
 
-def _ended(step: Step) -> Step:
+def _waiting_step(step: Step) -> Step:
     """A step that waits for its result, after a first call that compiles it."""
     step()
     return lambda: jax.block_until_ready(step())

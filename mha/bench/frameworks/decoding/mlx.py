@@ -18,7 +18,7 @@ def implementations(attention: mha.MultiHeadAttention, shape: Shape) -> dict[str
     x = tensor(shape.inputs())
 
     def ours() -> Step:
-        return _ended(decoding.decoder(attention, shape, lambda cache: layer(x, x, x, causal=True, cache=cache)))
+        return _waiting_step(decoding.decoder(attention, shape, lambda cache: layer(x, x, x, causal=True, cache=cache)))
 
     def by_hand() -> Step:
         keys, values = map(tensor, decoding.heads(shape))  # (B, G, S, d)
@@ -34,15 +34,15 @@ def implementations(attention: mha.MultiHeadAttention, shape: Shape) -> dict[str
             pooled = mx.fast.scaled_dot_product_attention(q, *seen, scale=scale)  # (B, H, 1, d)
             return Results(layer.W_o(pooled.transpose(0, 2, 1, 3).reshape(shape.B, 1, shape.D)))  # (B, 1, D)
 
-        return _ended(step)
+        return _waiting_step(step)
 
     return {
         "attention.layer": Implementation("layer", ours),
         "static cache by hand": Implementation("kernel", by_hand),
-    } | decoding.user_calls(attention, shape, tensor, _ended)
+    } | decoding.user_calls(attention, shape, tensor, _waiting_step)
 
 
-def _ended(step: Step) -> Step:
+def _waiting_step(step: Step) -> Step:
     """A step that evaluates its result, which MLX computes on demand."""
 
     def run() -> Results:

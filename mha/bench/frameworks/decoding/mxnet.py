@@ -21,7 +21,7 @@ def implementations(attention: mha.MultiHeadAttention, shape: Shape) -> dict[str
         def call(cache: mha.Cache) -> Any:
             return layer(x, x, x, *Call(causal=True, cache=cache)[GIVEN])
 
-        return _ended(decoding.decoder(attention, shape, call))
+        return _waiting_step(decoding.decoder(attention, shape, call))
 
     def products() -> Step:
         heads = (X.reshape(-1, *X.shape[2:])[:, : shape.T] for X in decoding.heads(shape))  # (B*G, T, d)
@@ -44,10 +44,10 @@ def implementations(attention: mha.MultiHeadAttention, shape: Shape) -> dict[str
     return {
         "attention.layer": Implementation("layer", ours),
         "the products alone": Implementation("kernel", products),
-    } | decoding.user_calls(attention, shape, tensor, _ended)
+    } | decoding.user_calls(attention, shape, tensor, _waiting_step)
 
 
-def _ended(step: Step) -> Step:
+def _waiting_step(step: Step) -> Step:
     """A step that waits for its result, which MXNet computes later."""
 
     def run() -> Results:

@@ -25,7 +25,7 @@ def implementations(attention: mha.MultiHeadAttention, shape: Shape) -> dict[str
 
     def ours() -> Step:
         call = tf.function(lambda x, cache: layer(x, x, x, causal=True, cache=cache))
-        return _ended(decoding.decoder(attention, shape, lambda cache: call(x, cache)))
+        return _warm_up(decoding.decoder(attention, shape, lambda cache: call(x, cache)))
 
     def by_hand(compile: Callable) -> Step:
         cache, place = tensor(np.stack([X.swapaxes(1, 2) for X in decoding.heads(shape)], 1)), decoding.places()
@@ -51,7 +51,7 @@ def implementations(attention: mha.MultiHeadAttention, shape: Shape) -> dict[str
             output, cache = compiled(x, cache, tf.constant(shape.T + next(place)))
             return Results(output)
 
-        return _ended(step)
+        return _warm_up(step)
 
     def theirs() -> Step:
         module, place = _of_keras_hub(attention, shape), decoding.places()
@@ -68,7 +68,7 @@ def implementations(attention: mha.MultiHeadAttention, shape: Shape) -> dict[str
             output, cache = call(x, cache, tf.constant(shape.T + next(place)))
             return Results(output)
 
-        return _ended(step)
+        return _warm_up(step)
 
     found = {
         "attention.layer": Implementation("layer", ours),
@@ -77,7 +77,7 @@ def implementations(attention: mha.MultiHeadAttention, shape: Shape) -> dict[str
     }
     if shape.G is None and importlib.util.find_spec("keras_hub") is not None:
         found["KerasHub"] = Implementation("library", theirs)
-    return found | decoding.user_calls(attention, shape, tensor, _ended)
+    return found | decoding.user_calls(attention, shape, tensor, _warm_up)
 
 
 def _of_keras_hub(attention: mha.MultiHeadAttention, shape: Shape) -> Any:
@@ -91,7 +91,7 @@ def _of_keras_hub(attention: mha.MultiHeadAttention, shape: Shape) -> Any:
     return module
 
 
-def _ended(step: Step) -> Step:
+def _warm_up(step: Step) -> Step:
     """Run a step once, which traces it, and return it."""
     step()
     return step

@@ -23,7 +23,7 @@ def implementations(attention: mha.MultiHeadAttention, shape: Shape) -> dict[str
     x = tensor(shape.inputs())
 
     def ours(layer: Any) -> Step:
-        return _unrecorded(decoding.decoder(attention, shape, lambda cache: layer(x, x, x, causal=True, cache=cache)))
+        return _no_gradients(decoding.decoder(attention, shape, lambda cache: layer(x, x, x, causal=True, cache=cache)))
 
     def by_hand(compiled: bool) -> Step:
         keys, values = map(tensor, decoding.heads(shape))  # (B, G, S, d)
@@ -55,7 +55,7 @@ def implementations(attention: mha.MultiHeadAttention, shape: Shape) -> dict[str
             t = shape.T + next(place)
             return Results(once(torch.tensor([t])) if compiled else eager(t))
 
-        return _unrecorded(step)
+        return _no_gradients(step)
 
     def theirs(compiled: bool) -> Step:
         module, cache = _of_transformers(layer, shape)
@@ -69,7 +69,7 @@ def implementations(attention: mha.MultiHeadAttention, shape: Shape) -> dict[str
             seen = (slots <= t)[None, None, None]  # (1, 1, 1, S)
             return Results(module(x, position_embeddings=unturned, attention_mask=seen, past_key_values=cache)[0])
 
-        return _unrecorded(step)
+        return _no_gradients(step)
 
     made: dict[str, Callable[[], Step]] = {
         "attention.layer": lambda: ours(layer),
@@ -82,7 +82,7 @@ def implementations(attention: mha.MultiHeadAttention, shape: Shape) -> dict[str
     if importlib.util.find_spec("transformers") is not None:
         found["transformers, StaticCache"] = Implementation("native", lambda: theirs(False))
         found["transformers, StaticCache, compiled"] = Implementation("compiled native", lambda: theirs(True))
-    return found | decoding.user_calls(attention, shape, tensor, _unrecorded)
+    return found | decoding.user_calls(attention, shape, tensor, _no_gradients)
 
 
 def _of_transformers(layer: Any, shape: Shape) -> tuple[Any, Any]:
@@ -101,7 +101,7 @@ def _of_transformers(layer: Any, shape: Shape) -> tuple[Any, Any]:
     return module.eval(), cache
 
 
-def _unrecorded(step: Step) -> Step:
+def _no_gradients(step: Step) -> Step:
     step = torch.no_grad()(step)
     step()  # which may compile
     return step

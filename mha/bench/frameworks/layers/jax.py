@@ -67,12 +67,12 @@ def implementations(attention: mha.MultiHeadAttention, shape: Shape, kind: str) 
     made["nnx.MultiHeadAttention"] = Implementation("second native", newer)
     fused_step = functools.partial(step, variables, fused, shape, lengths if packed is None else seen)
     made["jax.nn.dot_product_attention"] = Implementation("kernel", fused_step)
-    return made | steps.user_calls(attention, shape, kind, jnp.asarray, _called, _called)
+    return made | steps.user_calls(attention, shape, kind, jnp.asarray, _warm_up, _warm_up)
 
 
 def product(A: Any) -> Step:
     """A step that multiplies a square matrix by itself."""
-    return _compiled(lambda A: A @ A, A)
+    return _compile(lambda A: A @ A, A)
 
 
 def _inference(variables: Any, call: Callable, shape: Shape, lengths: Any) -> Step:
@@ -81,7 +81,7 @@ def _inference(variables: Any, call: Callable, shape: Shape, lengths: Any) -> St
     def step(variables: Any, X: Any, lengths: Any) -> Results:
         return Results(call(variables, X, lengths))
 
-    return _compiled(step, variables, shape.inputs(), lengths)
+    return _compile(step, variables, shape.inputs(), lengths)
 
 
 def _training(variables: Any, call: Callable, shape: Shape, lengths: Any) -> Step:
@@ -90,16 +90,16 @@ def _training(variables: Any, call: Callable, shape: Shape, lengths: Any) -> Ste
         by_variables, by_input = pull_back(cotangent)
         return Results(output, (by_input,), tuple(jax.tree.leaves(by_variables)))
 
-    return _compiled(step, variables, shape.inputs(), lengths, shape.cotangent())
+    return _compile(step, variables, shape.inputs(), lengths, shape.cotangent())
 
 
-def _called(step: Step) -> Step:
+def _warm_up(step: Step) -> Step:
     """Run a step once, which compiles it, and return it."""
     step()
     return lambda: jax.block_until_ready(step())
 
 
-def _compiled(function: Callable, *arrays: Any) -> Step:
+def _compile(function: Callable, *arrays: Any) -> Step:
     """A step of a function on trees of arrays, compiled before its first call."""
     arrays = jax.tree.map(jnp.asarray, arrays)
     compiled = jax.jit(function).lower(*arrays).compile()

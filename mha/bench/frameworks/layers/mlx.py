@@ -51,19 +51,19 @@ def implementations(attention: mha.MultiHeadAttention, shape: Shape, kind: str) 
         made["nn.MultiHeadAttention"] = Implementation("native", native)
     fused_step = functools.partial(step, layer, fused, shape, seen)
     made["fast.scaled_dot_product_attention"] = Implementation("kernel", fused_step)
-    return made | steps.user_calls(attention, shape, kind, tensor, lambda step: lambda: _ended(step()))
+    return made | steps.user_calls(attention, shape, kind, tensor, lambda step: lambda: _wait(step()))
 
 
 def product(A: Any) -> Step:
     """A step that multiplies a square matrix by itself."""
     A = tensor(A)
-    return lambda: _ended(Results(A @ A))
+    return lambda: _wait(Results(A @ A))
 
 
 def _inference(layer: Any, call: Callable, shape: Shape, lengths: Any) -> Step:
     X, lengths = _arrays(shape.inputs(), lengths)
     layer.eval()
-    return lambda: _ended(Results(call(X, lengths)))
+    return lambda: _wait(Results(call(X, lengths)))
 
 
 def _training(layer: Any, call: Callable, shape: Shape, lengths: Any) -> Step:
@@ -82,7 +82,7 @@ def _training(layer: Any, call: Callable, shape: Shape, lengths: Any) -> Step:
         (_, output), (by_weights, by_input) = both(weights, X)
         layer.update(weights)
         found: Any = tree_flatten(by_weights, destination={})
-        return _ended(Results(output, (by_input,), tuple(found.values())))
+        return _wait(Results(output, (by_input,), tuple(found.values())))
 
     return step
 
@@ -91,7 +91,7 @@ def _arrays(*arrays: Any) -> list[Any]:
     return [None if array is None else tensor(array) for array in arrays]
 
 
-def _ended(results: Results) -> Results:
+def _wait(results: Results) -> Results:
     """Wait for results: MLX computes them on demand."""
     mx.eval([X for X in (results.output, *results.by_input, *results.by_weights) if X is not None])
     return results

@@ -33,18 +33,18 @@ def implementations(attention: mha.MultiHeadAttention, shape: Shape, kind: str) 
         "attention.layer": Implementation("layer", functools.partial(step, layer, ours, shape)),
         "readable": Implementation("readable", functools.partial(step, layer, readable, shape)),
     }
-    return made | steps.user_calls(attention, shape, kind, tensor, lambda step: lambda: _ended(step()))
+    return made | steps.user_calls(attention, shape, kind, tensor, lambda step: lambda: _wait(step()))
 
 
 def product(A: Any) -> Step:
     """A step that multiplies a square matrix by itself."""
     A = tensor(A)
-    return lambda: _ended(Results(np.dot(A, A)))
+    return lambda: _wait(Results(np.dot(A, A)))
 
 
 def _inference(layer: Any, call: Callable, shape: Shape) -> Step:
     X, lengths = _arrays(shape.inputs(), shape.lengths())
-    return lambda: _ended(Results(call(X, lengths)))
+    return lambda: _wait(Results(call(X, lengths)))
 
 
 def _training(layer: Any, call: Callable, shape: Shape) -> Step:
@@ -57,7 +57,7 @@ def _training(layer: Any, call: Callable, shape: Shape) -> Step:
             output = call(X, lengths)
         gradients = autograd.grad([output], variables, [cotangent])  # arrays of MXNet's older kind
         by_input, *by_weights = (X.as_np_ndarray() for X in gradients)
-        return _ended(Results(output, (by_input,), tuple(by_weights)))
+        return _wait(Results(output, (by_input,), tuple(by_weights)))
 
     return step
 
@@ -66,7 +66,7 @@ def _arrays(*arrays: Any) -> list[Any]:
     return [None if array is None else tensor(array) for array in arrays]
 
 
-def _ended(results: Results) -> Results:
+def _wait(results: Results) -> Results:
     """Wait for results, which MXNet computes in its own threads."""
     for X in (results.output, *results.by_input, *results.by_weights):
         if X is not None:

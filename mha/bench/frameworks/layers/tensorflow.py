@@ -40,18 +40,18 @@ def implementations(attention: mha.MultiHeadAttention, shape: Shape, kind: str) 
 
     our_step = functools.partial(step, layer, ours, shape, lengths)
     made = {
-        "attention.layer": Implementation("layer", functools.partial(our_step, _compiled)),
+        "attention.layer": Implementation("layer", functools.partial(our_step, _compile)),
         "attention.layer, eager": Implementation("eager layer", functools.partial(our_step, _eager)),
-        "readable": Implementation("readable", functools.partial(step, layer, readable, shape, lengths, _compiled)),
-        name: Implementation("native", functools.partial(native, _compiled)),
+        "readable": Implementation("readable", functools.partial(step, layer, readable, shape, lengths, _compile)),
+        name: Implementation("native", functools.partial(native, _compile)),
         f"{name}, eager": Implementation("eager native", functools.partial(native, _eager)),
     }
-    return made | steps.user_calls(attention, shape, kind, tensor, _called, _called)
+    return made | steps.user_calls(attention, shape, kind, tensor, _warm_up, _warm_up)
 
 
 def product(A: Any) -> Step:
     """A step that multiplies a square matrix by itself."""
-    return _compiled(lambda A: A @ A, A)
+    return _compile(lambda A: A @ A, A)
 
 
 def _inference(layer: Any, call: Callable, shape: Shape, lengths: Any, run: Callable) -> Step:
@@ -71,7 +71,7 @@ def _training(layer: Any, call: Callable, shape: Shape, lengths: Any, run: Calla
     return run(step, shape.inputs(), shape.cotangent(), lengths)
 
 
-def _called(step: Step) -> Step:
+def _warm_up(step: Step) -> Step:
     """Run a step once, which may trace it, and return it."""
     step()
     return step
@@ -83,7 +83,7 @@ def _eager(function: Callable, *arrays: Any) -> Step:
     return lambda: function(*tensors)
 
 
-def _compiled(function: Callable, *arrays: Any) -> Step:
+def _compile(function: Callable, *arrays: Any) -> Step:
     """A step of a function on arrays, without those that are None, traced before its first call."""
     tensors = [tensor(array) for array in arrays if array is not None]
     compiled = tf.function(function)

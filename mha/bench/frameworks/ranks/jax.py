@@ -35,7 +35,7 @@ class Group:
     def unsplit(self, shape, kind):
         """The whole layer, on one device."""
         module, variables = shape.layer("jax").layer.unbind()
-        return _compiled(kind, module.apply, variables, shape, shape.inputs(), shape.cotangent())
+        return _compile(kind, module.apply, variables, shape, shape.inputs(), shape.cotangent())
 
     def split(self, shape, kind, options):
         """A layer split over all devices by these options of `attend`; its arrays lie on their devices already."""
@@ -48,12 +48,12 @@ class Group:
             where = jax.tree.map(place, of_weights, is_leaf=lambda X: isinstance(X, PartitionSpec))
             variables = jax.device_put(variables, where)
             X, cotangent = jax.device_put((shape.inputs(), shape.cotangent()), place(PartitionSpec(None, rows)))
-            return _compiled(kind, attend, variables, shape, X, cotangent)
+            return _compile(kind, attend, variables, shape, X, cotangent)
         except ValueError as error:  # of a number of heads
             raise UnavailableError(error) from None
 
 
-def _compiled(kind, attend, variables, shape, X, cotangent):
+def _compile(kind, attend, variables, shape, X, cotangent):
     """A compiled way to call a layer; its memory is the program's, without arguments and results."""
     lengths, hiding = shape.lengths(), shape.call()
 

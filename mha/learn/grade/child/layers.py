@@ -32,7 +32,7 @@ def makers(framework: Framework) -> dict[str, Callable[[], Any]]:
     return {"rngs": rngs, "seed": lambda: 0, **drawn}
 
 
-def kind_of(cls: Any) -> str:
+def layer_kind(cls: Any) -> str:
     """The kind of a class of layers: "linen", "nnx" or "keras", "" = any other class; "function" = no class."""
     if not isinstance(cls, type):
         return "function"
@@ -44,20 +44,20 @@ def kind_of(cls: Any) -> str:
     return "keras" if is_keras(cls) else ""
 
 
-def walked(thing: Any, path: str) -> tuple[Any, str, Any]:
+def follow_path(thing: Any, path: str) -> tuple[Any, str, Any]:
     """Follow a path as `blocks.0.W_q`: return the owner of its last part, this part, and the value there."""
     owner, part = thing, ""
     for step in path.split("."):
-        owner, part = (thing, step) if part == "" else (taken(owner, part), step)
+        owner, part = (thing, step) if part == "" else (get_part(owner, part), step)
     try:
-        return owner, part, taken(owner, part)
+        return owner, part, get_part(owner, part)
     except (AttributeError, KeyError, IndexError, TypeError, ValueError):
         raise FailureError(
             "wrong", f"MultiHeadAttention has no {path}: call it so, or say NAMES = {{{path!r}: '...'}}"
         ) from None
 
 
-def taken(owner: Any, part: str) -> Any:
+def get_part(owner: Any, part: str) -> Any:
     """Get an attribute, an item by name, or an item by number."""
     if isinstance(owner, Mapping):
         return owner[part]
@@ -118,7 +118,7 @@ class Layer:
         self, cls: Any, names: dict[str, str], framework: str, options: dict[str, Any], weights: dict[str, np.ndarray]
     ) -> None:
         self.cls, self.names, self.framework, self.options = cls, names, FRAMEWORKS[framework], options
-        self.weights, self.kind, self.biased = weights, kind_of(cls), [name for name in weights if "bias" in name]
+        self.weights, self.kind, self.biased = weights, layer_kind(cls), [name for name in weights if "bias" in name]
         self.made: Any = None
         if self.kind == "function":
             return
@@ -161,7 +161,7 @@ class Layer:
             kernel, bias = self.weights[f"{name}.kernel"], self.weights.get(f"{name}.bias", None)
             if self.is_unused(owner, self.names.get(name, name)):
                 continue
-            place = walked(owner, self.names.get(name, name))
+            place = follow_path(owner, self.names.get(name, name))
             several = _several(place[2])
             pieces = len(several) if several else 1
             for at, one in enumerate(several or [place[2]]):
@@ -181,7 +181,7 @@ class Layer:
         if self.kind == "linen":
             first = path.partition(".")[0]
             return first not in owner and hasattr(self.made.bind(self.params), first)
-        dense = walked(owner, path)[2]
+        dense = follow_path(owner, path)[2]
         if self.framework.name == "torch" and isinstance(dense, self.framework.xp.nn.Module):
             lazy = self.framework.xp.nn.parameter.UninitializedParameter
             return any(isinstance(X, lazy) for X in dense.parameters())
@@ -195,7 +195,7 @@ class Layer:
             return slots[0], None if bias is None else Slot(bias, False, _setter(one, "bias", "b", X=bias))
         beside = self.names.get(f"b_{name[2]}", f"b_{name[2]}")
         try:
-            bias_owner, bias_part, bias = walked(owner, beside)
+            bias_owner, bias_part, bias = follow_path(owner, beside)
         except FailureError:
             bias = None
         bias_slot = None
@@ -287,7 +287,7 @@ class Layer:
         tree = nnx.to_pure_dict(by_params)
         result: dict[str, np.ndarray | None] = {name: self.framework.numpy(X) for name, X in by_inputs.items()}
         for name in PROJECTIONS:
-            found = walked(tree, self.names.get(name, name))[2]
+            found = follow_path(tree, self.names.get(name, name))[2]
             kernel, bias, _ = (found, None, False) if _is_array(found) else parts(found, self.framework)
             result[f"{name}.kernel"] = self.framework.numpy(kernel)
             if bias is not None:

@@ -53,12 +53,12 @@ def serve(arguments: str) -> None:
         names.update(own)
         reference = Reference(FRAMEWORKS[framework], **request["like"])
         replaced = stand_in(names, reference, request["failed"], aliases)
-        say(number=request["number"], **answered(Tasks(names, aliases, framework), request, given["path"]))
+        say(number=request["number"], **answer(Tasks(names, aliases, framework), request, given["path"]))
         for owner, name, method in replaced:
             setattr(owner, name, method)
 
 
-def answered(tasks: Tasks, request: dict[str, Any], path: str) -> dict[str, Any]:
+def answer(tasks: Tasks, request: dict[str, Any], path: str) -> dict[str, Any]:
     """Run one task; put its arrays into a file, and return the rest."""
     try:
         with load(request["inputs"], allow_pickle=False) as file:
@@ -75,7 +75,7 @@ def answered(tasks: Tasks, request: dict[str, Any], path: str) -> dict[str, Any]
     except MemoryError:
         return {"failure": "memory", "text": ""}
     except Exception as error:
-        return {"failure": "raised", "text": submission.said(error, path)}
+        return {"failure": "raised", "text": submission.describe_error(error, path)}
 
 
 def _let_mxnet_be_imported(path: str) -> None:

@@ -38,11 +38,11 @@ def load(path: str) -> tuple[types.ModuleType, str]:
         try:
             exec(compile(ast.Module([statement], []), path, "exec", dont_inherit=True), vars(module))
         except Exception as error:
-            problem = problem or said(error, path)
+            problem = problem or describe_error(error, path)
     return module, problem
 
 
-def said(error: BaseException, path: str) -> str:
+def describe_error(error: BaseException, path: str) -> str:
     """Describe an error in one line, with the last line of the submission that it came through."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
     text = (str(error).strip().splitlines() or [""])[0][:300]

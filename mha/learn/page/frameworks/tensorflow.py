@@ -24,7 +24,7 @@ def kernel():
 
 def names():
     """The parameters of a fresh layer and their shapes, of 8 hidden units and 2 heads."""
-    return measures.shapes({X.path.partition("/")[2]: tuple(X.shape) for X in _called(_layer()).weights})
+    return measures.shapes({X.path.partition("/")[2]: tuple(X.shape) for X in _call(_layer()).weights})
 
 
 def initial():
@@ -40,7 +40,7 @@ def lazy():
     """Whether a fresh layer has its weights before it is called."""
     made = _layer()
     return [
-        ("eager" if made.weights else "lazy", f"len(layer.weights): {len(made.weights)} → {len(_called(made).weights)}")
+        ("eager" if made.weights else "lazy", f"len(layer.weights): {len(made.weights)} → {len(_call(made).weights)}")
     ]
 
 
@@ -74,7 +74,7 @@ def no_keys():
 
 def dtype():
     """The dtype of a fresh layer, and of an array that is made of Python's floats."""
-    return [("of_layer", _called(_layer()).weights[0].dtype), ("of_array", tf.constant([1.0]).dtype.name)]
+    return [("of_layer", _call(_layer()).weights[0].dtype), ("of_array", tf.constant([1.0]).dtype.name)]
 
 
 def random():
@@ -92,7 +92,7 @@ def heads():
 
 def compiled():
     """How many programs a compiled layer takes for sequences of 3 lengths."""
-    traced, made = [], _called(_layer())
+    traced, made = [], _call(_layer())
 
     def call(X):
         traced.append(X.shape)
@@ -108,7 +108,7 @@ def _layer(**options):
     return keras.layers.MultiHeadAttention(2, 4, **options)
 
 
-def _called(layer):
+def _call(layer):
     X = tf.ones((1, 3, 8))
     layer(X, X)
     return layer

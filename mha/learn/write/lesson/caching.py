@@ -66,7 +66,7 @@ METHOD = f'''def {EMPTY}(self, batch_size, size):
 '''
 
 
-def tupled(program: Program, backend: BackendName) -> None:
+def use_tuple(program: Program, backend: BackendName) -> None:
     """Make the lesson's cache a tuple of arrays, which is never frozen and not used up by a call."""
     program.definitions["LOST"] = nodes.statement(LOST)
     source: Any = nodes.statement(inspect.getsource(cache.left_of).replace("limits", "call"))
@@ -74,16 +74,16 @@ def tupled(program: Program, backend: BackendName) -> None:
     program.definitions["left_of"] = source.with_changes(params=source.params.with_changes(params=bare), returns=None)
     program.definitions = {"Cache": nodes.statement(CLASS.replace("ARRAY", ARRAY[backend])), **program.definitions}
     program.imports["NamedTuple"] = "from typing import NamedTuple"
-    program.map_definitions(lambda tree: nodes.replaced(tree, {"cache.frozen": nodes.FALSE}))
-    program.map_definitions(lambda tree: nodes.lines_mapped(tree, _each_pair))
-    program.map_definitions(lambda tree: nodes.calls_mapped(tree, _change))
+    program.map_definitions(lambda tree: nodes.replace(tree, {"cache.frozen": nodes.FALSE}))
+    program.map_definitions(lambda tree: nodes.map_lines(tree, _each_pair))
+    program.map_definitions(lambda tree: nodes.map_calls(tree, _change))
 
 
 def _each_pair(lines: list[Any]) -> list[Any]:
     """Write a dict of changed arrays of pairs as one statement for each array."""
     found: list[Any] = []
     for line in lines:
-        made: Any = nodes.assigned(line)
+        made: Any = nodes.as_assignment(line)
         if made is None or not isinstance(made[1], cst.DictComp) or code(made[0]) != "pairs":
             found.append(line)
             continue
@@ -91,7 +91,7 @@ def _each_pair(lines: list[Any]) -> list[Any]:
         condition = code(made[1].for_in.ifs[0].test)
         for name in OF_PAIRS:
             own = {"X": nodes.expression(f"call.{name}")}
-            test, new = (code(nodes.replaced(nodes.expression(text), own)) for text in (condition, value))
+            test, new = (code(nodes.replace(nodes.expression(text), own)) for text in (condition, value))
             then = f"call = call._replace({name}={new})  # (B, 1 or H, Q, T)"
             found.append(nodes.statement(f"if call.{name} is not None and {test}:\n    {then}\n"))
     return found
@@ -122,7 +122,7 @@ def without_what_is_not_asked(program: Program, asked: Collection[str]) -> None:
         left = [each for each in call.args if each.keyword is None or each.keyword.value not in gone]
         return call.with_changes(args=[each.with_changes(comma=cst.MaybeSentinel.DEFAULT) for each in left])
 
-    program.map_definitions(lambda tree: nodes.calls_mapped(tree, less))
+    program.map_definitions(lambda tree: nodes.map_calls(tree, less))
 
 
 def with_empty(program: Program, backend: BackendName, config: Config) -> None:
@@ -136,7 +136,7 @@ def with_empty(program: Program, backend: BackendName, config: Config) -> None:
         )
 
     same = {name: nodes.expression(text) for name, text in facts.names(config).items()}
-    made = nodes.replaced(tidying.tidied(nodes.calls_mapped(made, fill), {}), same)
+    made = nodes.replace(tidying.tidy(nodes.map_calls(made, fill), {}), same)
     if program.setup != "__init__" and facts.by_width(config):  # outside of a call, a module has its fields alone
-        made = nodes.replaced(made, {"config.key_dim": nodes.expression("config.num_hiddens // config.num_heads")})
+        made = nodes.replace(made, {"config.key_dim": nodes.expression("config.num_hiddens // config.num_heads")})
     program.add(LAYER, made)

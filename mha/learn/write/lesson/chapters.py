@@ -37,7 +37,7 @@ def _read(backend: BackendName, kind: str | None) -> Program:
         for line in cst.parse_module(path.read_text()).body:
             if isinstance(line, cst.FunctionDef | cst.ClassDef):
                 definitions.setdefault(line.name.value, line)
-            elif (made := nodes.assigned(line)) is not None and isinstance(made[0], cst.Name):
+            elif (made := nodes.as_assignment(line)) is not None and isinstance(made[0], cst.Name):
                 definitions.setdefault(made[0].value, line)
             elif isinstance(nodes.small(line), cst.Import | cst.ImportFrom):
                 imports |= _imports(nodes.small(line))
@@ -45,11 +45,11 @@ def _read(backend: BackendName, kind: str | None) -> Program:
     entry = dispatch.facts("METHOD", "__call__")[backend]
     setup = "setup" if "def setup" in code(definitions[LAYER]) else "__init__"
     lesson = Program(definitions, imports, entry, setup, ASKED.get(backend, ()))
-    layering.layered(lesson)
-    idioms.applied(lesson, backend)
+    layering.to_one_class(lesson)
+    idioms.apply_idioms(lesson, backend)
     if kind == "nnx":
-        nnx.applied(lesson)
-    caching.tupled(lesson, backend)
+        nnx.use_nnx(lesson)
+    caching.use_tuple(lesson, backend)
     return lesson
 
 

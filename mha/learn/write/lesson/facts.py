@@ -12,7 +12,7 @@ from mha.learn.write.trees.folding import PRESENT
 SIZES = "query_size", "key_size", "value_size"
 
 
-def known(config: Config, asked: Collection[str]) -> dict[str, Any]:
+def values_of(config: Config, asked: Collection[str]) -> dict[str, Any]:
     """The known values in a layer with this configuration and calls with these arguments, by expression."""
     found = {f"config.{name}": _decided(getattr(config, name)) for name in (*MODERN, "pooling")}
     for name, part in PARTS.items():

@@ -20,18 +20,18 @@ LONG = 10  # characters of a name that is kept on a line with others
 DTYPES = {"torch": "torch.", "mlx": "mx."}  # where a dtype is an object of the framework
 
 
-def finished(program: Program, recipe: Recipe, header: str) -> str:
+def finish(program: Program, recipe: Recipe, header: str) -> str:
     """The text of the file."""
-    given = constructed(program, recipe.config, recipe.backend)
+    given = put_constructor(program, recipe.config, recipe.backend)
     program.map_definitions(nodes.plain_brackets)
     own = program.function(LAYER, program.setup).params.kwonly_params
-    texts.documented(program, recipe.takes, given | {each.name.value: "" for each in own})
+    texts.put_docstrings(program, recipe.takes, given | {each.name.value: "" for each in own})
     parts = [code(tree).strip("\n") for tree in _in_order(program)]
     body = "\n\n\n".join(parts) + "\n"
     imports = sorted(
         {line for name, line in program.imports.items() if re.search(rf"\b{name}\b", _without_texts(body))}
     )
-    return formatted(header + "\n" + "\n".join(imports) + "\n\n\n" + body)
+    return format_text(header + "\n" + "\n".join(imports) + "\n\n\n" + body)
 
 
 def _without_texts(body: str) -> str:
@@ -47,10 +47,10 @@ def _in_order(program: Program) -> list[Any]:
     return [*constants, *others, layer]
 
 
-def constructed(program: Program, config: Config, backend: BackendName) -> dict[str, str]:
+def put_constructor(program: Program, config: Config, backend: BackendName) -> dict[str, str]:
     """Give the layer a constructor with the numbers that it uses; return their defaults as text, by name."""
     known = facts.constructor(config)
-    used = _used(program)
+    used = _config_reads(program)
     unknown = used - known.keys()
     if unknown:
         raise ValueError(f"the lesson asks for {', '.join(sorted(unknown))}, which no argument of the layer says")
@@ -63,7 +63,7 @@ def constructed(program: Program, config: Config, backend: BackendName) -> dict[
         given["dtype"] = f"{DTYPES[backend]}{config.dtype}"
     fields = program.setup != "__init__"
     width = "num_hiddens // num_heads"
-    of_methods = _used(program, methods=True)
+    of_methods = _config_reads(program, methods=True)
     for owner, name, tree in list(program.functions()):
         if owner != LAYER:
             program.put(owner, name, _with_dtypes(tree, DTYPES.get(backend, "")))
@@ -75,9 +75,9 @@ def constructed(program: Program, config: Config, backend: BackendName) -> dict[
             by[expression] = nodes.expression(f"self.{argument}" if fields or not inside else argument)
         if by_width and inside:
             by["config.key_dim"] = nodes.expression("self.num_hiddens // self.num_heads" if fields else width)
-        made = nodes.replaced(tree, by)
+        made = nodes.replace(tree, by)
         if inside:
-            made = _kept(made, [known[name][0] for name in known if name in of_methods], fields, by_width, width, given)
+            made = _keep(made, [known[name][0] for name in known if name in of_methods], fields, by_width, width, given)
             if not fields:
                 made = _taking(made, given)
         program.put(owner, name, made)
@@ -94,7 +94,7 @@ def constructed(program: Program, config: Config, backend: BackendName) -> dict[
     return given
 
 
-def _used(program: Program, methods: bool = False) -> set[str]:
+def _config_reads(program: Program, methods: bool = False) -> set[str]:
     """The expressions of a configuration that the layer reads; methods: without those that only its setup reads."""
     found: set[str] = set()
 
@@ -112,7 +112,7 @@ def _used(program: Program, methods: bool = False) -> set[str]:
     return found
 
 
-def _kept(tree: Any, names: list[str], fields: bool, by_width: bool, width: str, given: dict[str, str]) -> Any:
+def _keep(tree: Any, names: list[str], fields: bool, by_width: bool, width: str, given: dict[str, str]) -> Any:
     """The setup of the layer, which also keeps the numbers that other methods read."""
     own = [] if fields else [name for name in names if name in given]
     lines = []
@@ -147,7 +147,7 @@ def _taking(tree: Any, given: dict[str, str]) -> Any:
     return tree.with_changes(params=tree.params.with_changes(params=made))
 
 
-def formatted(text: str, beside: str = "") -> str:
+def format_text(text: str, beside: str = "") -> str:
     """Format a text by ruff, with its imports in order; beside: a module in the same folder."""
     own = [] if not beside else ["--config", f'lint.isort.known-first-party=["{beside}"]']
     for options in (["check", "--select", "I,F401,F841,RUF100", "--fix"], ["format"]):

@@ -20,7 +20,7 @@ SIMPLER = {
     },
 }
 # What hands on its first argument, where nobody asks for more.
-HANDS_ON = ("evaluated", "arrays.evaluated", "over_axes")
+HANDS_ON = ("evaluate", "arrays.evaluate", "over_axes")
 # The kernel of a dense layer as Glorot and Bengio (2010) draw it: NumPy has no layers that do.
 DRAWN = (
     "self.kernel = (math.sqrt(6 / (in_size + out_size)) * np.random.default_rng().uniform(-1, 1, (in_size, out_size)))"
@@ -28,7 +28,7 @@ DRAWN = (
 )
 
 
-def applied(program: Program, backend: BackendName) -> None:
+def apply_idioms(program: Program, backend: BackendName) -> None:
     """Put a framework's idioms in the place of the lesson's, whose layers get their weights from `mha`."""
     for name, text in SIMPLER.get(backend, {}).items():
         tree = program.function("", name)
@@ -38,7 +38,7 @@ def applied(program: Program, backend: BackendName) -> None:
         lines = [nodes.statement(DRAWN) if "self.kernel" in code(line) else line for line in nodes.body_of(tree)]
         program.put("Dense", "__init__", nodes.with_body(tree, lines))
         program.imports.setdefault("math", "import math")
-    program.map_definitions(lambda tree: nodes.calls_mapped(tree, _change))
+    program.map_definitions(lambda tree: nodes.map_calls(tree, _change))
 
 
 def _change(call: cst.Call) -> Any:

@@ -12,11 +12,11 @@ from mha.learn.write.trees.walking import Changing
 
 # What only a library needs: checks, and what is kept for whoever watches.
 DROPPED = (
-    "whole_heads", "must_fit", "refuse_masks", "check", "arrays.refuse_to_narrow", "call.cache.use_up",
+    "check_widths", "must_fit", "refuse_masks", "check", "arrays.refuse_to_narrow", "call.cache.use_up",
 )  # fmt: skip
 SAID = {
     "call.by_positions()": "call.positions is not None or call.key_positions is not None",
-    "call.packed().values()": "(call.segments, call.segments if call.key_segments is None else call.key_segments)",
+    "call.segment_ids().values()": "(call.segments, call.segments if call.key_segments is None else call.key_segments)",
     "rotary.angles()": "rotary.frequencies if rotary.frequencies is not None else "
     "[rotary.base ** (-2 * i / rotary.dim) for i in range(rotary.dim // 2)]",
     "norm.size(num_heads, width)": 'num_heads * width if norm.over == "all" else width',
@@ -30,7 +30,7 @@ SAID = {
 }
 
 
-def layered(program: Program) -> None:
+def to_one_class(program: Program) -> None:
     """Take checks and other needs of a library out of the lesson; make its layer one class with an entry and steps."""
     _without_plan(program)
     _without_library(program)
@@ -39,19 +39,19 @@ def layered(program: Program) -> None:
 
 
 def _without_plan(program: Program) -> None:
-    """Write `call.window` for `call.plan.window`, and `call._replace(window=a)` for `call.planned(window=a)`."""
+    """Write `call.window` for `call.plan.window`, and `call._replace(window=a)` for `call.with_plan(window=a)`."""
     fields = {f"call.plan.{name}": nodes.expression(f"call.{name}") for name in Plan._fields}
     fields["call.plan"] = cst.Name("call")
 
     def change(call: cst.Call) -> cst.Call:
-        if not isinstance(call.func, cst.Attribute) or call.func.attr.value != "planned":
+        if not isinstance(call.func, cst.Attribute) or call.func.attr.value != "with_plan":
             return call
         of = call.func.value
-        if isinstance(of, cst.Call):  # call._replace(...).planned(...)
+        if isinstance(of, cst.Call):  # call._replace(...).with_plan(...)
             return of.with_changes(args=[*of.args, *call.args])
         return call.with_changes(func=call.func.with_changes(attr=cst.Name("_replace")))
 
-    program.map_definitions(lambda tree: nodes.replaced(nodes.calls_mapped(tree, change), fields))
+    program.map_definitions(lambda tree: nodes.replace(nodes.map_calls(tree, change), fields))
 
 
 def _without_library(program: Program) -> None:
@@ -60,12 +60,12 @@ def _without_library(program: Program) -> None:
         for line in lines:
             made = nodes.small(line)
             value = made.value if isinstance(made, cst.Expr) else None
-            if not (isinstance(value, cst.Call) and code(value.func) in (*DROPPED, "keep")):
+            if not (isinstance(value, cst.Call) and code(value.func) in (*DROPPED, "record_step")):
                 found.append(line)
         return found
 
     def change(call: cst.Call) -> Any:
-        if code(call.func) == "keep" and len(call.args) == 2:
+        if code(call.func) == "record_step" and len(call.args) == 2:
             return call.args[1].value
         if (said := SAID.get(code(call))) is not None:
             return nodes.in_brackets(nodes.expression(said))
@@ -78,8 +78,8 @@ def _without_library(program: Program) -> None:
             said = SAID.get(code(new))
             return new if said is None else nodes.expression(said)
 
-    program.map_definitions(lambda tree: nodes.lines_mapped(tree, without))
-    program.map_definitions(lambda tree: Conditions().change(nodes.calls_mapped(tree, change)))
+    program.map_definitions(lambda tree: nodes.map_lines(tree, without))
+    program.map_definitions(lambda tree: Conditions().change(nodes.map_calls(tree, change)))
 
 
 def _with_plain_names(program: Program) -> None:
@@ -88,7 +88,7 @@ def _with_plain_names(program: Program) -> None:
     handed: dict[str, cst.BaseExpression] = {}
     kept: list[Any] = []
     for line in layer.body.body:
-        made = nodes.assigned(line)
+        made = nodes.as_assignment(line)
         if made is not None and "staticmethod(" in code(made[1]):
             handed |= {f"self.{code(one)}": value.args[0].value for one, value in nodes.pairs(line)}
         elif (
@@ -100,18 +100,18 @@ def _with_plain_names(program: Program) -> None:
         else:
             kept.append(line)
     layer = layer.with_changes(body=layer.body.with_changes(body=kept), decorators=[])
-    layer = nodes.replaced(layer, handed | {"self.config": cst.Name("config")})
+    layer = nodes.replace(layer, handed | {"self.config": cst.Name("config")})
 
     def plain(lines: list[Any]) -> list[Any]:
         found = []
         for line in lines:
-            made = nodes.assigned(line)
+            made = nodes.as_assignment(line)
             if made is not None and code(made[0]) in ("self.config", "config"):
                 continue
             found.append(line)
         return found
 
-    program.definitions[LAYER] = nodes.lines_mapped(layer, plain)
+    program.definitions[LAYER] = nodes.map_lines(layer, plain)
     attend = program.function(LAYER, "attend")
     program.put(LAYER, "attend", attend.with_changes(name=cst.Name(program.entry)))
     # A configuration is known everywhere, so that nobody hands it on.
@@ -124,7 +124,7 @@ def _with_plain_names(program: Program) -> None:
         left = [each for each in call.args if code(each.value) != "config"]
         return call if len(left) == len(call.args) else call.with_changes(args=left)
 
-    program.map_definitions(lambda tree: nodes.calls_mapped(tree, less))
+    program.map_definitions(lambda tree: nodes.map_calls(tree, less))
 
 
 def _with_bases(program: Program) -> None:
@@ -139,7 +139,7 @@ def _with_bases(program: Program) -> None:
         inherited = [
             line for line in base.body.body if not (isinstance(line, cst.FunctionDef) and line.name.value in own)
         ]
-        inherited = [line for line in inherited if nodes.assigned(line) is None and not nodes.is_docstring(line)]
+        inherited = [line for line in inherited if nodes.as_assignment(line) is None and not nodes.is_docstring(line)]
         first = [line for line in tree.body.body if not isinstance(line, cst.FunctionDef)]
         fields = {code(nodes.small(line).target) for line in first if isinstance(nodes.small(line), cst.AnnAssign)}
         annotated = [line for line in inherited if isinstance(nodes.small(line), cst.AnnAssign)]
@@ -169,5 +169,5 @@ def _with_setup_above(setup: Any, above: Any) -> Any:
         call: Any = nodes.small(line).value
         given = [each.name.value for each in nodes.parameters(above) if each.name.value != "self"]
         by = dict(zip(given, (each.value for each in call.args), strict=False))
-        lines += [nodes.replaced(each, by) for each in nodes.body_of(above)]
+        lines += [nodes.replace(each, by) for each in nodes.body_of(above)]
     return nodes.with_body(setup, lines)

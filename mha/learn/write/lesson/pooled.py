@@ -33,7 +33,7 @@ def without_part(program: Program) -> None:
         return
     setup = program.function(LAYER, program.setup)
     made: Any = next(
-        nodes.assigned(line) for line in nodes.body_of(setup) if code(line).strip().startswith("self.attention =")
+        nodes.as_assignment(line) for line in nodes.body_of(setup) if code(line).strip().startswith("self.attention =")
     )
     part = program.function(name, "__init__")
     fields = program.fields(name)
@@ -46,7 +46,7 @@ def without_part(program: Program) -> None:
     for line in nodes.body_of(inside) if inside is not None else []:
         for target, value in nodes.pairs(line):
             if not (isinstance(value, cst.Name) and value.value in given):
-                lines.append(nodes.assignment(target, nodes.replaced(value, own | given)))
+                lines.append(nodes.assignment(target, nodes.replace(value, own | given)))
     body = []
     for line in nodes.body_of(setup):
         body += lines if code(line).strip().startswith("self.attention =") else [line]
@@ -55,9 +55,9 @@ def without_part(program: Program) -> None:
     for owner, method, tree in program.functions():
         if owner == name and method not in (program.setup, "__init__"):
             tree = tree.with_changes(name=cst.Name("weigh")) if method == program.entry else tree
-            methods.append(nodes.replaced(tree, own))
+            methods.append(nodes.replace(tree, own))
     program.add(LAYER, *methods)
-    program.definitions[LAYER] = nodes.replaced(
+    program.definitions[LAYER] = nodes.replace(
         program.definitions[LAYER], {"self.attention": nodes.expression("self.weigh")}
     )
     del program.definitions[name]

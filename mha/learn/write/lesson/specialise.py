@@ -18,21 +18,21 @@ from mha.learn.write.trees.program import LAYER, Program, takes
 WORDS = {"transpose_qkv", "transpose_output", "visible_keys", "visible_softmax", "widen"}
 
 
-def specialised(recipe: Recipe) -> Program:
+def specialise(recipe: Recipe) -> Program:
     """The program of the layer and the calls of a recipe."""
     config, backend, asked = recipe.config, recipe.backend, recipe.takes
-    program, known = chapters.program(backend, recipe.kind), facts.known(config, asked)
+    program, known = chapters.program(backend, recipe.kind), facts.values_of(config, asked)
     caching.without_what_is_not_asked(program, asked)
     pooled.with_one_method(program, blanks="cache" in asked)
     if recipe.fused:
         kernels.fuse(program, backend, blanks="cache" in asked)
     same: Any = {name: nodes.expression(text) for name, text in facts.names(config).items()}
-    program.map_definitions(lambda tree: nodes.replaced(tree, same))
+    program.map_definitions(lambda tree: nodes.replace(tree, same))
     _in_one(program, known)
     pooled.without_part(program)
     spreading.spread_call(program)
     spreading.spread_parts(program)
-    program.map_definitions(lambda tree: nodes.replaced(tree, same))
+    program.map_definitions(lambda tree: nodes.replace(tree, same))
     program.words = texts.words_of(program)
     of_call = {name.removeprefix("call."): value for name, value in known.items() if name.startswith("call.")}
     _enter(program, of_call, asked)
@@ -40,12 +40,12 @@ def specialised(recipe: Recipe) -> Program:
     if config.window is not None:
         known["window[0]"] = known["window"][0]
     _until_nothing_changes(program, known, asked)
-    program.map_functions(lambda owner, name, tree: tidying.unguarded(tree))
-    program.map_functions(lambda owner, name, tree: nodes.calls_mapped(tree, _in_order(program, owner)))
-    program.map_functions(lambda owner, name, tree: tidying.joined(tree))
+    program.map_functions(lambda owner, name, tree: tidying.drop_guard(tree))
+    program.map_functions(lambda owner, name, tree: nodes.map_calls(tree, _in_order(program, owner)))
+    program.map_functions(lambda owner, name, tree: tidying.join_lines(tree))
     if "cache" in asked:
         caching.with_empty(program, backend, config)
-    linking.pruned(program, _roots(program))
+    linking.prune(program, _roots(program))
     return program
 
 
@@ -57,17 +57,17 @@ def _roots(program: Program) -> set[tuple[str, str]]:
 
 def _in_one(program: Program, known: dict[str, Any]) -> None:
     """Inline the steps of the layer, which still pass a call on, into its entry."""
-    linking.pruned(program, _roots(program))
-    program.map_functions(lambda owner, name, tree: tidying.tidied(tree, known))
-    linking.pruned(program, _roots(program))
-    blanked = program.function(LAYER, "blanked")
-    if inlining.returns_early(blanked):  # beside a cache, tokens are placed instead
-        program.put(LAYER, "blanked", inlining.in_branches(blanked))
-    while inlining.inlined(program, program.definitions.keys() - {"pooling"}, only=""):
+    linking.prune(program, _roots(program))
+    program.map_functions(lambda owner, name, tree: tidying.tidy(tree, known))
+    linking.prune(program, _roots(program))
+    inputs = program.function(LAYER, "zero_unused")
+    if inlining.returns_early(inputs):  # beside a cache, tokens are placed instead
+        program.put(LAYER, "zero_unused", inlining.in_branches(inputs))
+    while inlining.inline_one(program, program.definitions.keys() - {"pooling"}, only=""):
         pass
-    while inlining.inlined(program, {program.entry} | WORDS, only=LAYER):
-        linking.pruned(program, _roots(program))
-        program.map_functions(lambda owner, name, tree: tidying.tidied(tree, known))
+    while inlining.inline_one(program, {program.entry} | WORDS, only=LAYER):
+        linking.prune(program, _roots(program))
+        program.map_functions(lambda owner, name, tree: tidying.tidy(tree, known))
 
 
 def _until_nothing_changes(program: Program, known: dict[str, Any], asked: Collection[str]) -> None:
@@ -75,9 +75,9 @@ def _until_nothing_changes(program: Program, known: dict[str, Any], asked: Colle
     before = ""
     while program.text() != before:
         before = program.text()
-        program.map_functions(lambda owner, name, tree: tidying.tidied(tree, _within(name, known)))
-        linking.linked(program, _roots(program))
-        while inlining.inlined(program, {program.entry} | WORDS):
+        program.map_functions(lambda owner, name, tree: tidying.tidy(tree, _within(name, known)))
+        linking.link(program, _roots(program))
+        while inlining.inline_one(program, {program.entry} | WORDS):
             pass
         if "cache" not in asked:
             program.put(LAYER, program.entry, _hiding_once(program.function(LAYER, program.entry)))
@@ -107,10 +107,10 @@ def _hiding_once(tree: Any) -> Any:
     calls = [call for call in nodes.calls(tree) if code(call.func) == "visible_keys"]
     if len(calls) < 2:
         return tree
-    assigned = (nodes.assigned(line) for line in nodes.body_of(tree))
+    assigned = (nodes.as_assignment(line) for line in nodes.body_of(tree))
     name = next(code(made[0]) for made in assigned if made is not None and made[1] is calls[0])
     second = code(calls[1])
-    return nodes.calls_mapped(tree, lambda call: cst.Name(name) if code(call) == second else call)
+    return nodes.map_calls(tree, lambda call: cst.Name(name) if code(call) == second else call)
 
 
 def _within(name: str, known: dict[str, Any]) -> dict[str, Any]:
@@ -124,7 +124,7 @@ def _enter(program: Program, known: dict[str, Any], asked: Collection[str]) -> N
     """Give the layer's entry the arguments of the recipe, and the layer's own window and chunk."""
     tree = program.function(LAYER, program.entry)
     own = {name: nodes.expression(f"config.{name}") for name in ("window", "chunk")}
-    tree = nodes.replaced(tree, own)
+    tree = nodes.replace(tree, own)
     gone = {name: known[name] for name in spreading.call_fields() if name in known and name not in asked}
     constants = {
         name: value
@@ -145,4 +145,4 @@ def _enter(program: Program, known: dict[str, Any], asked: Collection[str]) -> N
     by: Any = {name: folding.literal(value) for name, value in constants.items() if name not in changed}
     first = [nodes.assignment(cst.Name(name), nodes.expression(repr(ARGUMENTS.get(name)))) for name in changed]
     tree = nodes.with_body(tree, [*first, *nodes.body_of(tree)])
-    program.put(LAYER, program.entry, nodes.replaced(tree, by))
+    program.put(LAYER, program.entry, nodes.replace(tree, by))

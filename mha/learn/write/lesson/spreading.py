@@ -24,19 +24,17 @@ def call_fields() -> list[str]:
 def spread_call(program: Program) -> None:
     """Replace the parameter `call` of all functions by its fields."""
     fields = call_fields()
-    changing = {name: _changed(tree, fields) for _, name, tree in program.functions() if _takes(tree, "call")}
+    changing = {name: _changes_of(tree, fields) for _, name, tree in program.functions() if _takes(tree, "call")}
     own = {name: [each.name.value for each in nodes.parameters(tree)] for _, name, tree in program.functions()}
 
     def spread(owner: str, name: str, tree: Any) -> Any:
         if "call" not in nodes.names(tree) and not _takes(tree, "call"):
             return tree
         tree = _taking(tree, "call", [field for field in fields if field not in own[name]])
-        tree = nodes.lines_mapped(tree, lambda lines: _assigned_fields(lines, changing))
-        tree = nodes.lines_mapped(
-            tree, lambda lines: [_returned_fields(line, changing.get(name, [])) for line in lines]
-        )
-        tree = nodes.calls_mapped(tree, lambda call: _giving(call, fields, own))
-        return nodes.replaced(tree, {f"call.{field}": cst.Name(field) for field in fields})
+        tree = nodes.map_lines(tree, lambda lines: _assign_fields(lines, changing))
+        tree = nodes.map_lines(tree, lambda lines: [_return_fields(line, changing.get(name, [])) for line in lines])
+        tree = nodes.map_calls(tree, lambda call: _giving(call, fields, own))
+        return nodes.replace(tree, {f"call.{field}": cst.Name(field) for field in fields})
 
     program.map_functions(spread)
 
@@ -56,7 +54,7 @@ def _taking(tree: Any, parameter: str, instead: list[str]) -> Any:
     return tree.with_changes(params=tree.params.with_changes(params=params))
 
 
-def _changed(tree: Any, fields: list[str]) -> list[str]:
+def _changes_of(tree: Any, fields: list[str]) -> list[str]:
     """The fields of a call that a function changes in the call that it returns, in their order."""
     found: set[str] = set()
     for call in nodes.calls(tree.body):
@@ -65,11 +63,11 @@ def _changed(tree: Any, fields: list[str]) -> list[str]:
     return [field for field in fields if field in found]
 
 
-def _assigned_fields(lines: list[Any], changing: dict[str, list[str]]) -> list[Any]:
+def _assign_fields(lines: list[Any], changing: dict[str, list[str]]) -> list[Any]:
     """Write `call = call._replace(a=b)` as `a = b`, and a call that a function returns as its changed fields."""
     found: list[Any] = []
     for line in lines:
-        made = nodes.assigned(line)
+        made = nodes.as_assignment(line)
         if made is not None and code(made[0]) == "call" and code(made[1]).startswith("call._replace("):
             call: Any = made[1]
             pairs = [(each.keyword, each.value) for each in call.args]
@@ -89,7 +87,7 @@ def _assigned_fields(lines: list[Any], changing: dict[str, list[str]]) -> list[A
     return found
 
 
-def _returned_fields(line: Any, changed: list[str]) -> Any:
+def _return_fields(line: Any, changed: list[str]) -> Any:
     """Write `return a, call._replace(b=c)` as `return a, c`, with all fields that the function changes."""
     made = nodes.small(line)
     values = nodes.elements(made.value) if isinstance(made, cst.Return) and made.value is not None else None
@@ -155,11 +153,11 @@ def spread_parts(program: Program) -> None:
                         arguments.append(each)
                 return call if len(arguments) == len(call.args) else call.with_changes(args=arguments)
 
-            return nodes.replaced(nodes.calls_mapped(tree, change), names)
+            return nodes.replace(nodes.map_calls(tree, change), names)
 
         program.map_functions(spread)
         for name, tree in list(program.definitions.items()):
-            program.definitions[name] = _own_fields(nodes.replaced(tree, own), part, fields)
+            program.definitions[name] = _own_fields(nodes.replace(tree, own), part, fields)
 
 
 def _own_fields(tree: Any, part: str, fields: list[str]) -> Any:
@@ -187,4 +185,4 @@ def _own_fields(tree: Any, part: str, fields: list[str]) -> Any:
             found += [nodes.assignment(*pair) for pair in new]
         return found
 
-    return nodes.lines_mapped(tree, change)
+    return nodes.map_lines(tree, change)

@@ -32,7 +32,7 @@ def words_of(program: Program) -> dict[tuple[str, str], set[str]]:
     return found
 
 
-def documented(program: Program, asked: Collection[str], given: dict[str, str]) -> None:
+def put_docstrings(program: Program, asked: Collection[str], given: dict[str, str]) -> None:
     """Give all definitions docstrings that speak only of arguments and options that the file has."""
     absent = {name for name in (*ARGUMENTS, *MODERN) if name not in asked and name not in given}
     absent = {word for name in absent for word in (name, *ALSO.get(name, ()))} | {"frozen"}
@@ -43,14 +43,14 @@ def documented(program: Program, asked: Collection[str], given: dict[str, str]) 
             program.put(owner, name, _with_docstring(tree, _of_call(asked), 8))
             continue
         gone = program.words.get((owner, name), set()) - {each.name.value for each in nodes.parameters(tree)}
-        program.put(owner, name, _filtered(tree, absent | gone, 8 if owner else 4))
+        program.put(owner, name, _filter_docstring(tree, absent | gone, 8 if owner else 4))
     for name, tree in list(program.definitions.items()):
         if isinstance(tree, cst.ClassDef) and name != LAYER:
-            program.definitions[name] = _filtered(tree, absent, 4)
+            program.definitions[name] = _filter_docstring(tree, absent, 4)
     program.definitions[LAYER] = _with_docstring(program.definitions[LAYER], _of_layer(given), 4)
 
 
-def _filtered(tree: Any, absent: Iterable[str], indent: int) -> Any:
+def _filter_docstring(tree: Any, absent: Iterable[str], indent: int) -> Any:
     """Take the sentences with one of these words, or about `mha`, out of the docstring of a function or class."""
     if not (tree.body.body and nodes.is_docstring(tree.body.body[0])):
         return tree

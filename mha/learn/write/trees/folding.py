@@ -18,7 +18,7 @@ UNKNOWN = object()
 COMPARED: dict[type, Callable[[Any, Any], bool]] = {cst.Equal: operator.eq, cst.NotEqual: operator.ne}
 
 
-def folded(node: Any, known: Mapping[str, Any]) -> Any:
+def fold(node: Any, known: Mapping[str, Any]) -> Any:
     """A node with constants in the place of known names and attributes, and without branches that never run."""
     if not isinstance(node, cst.FunctionDef):
         return _Folding(known).change(node)
@@ -42,7 +42,7 @@ def value_of(node: cst.BaseExpression, known: Mapping[str, Any]) -> Any:
     if values is not None:
         return tuple(value_of(each, known) for each in values)
     if isinstance(node, cst.Comparison | cst.BooleanOperation | cst.UnaryOperation | cst.IfExp):
-        made = folded(node, known)
+        made = fold(node, known)
         return UNKNOWN if type(made) is type(node) and nodes.same(made, node) else value_of(made, known)
     if isinstance(node, cst.List | cst.Dict) and node.elements:
         return PRESENT
@@ -96,7 +96,7 @@ class _Folding(nodes.Replacing):
         if holds is None:
             return new
         if holds:
-            return cst.FlattenSentinel(led(new.body.body, new))
+            return cst.FlattenSentinel(branch_body(new.body.body, new))
         orelse = new.orelse
         if orelse is None:
             return cst.RemoveFromParent()
@@ -199,7 +199,7 @@ class _Folding(nodes.Replacing):
         return new.with_changes(elements=found)
 
 
-def led(lines: Iterable[Any], by: cst.If) -> list[Any]:
+def branch_body(lines: Iterable[Any], by: cst.If) -> list[Any]:
     """The statements of a branch that always runs, after the comments of its head."""
     first, *rest = lines
     return [first.with_changes(leading_lines=[*by.leading_lines, *first.leading_lines]), *rest]

@@ -12,7 +12,7 @@ from mha.learn.write.trees.walking import Changing
 SIMPLE = cst.Name, cst.Attribute, cst.Integer, cst.Float, cst.SimpleString
 
 
-def inlined(program: Program, keep: set[str], only: str | None = None) -> bool:
+def inline_one(program: Program, keep: set[str], only: str | None = None) -> bool:
     """Inline one function; return whether there was one to inline.
 
     keep: names that stay functions; only: the class whose methods may be inlined, None = all functions.
@@ -26,7 +26,7 @@ def inlined(program: Program, keep: set[str], only: str | None = None) -> bool:
         guarded = not owner and len(sites) == 1 and _guard(tree) is not None
         if not sites or not (_straight(tree) or guarded) or any(_itself(each, owner, name) for each in sites):
             continue
-        if guarded or _saying(tree, sites) or (len(sites) == 1 and _short(program, owner, name, tree)):
+        if guarded or _is_one_line(tree, sites) or (len(sites) == 1 and _short(program, owner, name, tree)):
             of_class, caller, _ = sites[0]
             before = program.function(of_class, caller)
             made = _with(program, of_class, caller, owner, name, tree)
@@ -87,20 +87,20 @@ def _guard(tree: Any) -> tuple[Any, Any] | None:
 
 def _nothing_else(line: Any, call: cst.Call, tree: Any) -> cst.BaseExpression | None:
     """The condition under which a line `x = f(x)` changes x, where f begins with a guard; None for other lines."""
-    made, guard = nodes.assigned(line), _guard(tree)
+    made, guard = nodes.as_assignment(line), _guard(tree)
     given = bound(call, takes(tree))
     if made is None or guard is None or given is None or made[1] is not call:
         return None
-    test, value = (nodes.replaced(each, given) for each in guard)
+    test, value = (nodes.replace(each, given) for each in guard)
     target = code(nodes.tuple_of(nodes.elements(made[0]) or [made[0]], bare=True))
     same = code(value).strip("()") == target
     empty = code(value) == "None" and code(test) == f"{target} is None"
     if not (same or empty):
         return None
-    return folding.folded(cst.UnaryOperation(cst.Not(), nodes.in_brackets(test)), {})
+    return folding.fold(cst.UnaryOperation(cst.Not(), nodes.in_brackets(test)), {})
 
 
-def _saying(tree: Any, sites: list[tuple[str, str, cst.Call]]) -> bool:
+def _is_one_line(tree: Any, sites: list[tuple[str, str, cst.Call]]) -> bool:
     """Whether a function only returns a name, or calls another function with its own arguments."""
     body = nodes.body_of(tree)
     if len(body) != 1:
@@ -133,18 +133,18 @@ def _with(program: Program, of_class: str, caller: str, owner: str, name: str, t
             inner = not any(one is other for one in lines for other in function.body.body)
             live = nodes.live(after) if not inner else set(nodes.names(function.body))  # which what follows may read
             if _straight(tree):
-                made += _replaced(line, found, tree, live)
+                made += _body_for(line, found, tree, live)
                 done[0] = True
             elif (test := _nothing_else(line, found, tree)) is not None:
                 rest = nodes.with_body(tree, nodes.body_of(tree)[1:])
-                block = cst.IndentedBlock(_replaced(line, found, rest, live))
+                block = cst.IndentedBlock(_body_for(line, found, rest, live))
                 made.append(cst.If(test, block))
                 done[0] = True
             else:
                 made.append(line)
         return made
 
-    new = nodes.lines_mapped(function, in_block)
+    new = nodes.map_lines(function, in_block)
     return new if done[0] else function
 
 
@@ -158,7 +158,7 @@ def _call_in(program: Program, of_class: str, line: Any, owner: str, name: str) 
     return next((call for call in nodes.calls(head) if program.callee(of_class, call) == (owner, name)), None)
 
 
-def _replaced(line: Any, call: cst.Call, tree: Any, used_after: set[str]) -> list[Any]:
+def _body_for(line: Any, call: cst.Call, tree: Any, used_after: set[str]) -> list[Any]:
     """The statements that replace a line with a call: the function's own, then the line with the returned value."""
     given = bound(call, takes(tree))
     if given is None:
@@ -189,7 +189,7 @@ def _replaced(line: Any, call: cst.Call, tree: Any, used_after: set[str]) -> lis
         if local in used_after - own_targets or (local in beside - own_targets and local not in given):
             by[local] = cst.Name(_fresh(local, used_after | beside))
     by = {name: value for name, value in by.items() if not (isinstance(value, cst.Name) and value.value == name)}
-    moved = [nodes.replaced(one, by, stores=True) for one in body]
+    moved = [nodes.replace(one, by, stores=True) for one in body]
     last = moved.pop()
     result: Any = nodes.small(last).value
     if isinstance(result, cst.Tuple):
@@ -208,10 +208,10 @@ def _replaced(line: Any, call: cst.Call, tree: Any, used_after: set[str]) -> lis
 
 def _read_first(body: list[Any], parameter: str, value: cst.BaseExpression) -> Any:
     """The first statement with a parameter's value in it, if it reads the parameter once and gives it another."""
-    made = nodes.assigned(body[0])
+    made = nodes.as_assignment(body[0])
     if made is None or parameter not in nodes.targets(body[0]) or nodes.names(made[1]).count(parameter) != 1:
         return None
-    return nodes.assignment(made[0], nodes.replaced(made[1], {parameter: value}), like=body[0])
+    return nodes.assignment(made[0], nodes.replace(made[1], {parameter: value}), like=body[0])
 
 
 def _fresh(name: str, taken: set[str]) -> str:

@@ -12,7 +12,7 @@ from mha.learn.write.trees.program import Program, bound, defaults, takes
 from mha.learn.write.trees.walking import Reading
 
 
-def linked(program: Program, roots: set[tuple[str, str]]) -> None:
+def link(program: Program, roots: set[tuple[str, str]]) -> None:
     """Take out parameters that are constant or unused, and unreachable definitions; roots: the entries from outside."""
     for owner, name, _ in list(program.functions()):
         tree = program.function(owner, name)
@@ -22,7 +22,7 @@ def linked(program: Program, roots: set[tuple[str, str]]) -> None:
     for owner, tree in list(program.definitions.items()):
         if isinstance(tree, cst.ClassDef):
             _without_fields(program, owner)
-    pruned(program, roots)
+    prune(program, roots)
 
 
 def _without_parameters(program: Program, owner: str, name: str, tree: Any) -> None:
@@ -50,9 +50,9 @@ def _without_parameters(program: Program, owner: str, name: str, tree: Any) -> N
         if used and not alike:
             continue
         if fields is None:
-            new = nodes.replaced(tree, {parameter: own[0]}) if used else tree
+            new = nodes.replace(tree, {parameter: own[0]}) if used else tree
             if parameter in nodes.targets(tree.body) and used:
-                new = _given_first(tree, parameter, own[0])
+                new = _put_constant(tree, parameter, own[0])
                 if new is None:
                     continue
             tree = _taking_less(new, parameter)
@@ -79,7 +79,7 @@ def _without_results(program: Program, owner: str, name: str) -> None:
     def less(lines: list[Any]) -> list[Any]:
         found: list[Any] = []
         for line in lines:
-            made = nodes.assigned(line)
+            made = nodes.as_assignment(line)
             targets = nodes.elements(made[0]) if made is not None and made[1] is call else None
             if targets is None or len(targets) != len(values):
                 found.append(line)
@@ -98,7 +98,7 @@ def _without_results(program: Program, owner: str, name: str) -> None:
         return found
 
     function = program.function(of_class, caller)
-    made = nodes.lines_mapped(function, less)
+    made = nodes.map_lines(function, less)
     if double and made is not function:
         returned = nodes.tuple_of([each for n, each in enumerate(values) if n not in double], bare=True)
         new = last.with_changes(body=[cst.Return(returned)])
@@ -111,19 +111,19 @@ def _constant_after(lines: list[Any], value: cst.BaseExpression) -> cst.BaseExpr
     if folding.is_constant(value):
         return value
     last = next((line for line in reversed(lines) if code(value) in nodes.targets(line)), None)
-    made = None if last is None else nodes.assigned(last)
+    made = None if last is None else nodes.as_assignment(last)
     return made[1] if made is not None and nodes.is_name(made[0]) and folding.is_constant(made[1]) else None
 
 
-def _given_first(tree: Any, parameter: str, value: cst.BaseExpression) -> Any:
+def _put_constant(tree: Any, parameter: str, value: cst.BaseExpression) -> Any:
     """Put a constant for a parameter into the first statement that reads it, if that assigns it another value."""
     body = nodes.body_of(tree)
     for number, line in enumerate(body):
         if parameter in nodes.names(line):
-            made = nodes.assigned(line)
+            made = nodes.as_assignment(line)
             if made is None or code(made[0]) != parameter:
                 return None
-            new = nodes.assignment(made[0], nodes.replaced(made[1], {parameter: value}), like=line)
+            new = nodes.assignment(made[0], nodes.replace(made[1], {parameter: value}), like=line)
             return nodes.with_body(tree, [*body[:number], new, *body[number + 1 :]])
     return None
 
@@ -159,7 +159,7 @@ def _giving_less(program: Program, owner: str, name: str, given: list[str], gone
 
     for of_class, caller in {site[:2] for site in program.sites(owner, name)}:
         change = functools.partial(less, of_class)
-        program.put(of_class, caller, nodes.calls_mapped(program.function(of_class, caller), change))
+        program.put(of_class, caller, nodes.map_calls(program.function(of_class, caller), change))
 
 
 def _field_defaults(program: Program, owner: str) -> dict[str, cst.BaseExpression]:
@@ -177,7 +177,7 @@ def _with_field(tree: Any, field: str, value: cst.BaseExpression | None) -> Any:
         if not (isinstance(nodes.small(line), cst.AnnAssign) and code(nodes.small(line).target) == field)
     ]
     tree = tree.with_changes(body=tree.body.with_changes(body=lines))
-    return tree if value is None else nodes.replaced(tree, {f"self.{field}": value})
+    return tree if value is None else nodes.replace(tree, {f"self.{field}": value})
 
 
 def _without_fields(program: Program, owner: str) -> None:
@@ -199,11 +199,11 @@ def _without_fields(program: Program, owner: str) -> None:
         if isinstance(values[0], cst.Call) and "." in code(values[0].func) and not constant:
             continue  # a part or a parameter of a framework, which it finds by itself
         if constant:
-            tree = nodes.replaced(tree, {attribute: values[0]})
+            tree = nodes.replace(tree, {attribute: values[0]})
         if constant or not read:
             if not constant and f".{attribute.removeprefix('self.')}" in everything.replace(attribute, ""):
                 continue
-            tree = nodes.lines_mapped(tree, functools.partial(_not_assigning, attribute=attribute))
+            tree = nodes.map_lines(tree, functools.partial(_not_assigning, attribute=attribute))
     program.definitions[owner] = tree
 
 
@@ -245,13 +245,13 @@ def _all_lines(function: Any) -> list[Any]:
     return found
 
 
-def pruned(program: Program, roots: set[tuple[str, str]]) -> None:
+def prune(program: Program, roots: set[tuple[str, str]]) -> None:
     """Take out definitions, methods and imports that no root reaches."""
     reached = {owner for owner, _ in roots}
     waiting = list(reached)
     while waiting:
         tree = program.definitions[waiting.pop()]
-        for name in _mentioned(tree):
+        for name in _mentions(tree):
             if name in program.definitions and name not in reached:
                 reached.add(name)
                 waiting.append(name)
@@ -269,7 +269,7 @@ def pruned(program: Program, roots: set[tuple[str, str]]) -> None:
                 program.put(owner, name, None)
 
 
-def _mentioned(tree: Any) -> set[str]:
+def _mentions(tree: Any) -> set[str]:
     """The names of other definitions that a definition mentions."""
     if isinstance(tree, cst.FunctionDef):
         return (
@@ -279,5 +279,5 @@ def _mentioned(tree: Any) -> set[str]:
         )
     if isinstance(tree, cst.ClassDef):
         heads = [each.value for each in tree.bases]
-        return set().union(*(_mentioned(line) for line in (*tree.body.body, *heads)))
+        return set().union(*(_mentions(line) for line in (*tree.body.body, *heads)))
     return set(nodes.names(tree))

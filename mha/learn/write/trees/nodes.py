@@ -75,7 +75,7 @@ def small(line: cst.CSTNode) -> Any:
     return None
 
 
-def assigned(line: cst.CSTNode) -> tuple[cst.BaseExpression, cst.BaseExpression] | None:
+def as_assignment(line: cst.CSTNode) -> tuple[cst.BaseExpression, cst.BaseExpression] | None:
     """Target and value of an assignment to one target; None for anything else."""
     made = small(line)
     if isinstance(made, cst.Assign) and len(made.targets) == 1:
@@ -85,7 +85,7 @@ def assigned(line: cst.CSTNode) -> tuple[cst.BaseExpression, cst.BaseExpression]
 
 def pairs(line: cst.CSTNode) -> list[tuple[Any, Any]]:
     """The pairs of target and value of an assignment, one for each part of a tuple; none for anything else."""
-    made = assigned(line)
+    made = as_assignment(line)
     if made is None:
         return []
     left, right = elements(made[0]), elements(made[1])
@@ -256,7 +256,7 @@ class Replacing(Changing):
         return node if new is value else node.with_changes(**{field: form(new)})
 
 
-def replaced(node: Any, by: dict[str, cst.BaseExpression], stores: bool = False) -> Any:
+def replace(node: Any, by: dict[str, cst.BaseExpression], stores: bool = False) -> Any:
     """A node with other expressions in the place of names or dotted names that it reads; stores: or writes."""
 
     def new_for(text: str, old: Any) -> cst.BaseExpression | None:
@@ -276,7 +276,7 @@ class _Mapping(Changing):
         return self.function(new)
 
 
-def calls_mapped(node: Any, function: Callable[[cst.Call], Any]) -> Any:
+def map_calls(node: Any, function: Callable[[cst.Call], Any]) -> Any:
     """A node with function(call) in the place of each call in it, the inner ones first."""
     return _Mapping(function).change(node)
 
@@ -309,19 +309,19 @@ def returns(node: cst.CSTNode) -> int:
     return found[0]
 
 
-def lines_mapped(node: Any, function: Callable[[list[Any]], list[Any]]) -> Any:
+def map_lines(node: Any, function: Callable[[list[Any]], list[Any]]) -> Any:
     """A function, class or statement with function(statements) in the place of each block's, the inner ones first.
 
     A part that does not change stays the same object, since results about it are cached.
     """
     body, orelse = getattr(node, "body", None), getattr(node, "orelse", None)
     if isinstance(body, cst.IndentedBlock):
-        lines = [lines_mapped(line, function) for line in body.body]
+        lines = [map_lines(line, function) for line in body.body]
         lines = function(lines) or [statement("pass\n")]
         if not are(lines, body.body):
             node = node.with_changes(body=body.with_changes(body=lines))
     if orelse is not None and not isinstance(orelse, cst.BaseExpression):
-        changed = lines_mapped(orelse, function)
+        changed = map_lines(orelse, function)
         if changed is not orelse:
             node = node.with_changes(orelse=changed)
     return node

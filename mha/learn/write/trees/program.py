@@ -108,7 +108,7 @@ class Program:
 
     def parts(self, owner: str) -> dict[str, str]:
         """The parts of a class by name, each with its own class, if this program defines that."""
-        made = [pair for tree in methods(self.definitions[owner]).values() for pair in _made(tree)]
+        made = [pair for tree in methods(self.definitions[owner]).values() for pair in _calls_by_attribute(tree)]
         return {part: name for part, name in made if isinstance(self.definitions.get(name), cst.ClassDef)}
 
     def sites(self, owner: str, name: str) -> list[tuple[str, str, cst.Call]]:
@@ -133,9 +133,9 @@ def methods(tree: Any) -> dict[str, Any]:
 
 
 @functools.lru_cache(maxsize=1000)
-def _made(tree: cst.FunctionDef) -> list[tuple[str, str]]:
+def _calls_by_attribute(tree: cst.FunctionDef) -> list[tuple[str, str]]:
     """The attributes that a method sets to the result of a call, each with the function that is called."""
-    pairs = filter(None, map(nodes.assigned, nodes.body_of(tree)))
+    pairs = filter(None, map(nodes.as_assignment, nodes.body_of(tree)))
     calls = [(code(target), value) for target, value in pairs if isinstance(value, cst.Call)]
     return [(name.removeprefix("self."), code(value.func)) for name, value in calls if name.startswith("self.")]
 

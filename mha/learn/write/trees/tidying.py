@@ -15,23 +15,23 @@ LONG = 105  # of a statement in which it is put
 _STABLE: set[tuple[str, Any]] = set()  # functions of which nothing more can be said
 
 
-def tidied(function: Any, known: dict[str, Any]) -> Any:
+def tidy(function: Any, known: dict[str, Any]) -> Any:
     """Take constants, duplicates and unused values out of a function until nothing changes."""
     said = tuple(sorted((name, repr(value)) for name, value in known.items()))
     if (code(function), said) in _STABLE:
         return function
     while True:
         before = function
-        function = nodes.lines_mapped(function, _parts)
-        function = nodes.lines_mapped(function, folding.without_what_never_runs)
-        function = folding.folded(function, known | _constants(function))
+        function = nodes.map_lines(function, _parts)
+        function = nodes.map_lines(function, folding.without_what_never_runs)
+        function = folding.fold(function, known | _constants(function))
         function = _without_copies(function)
-        function = nodes.with_body(function, _without_renamed(nodes.body_of(function)))
-        function = _unpacked(function)
+        function = nodes.with_body(function, _without_aliases(nodes.body_of(function)))
+        function = _unpack(function)
         function = nodes.with_body(function, _without_twins(nodes.body_of(function)))
-        function = _without_unused(function)
-        function = nodes.lines_mapped(function, _same_conditions)
-        function = nodes.lines_mapped(function, _without_empty)
+        function = _drop_dead(function)
+        function = nodes.map_lines(function, _same_conditions)
+        function = nodes.map_lines(function, _without_empty)
         if nodes.same(function, before):
             _STABLE.add((code(before), said))
             return before
@@ -41,7 +41,7 @@ def _parts(lines: list[Any]) -> list[Any]:
     """Assignments of tuples to tuples, without parts that assign themselves, and constants on lines of their own."""
     found: list[Any] = []
     for line in lines:
-        made = nodes.assigned(line)
+        made = nodes.as_assignment(line)
         pairs = None if made is None else _pairs(*made)
         if pairs is None:
             found.append(line)
@@ -87,7 +87,7 @@ def _constants(function: Any) -> dict[str, Any]:
     given = {each.name.value for each in nodes.parameters(function)}
     found = {}
     for line in nodes.body_of(function):
-        made = nodes.assigned(line)
+        made = nodes.as_assignment(line)
         if made is None or not isinstance(made[0], cst.Name):
             continue
         name = made[0].value
@@ -103,7 +103,7 @@ def _without_copies(function: Any) -> Any:
     by: dict[str, Any] = {}
     body = []
     for line in nodes.body_of(function):
-        made = nodes.assigned(line)
+        made = nodes.as_assignment(line)
         if made is None:
             body.append(line)
             continue
@@ -129,23 +129,23 @@ def _without_copies(function: Any) -> Any:
         body.append(line)
     if not by:
         return function
-    return nodes.replaced(nodes.with_body(function, body), _closed(by))
+    return nodes.replace(nodes.with_body(function, body), _resolve(by))
 
 
-def _without_renamed(lines: list[Any]) -> list[Any]:
+def _without_aliases(lines: list[Any]) -> list[Any]:
     """Statements without `x = y`, if neither changes afterwards."""
     for number, line in enumerate(lines):
-        made = nodes.assigned(line)
+        made = nodes.as_assignment(line)
         if made is None or not nodes.is_name(made[0]) or not nodes.is_name(made[1]):
             continue
         after = lines[number + 1 :]
         written = {each for one in after for each in nodes.targets(one)}
         if not written & {code(made[0]), code(made[1])}:
-            return [*lines[:number], *(nodes.replaced(one, {code(made[0]): made[1]}) for one in after)]
+            return [*lines[:number], *(nodes.replace(one, {code(made[0]): made[1]}) for one in after)]
     return lines
 
 
-def _closed(by: dict[str, Any]) -> dict[str, Any]:
+def _resolve(by: dict[str, Any]) -> dict[str, Any]:
     return {name: by.get(value.value, value) if isinstance(value, cst.Name) else value for name, value in by.items()}
 
 
@@ -156,7 +156,7 @@ def _is_copy(target: Any, value: Any, count: Counter[str], given: set[str]) -> b
     return once and count[value.value] + (value.value in given) <= 1
 
 
-def _without_unused(function: Any) -> Any:
+def _drop_dead(function: Any) -> Any:
     """The function without assignments to names that nothing reads later."""
     return nodes.with_body(function, _without_dead(nodes.body_of(function), set()))
 
@@ -171,7 +171,7 @@ def _without_dead(lines: list[Any], later: set[str]) -> list[Any]:
             inner = _without_dead(list(line.body.body), live) or [nodes.statement("pass\n")]
             found.append(nodes.with_body(line, inner))
             continue
-        made = nodes.assigned(line)
+        made = nodes.as_assignment(line)
         if made is None:
             found.append(line)
             continue
@@ -201,7 +201,7 @@ def _with_dashes(line: Any, made: tuple[Any, Any], live: set[str]) -> Any:
 def _same_conditions(lines: list[Any]) -> list[Any]:
     """Merge branches of the same condition that follow each other, or could."""
     found: list[Any] = []
-    for line in _brought_together(lines):
+    for line in _bring_together(lines):
         last: Any = found[-1] if found else None
         both = isinstance(line, cst.If) and isinstance(last, cst.If) and not (line.orelse or last.orelse)
         if both and nodes.same(line.test, last.test) and not _changes(line.test, last.body):
@@ -212,10 +212,10 @@ def _same_conditions(lines: list[Any]) -> list[Any]:
     return found
 
 
-def _brought_together(lines: list[Any]) -> list[Any]:
+def _bring_together(lines: list[Any]) -> list[Any]:
     """Move a branch whose results only a later branch of the same condition reads to just before that branch."""
     for number, line in enumerate(lines):
-        if not isinstance(line, cst.If) or line.orelse or not all(map(nodes.assigned, line.body.body)):
+        if not isinstance(line, cst.If) or line.orelse or not all(map(nodes.as_assignment, line.body.body)):
             continue
         made = set(nodes.targets(line.body))
         for later in range(number + 1, len(lines)):
@@ -243,12 +243,12 @@ def _changes(test: Any, body: Any) -> bool:
     return bool(set(nodes.names(test)) & set(nodes.targets(body)))
 
 
-def _without_said(line: Any, made: Any, before: list[Any]) -> Any:
+def _without_repeats(line: Any, made: Any, before: list[Any]) -> Any:
     """An assignment without the parts that repeat an earlier one; None if nothing is left."""
     said = [
         (code(target), code(value))
         for each in before
-        if (one := nodes.assigned(each)) is not None
+        if (one := nodes.as_assignment(each)) is not None
         for target, value in (_pairs(*one) if isinstance(one[0], cst.Tuple) else [one]) or []
     ]
     pairs = _pairs(*made) if isinstance(made[0], cst.Tuple) else [made]
@@ -264,11 +264,11 @@ def _without_said(line: Any, made: Any, before: list[Any]) -> Any:
     return nodes.of_pairs(left, like=line)
 
 
-def _unpacked(function: Any) -> Any:
+def _unpack(function: Any) -> Any:
     """The function with the elements of a tuple or dict in the place of its only use, after stars in a call."""
     lines = nodes.body_of(function)
     for line in lines:
-        made = nodes.assigned(line)
+        made = nodes.as_assignment(line)
         if made is None or not isinstance(made[0], cst.Name):
             continue
         value: Any = made[1]
@@ -282,7 +282,7 @@ def _unpacked(function: Any) -> Any:
             rest = nodes.with_body(function, [each for each in lines if each is not line])
             if isinstance(value, cst.Tuple):
                 value = value.with_changes(lpar=[cst.LeftParen()], rpar=[cst.RightParen()])
-            return nodes.replaced(rest, {name: value})
+            return nodes.replace(rest, {name: value})
     return function
 
 
@@ -290,13 +290,13 @@ def _without_twins(lines: list[Any]) -> list[Any]:
     """Statements without repetitions, and without a name for a value that is returned at once."""
     found: list[Any] = []
     for line in lines:
-        made = nodes.assigned(line)
-        if made is not None and (line := _without_said(line, made, found)) is None:
+        made = nodes.as_assignment(line)
+        if made is not None and (line := _without_repeats(line, made, found)) is None:
             continue
         last = found[-1] if found else None
-        before = None if last is None else nodes.assigned(last)
+        before = None if last is None else nodes.as_assignment(last)
         if made is not None and before is not None and _is_alone(*before) and code(made[0]) == code(before[0]):
-            value = nodes.replaced(made[1], {code(before[0]): before[1]})
+            value = nodes.replace(made[1], {code(before[0]): before[1]})
             found[-1] = nodes.assignment(made[0], value, like=line)
             continue
         returned = nodes.small(line)
@@ -308,32 +308,32 @@ def _without_twins(lines: list[Any]) -> list[Any]:
     return found
 
 
-def unguarded(function: Any) -> Any:
+def drop_guard(function: Any) -> Any:
     """Run a branch without its condition if later statements read its names: nobody has to prove that they exist."""
     lines = nodes.body_of(function)
     made = {each.name.value for each in nodes.parameters(function)}
     for number, line in enumerate(lines):
         if isinstance(line, cst.If) and isinstance(line.test, cst.BooleanOperation) and line.orelse is None:
-            assigned = filter(None, map(nodes.assigned, line.body.body))
+            assigned = filter(None, map(nodes.as_assignment, line.body.body))
             own = {name for target, _ in assigned for name in nodes.names(target)} - made
             if own & nodes.live(lines[number + 1 :]):
-                lines[number : number + 1] = folding.led(line.body.body, line)
-                return unguarded(nodes.with_body(function, lines))
+                lines[number : number + 1] = folding.branch_body(line.body.body, line)
+                return drop_guard(nodes.with_body(function, lines))
         made |= set(nodes.targets(line))
     return function
 
 
-def joined(function: Any) -> Any:
+def join_lines(function: Any) -> Any:
     """Put the value of a short name that only the next statement reads, once, into that statement."""
     once = {name for name, number in Counter(nodes.targets(function.body)).items() if number == 1}
-    return nodes.with_body(function, _joined(nodes.body_of(function), once))
+    return nodes.with_body(function, _join_lines(nodes.body_of(function), once))
 
 
-def _joined(lines: list[Any], once: set[str]) -> list[Any]:
+def _join_lines(lines: list[Any], once: set[str]) -> list[Any]:
     found: list[Any] = []
     for number, line in enumerate(lines):
         if isinstance(line, cst.If) and isinstance(line.body, cst.IndentedBlock):
-            line = nodes.with_body(line, _joined(list(line.body.body), once))
+            line = nodes.with_body(line, _join_lines(list(line.body.body), once))
         while found and (new := _with_last(found[-1], line, lines[number + 1 :], once)) is not None:
             line = new
             found.pop()
@@ -342,7 +342,7 @@ def _joined(lines: list[Any], once: set[str]) -> list[Any]:
 
 
 def _with_last(last: Any, line: Any, after: list[Any], once: set[str]) -> Any:
-    made = nodes.assigned(last)
+    made = nodes.as_assignment(last)
     if made is None or not nodes.is_name(made[0]) or not isinstance(line, cst.SimpleStatementLine):
         return None
     name, value = code(made[0]), code(made[1])
@@ -351,7 +351,7 @@ def _with_last(last: Any, line: Any, after: list[Any], once: set[str]) -> Any:
     alone = name in once and len(value) <= SHORT and name not in nodes.live(after)
     if reads != 1 or last.leading_lines or not (again or alone):
         return None
-    new = nodes.replaced(line, {name: made[1]})
+    new = nodes.replace(line, {name: made[1]})
     text = code(nodes.plain_brackets(new)).split("#")[0].strip()
     if again and len(text) <= LONG - len(" # (B, Q, d)"):
         new = nodes.with_comments(new, last)

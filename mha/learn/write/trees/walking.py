@@ -27,7 +27,7 @@ def _fields(kind: Any) -> tuple[str, ...]:
     return tuple(field.name for field in dataclasses.fields(kind) if not field.name.startswith(FORM))
 
 
-def _named(cls: type, start: str) -> Methods:
+def _methods_for(cls: type, start: str) -> Methods:
     """The methods of a class whose names start with `start`, by the types of nodes that they are for."""
     return {name.removeprefix(start): getattr(cls, name) for name in dir(cls) if name.startswith(start)}
 
@@ -38,7 +38,7 @@ class Reading:
     _before: Methods
 
     def __init_subclass__(cls) -> None:
-        cls._before = _named(cls, "visit_")
+        cls._before = _methods_for(cls, "visit_")
 
     def read(self, node: Any) -> None:
         """Look at a node, and at all that is in it."""
@@ -65,7 +65,7 @@ class Changing:
     _after: Methods
 
     def __init_subclass__(cls) -> None:
-        cls._before, cls._after = _named(cls, "visit_"), _named(cls, "leave_")
+        cls._before, cls._after = _methods_for(cls, "visit_"), _methods_for(cls, "leave_")
 
     def change(self, node: Any) -> Any:
         """The node that takes a node's place; a sentinel of libcst if there is none, or several."""

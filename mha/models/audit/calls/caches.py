@@ -13,7 +13,7 @@ from mha import arrays
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Kept:
+class CacheState:
     """The state of a cache before a call.
 
     Attributes:
@@ -33,26 +33,26 @@ class Kept:
         return None if self.padding is None else np.arange(tokens) >= self.padding[:, None]
 
 
-def kept_of(cache: Any) -> Kept:
+def cache_state(cache: Any) -> CacheState:
     """Return the state of a cache."""
-    if isinstance(own := getattr(cache, "kept", None), Kept):  # as a record has it
+    if isinstance(own := getattr(cache, "kept", None), CacheState):  # as a record has it
         return own
     if hasattr(cache, "get_seq_length"):
-        return Kept(int(cache.get_seq_length()))
+        return CacheState(int(cache.get_seq_length()))
     if isinstance(cache, (tuple, list)) and (not cache or cache[0] is None):
-        return Kept(0)
-    if counted := counted_in(cache):
-        length, padding = told_by(counted[0])
+        return CacheState(0)
+    if counted := layer_caches(cache):
+        length, padding = length_and_padding(counted[0])
         most: list[Any] = [getattr(one, "max_size", None) for one in counted]
         rounded = any(hasattr(one, "bits") for one in counted)
-        return Kept(length, padding, None if None in most else max(most), rounded)
+        return CacheState(length, padding, None if None in most else max(most), rounded)
     if isinstance(cache, (tuple, list)):
         first = cache[0][0] if isinstance(cache[0], (tuple, list)) else cache[0]
-        return Kept(int(first.shape[-2]) if getattr(first, "ndim", 0) >= 3 else None)
-    return Kept()
+        return CacheState(int(first.shape[-2]) if getattr(first, "ndim", 0) >= 3 else None)
+    return CacheState()
 
 
-def told_by(one: Any) -> tuple[int | None, np.ndarray | None]:
+def length_and_padding(one: Any) -> tuple[int | None, np.ndarray | None]:
     """Return how many tokens the cache of an mlx-lm layer has, and how many of them are padding.
 
     Its offset leaves the padding out; a cache that forgets tokens lowers `left_padding` as padding goes.
@@ -64,11 +64,11 @@ def told_by(one: Any) -> tuple[int | None, np.ndarray | None]:
     return length, length - offset if (offset < length).any() else None
 
 
-def counted_in(cache: Any) -> list[Any]:
+def layer_caches(cache: Any) -> list[Any]:
     """Return the caches of single layers that count their tokens."""
     return [one for one in (cache if isinstance(cache, (tuple, list)) else (cache,)) if hasattr(one, "offset")]
 
 
 def owner_of(cache: Any) -> Any:
     """Return the object that stays the same while a cache is used; of a list, the cache of the first layer."""
-    return next(iter(counted_in(cache)), cache)
+    return next(iter(layer_caches(cache)), cache)

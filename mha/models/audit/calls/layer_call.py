@@ -12,7 +12,7 @@ from mha.core.call import PACKED
 from mha.core.options import positions
 from mha.core.options.config import Config
 from mha.models.audit.calls.model_calls import ModelCall, UnknownError
-from mha.models.audit.calls.packed import Sizes, packs
+from mha.models.audit.calls.packed import Sizes, are_separate
 from mha.models.audit.layers.reference import Reference
 from mha.weights import models
 
@@ -21,9 +21,9 @@ WITHOUT_WINDOW = "without window"  # among the arguments: the mask has the windo
 LayerArguments = tuple[dict[str, Any], np.ndarray]
 
 
-def told(
+def layer_call_arguments(
     call: ModelCall,
-    attends: models.Attends,
+    attends: models.CallConvention,
     config: Any,
     reference: Reference,
     path: str,
@@ -56,7 +56,7 @@ def told(
     by_position = attends.causal or config.window or config.chunk or config.rotary or config.temperature
     places = call.places(Q) if by_position and not attends.cross else None
     if of_keys is not None and of_keys.ndim == 4:
-        given = pairs(of_keys, sizes) | ({WITHOUT_WINDOW: True} if config.window else {})
+        given = mask_arguments(of_keys, sizes) | ({WITHOUT_WINDOW: True} if config.window else {})
         if places is not None:
             places = np.broadcast_to(places, (B, K))
             return given | {"positions": places[:, before:], "key_positions": places}, rows
@@ -71,18 +71,18 @@ def told(
         return ({} if seen is None else {"mask": seen[:, None]}), rows
     given["causal"] = attends.causal
     if places is not None:
-        apart = packs(call, attends, reference) if apart is None else apart
-        given |= placed(places, seen, sizes, config, attends.causal, apart)
+        apart = are_separate(call, attends, reference) if apart is None else apart
+        given |= position_arguments(places, seen, sizes, config, attends.causal, apart)
     elif seen is not None:
         given["mask"] = seen[:, None]  # (B, 1, K)
     if by_position and "positions" not in given and before:
         given["offset"] = before
     if attends.bias:
-        given["score_bias"] = bias(attends, config, reference, path, Q, K)
+        given["score_bias"] = score_bias(attends, config, reference, path, Q, K)
     return given, rows
 
 
-def placed(
+def position_arguments(
     places: np.ndarray, seen: np.ndarray | None, sizes: Sizes, config: Config, causal: bool, apart: bool
 ) -> dict[str, Any]:
     """Return the positions of queries and keys, (B, T), where the call gives them; -1 in padding.
@@ -94,7 +94,7 @@ def placed(
         raise UnknownError(f"positions are known of {places.shape[1]} of its {K} keys")
     places = np.broadcast_to(places, (B, K))
     real = np.ones((B, K), bool) if seen is None else seen
-    if continuous(places, real):
+    if is_continuous(places, real):
         places = np.where(real, places, -1)
         return {"positions": places[:, K - Q :], "key_positions": places}
     given: dict[str, Any] = {"positions": places[:, K - Q :], "key_positions": places}
@@ -112,14 +112,14 @@ def placed(
     return given | {"mask": order & real[:, None], "causal": False, WITHOUT_WINDOW: True}
 
 
-def continuous(places: np.ndarray, real: np.ndarray) -> bool:
+def is_continuous(places: np.ndarray, real: np.ndarray) -> bool:
     """Whether each sample's positions rise by one from token to token, also across padding between them."""
     shift = np.where(real, places - np.arange(places.shape[1]), 0)
     low, high = (f(np.where(real, shift, other), 1) for f, other in ((np.min, 2**40), (np.max, -(2**40))))
     return bool(((low == high) | ~real.any(1)).all())
 
 
-def pairs(mask: np.ndarray, sizes: Sizes) -> dict[str, Any]:
+def mask_arguments(mask: np.ndarray, sizes: Sizes) -> dict[str, Any]:
     """Return the mask, and the bias, in a mask with four axes, which alone says what each query sees."""
     B, Q, K = sizes
     mask = mask[..., :K]  # further slots of a cache are empty
@@ -135,13 +135,17 @@ def pairs(mask: np.ndarray, sizes: Sizes) -> dict[str, Any]:
     return found
 
 
-def bias(attends: models.Attends, config: Any, reference: Reference, path: str, Q: int, K: int) -> np.ndarray:
+def score_bias(
+    attends: models.CallConvention, config: Any, reference: Reference, path: str, Q: int, K: int
+) -> np.ndarray:
     """Return the bias of scores, (1, H, Q or 1, K), that a model of this kind has."""
     H = config.num_heads
     if attends.bias.startswith("alibi"):
         slopes = positions.alibi(H, K, dtype="float64")
         return slopes * config.key_dim**-0.5 if "scaled" in attends.bias else slopes
-    table = np.asarray(arrays.to_numpy(reference.arrays[table_of(reference, path)])).astype(np.float64)  # (buckets, H)
+    table = np.asarray(arrays.to_numpy(reference.arrays[bias_table(reference, path)])).astype(
+        np.float64
+    )  # (buckets, H)
     model_config = reference.config or {}
     buckets = positions.t5_buckets(
         Q, K, bidirectional=not attends.causal, num_buckets=len(table), offset=K - Q,
@@ -150,7 +154,7 @@ def bias(attends: models.Attends, config: Any, reference: Reference, path: str, 
     return table[buckets].transpose(2, 0, 1)[None]  # (1, H, Q, K)
 
 
-def table_of(reference: Reference, path: str) -> str:
+def bias_table(reference: Reference, path: str) -> str:
     """Return the name of a layer's table of biases: its own, or that of the first layer of its stack."""
     names = [name for name in reference.arrays if name.endswith(TABLE)]
     if not names:

@@ -20,7 +20,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
 
-class Sink(Protocol):
+class Listener(Protocol):
     """The receiver of the calls of a model's modules, in the order in which they happen."""
 
     def enter(self, path: str, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -43,7 +43,7 @@ class Sink(Protocol):
 
 
 @contextlib.contextmanager
-def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+def replace_attribute(owner: Any, name: str, value: Any) -> Iterator[None]:
     """Set an attribute in an object's own `__dict__` meanwhile; one that was inherited is inherited again."""
     own = vars(owner)
     had, kept = name in own, own.get(name)
@@ -57,7 +57,7 @@ def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
             del own[name]
 
 
-def told(run: Any, path: str, module: Any, listener: Sink) -> Any:
+def listen_to_call(run: Any, path: str, module: Any, listener: Listener) -> Any:
     """Wrap a method so that a listener is told of each call."""
 
     @functools.wraps(run)
@@ -75,7 +75,7 @@ def told(run: Any, path: str, module: Any, listener: Sink) -> Any:
 
 
 @contextlib.contextmanager
-def of_class(owner: Any, name: str, value: Any) -> Iterator[None]:
+def replace_class_attribute(owner: Any, name: str, value: Any) -> Iterator[None]:
     """Set an attribute of a class or a module meanwhile; one that was inherited is inherited again."""
     kept = vars(owner).get(name)
     setattr(owner, name, value)
@@ -86,27 +86,29 @@ def of_class(owner: Any, name: str, value: Any) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def bases(kinds: Iterable[Any], name: str, modules: Collection[Any], listener: Sink) -> Iterator[None]:
+def listen_to_bases(kinds: Iterable[Any], name: str, modules: Collection[Any], listener: Listener) -> Iterator[None]:
     """Tell a listener the arguments of the framework's own layers, also of derived classes; name: of the method."""
     with contextlib.ExitStack() as stack:
         for kind in kinds:
             if any(isinstance(module, kind) for module in modules):
-                stack.enter_context(of_class(kind, name, told_inside(getattr(kind, name), listener)))
+                stack.enter_context(
+                    replace_class_attribute(kind, name, listen_to_base_call(getattr(kind, name), listener))
+                )
         yield
 
 
-def told_inside(run: Any, listener: Sink) -> Any:
+def listen_to_base_call(run: Any, listener: Listener) -> Any:
     """Wrap a method of a class so that a listener is told the arguments of each call."""
 
     @functools.wraps(run)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        listener.inner(self, by_name(functools.partial(run, self), args, kwargs))
+        listener.inner(self, arguments_by_name(functools.partial(run, self), args, kwargs))
         return run(self, *args, **kwargs)
 
     return call
 
 
-def by_name(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+def arguments_by_name(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of a call of a function by name; if they do not fit it, the named ones alone."""
     signature = inspect.signature(function)
     try:

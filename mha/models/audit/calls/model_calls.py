@@ -11,7 +11,7 @@ import numpy as np
 
 from mha import arrays
 from mha.core import dispatch
-from mha.models.audit.calls.caches import Kept, kept_of, owner_of
+from mha.models.audit.calls.caches import CacheState, cache_state, owner_of
 
 CACHES = ("past_key_values", "past_key_value", "layer_past", "cache", "kv_cache", "past")
 POSITIONS = ("position_ids", "positions")
@@ -23,7 +23,7 @@ class UnknownError(Exception):
 
 
 @dataclasses.dataclass
-class Earlier:
+class EarlierInputs:
     """The keys and values (B, T, any) that entered a layer in earlier calls; cross: they are of another sequence."""
 
     keys: np.ndarray
@@ -43,7 +43,7 @@ class History:
     """
 
     tokens: int = 0
-    layers: dict[str, Earlier] = dataclasses.field(default_factory=dict)
+    layers: dict[str, EarlierInputs] = dataclasses.field(default_factory=dict)
     positions: np.ndarray | None = None
     known: bool = True
 
@@ -100,7 +100,7 @@ class ModelCall:
     number: int
     arguments: Mapping[str, Any]
     history: History
-    kept: Kept = Kept()  # noqa: RUF009 - it does not change
+    kept: CacheState = CacheState()  # noqa: RUF009 - it does not change
 
     def array(self, name: str, kind: str = "full_attention") -> np.ndarray | None:
         """Return an argument as an array of NumPy; None if it was not given, or if it is no array.
@@ -151,7 +151,7 @@ class Histories:
         cache = next((arguments[name] for name in CACHES if arguments.get(name) is not None), None)
         if cache is None or isinstance(cache, bool):
             return None, History()
-        length = kept_of(cache).length
+        length = cache_state(cache).length
         if length == 0:
             self.keep(cache, history := History())
             return cache, history
@@ -166,9 +166,9 @@ class Histories:
         self.by_id[id(cache)] = cache, history
         for name in CHANGES:
             if callable(getattr(cache, name, None)) and hasattr(cache, "__dict__") and name not in vars(cache):
-                vars(cache)[name] = self.followed(getattr(cache, name), name, cache)
+                vars(cache)[name] = self.follow_method(getattr(cache, name), name, cache)
 
-    def followed(self, own: Any, name: str, cache: Any) -> Any:
+    def follow_method(self, own: Any, name: str, cache: Any) -> Any:
         """Wrap a method of a cache, of this name, so that it changes the history, too."""
 
         def call(*args: Any, **kwargs: Any) -> Any:

@@ -38,9 +38,9 @@ OURS = Arguments((*NAMES, *ROWS, "cache"), ("training", "return_weights"))  # of
 
 def call_of_ours(module: Any, call: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of a call of our layer or the book's, by our names; of any other module its inputs."""
-    if foreign.kind_of(module) is None:
+    if foreign.layer_kind(module) is None:
         return {name: given[name] for name in NAMES if name in given}
-    require_read(call, type(module).__name__, given, OURS)
+    require_readable(call, type(module).__name__, given, OURS)
     cache = given.get("cache")
     if isinstance(cache, Exception):
         raise ValueError(f"its cache cannot be read: {cache}") from cache
@@ -64,12 +64,12 @@ def kind_in(module: Any, calls: Mapping[Any, Arguments]) -> Any:
     return next((kind for kind in type(module).__mro__ if kind in calls), None)
 
 
-def declared(module: Any, calls: Mapping[Any, Arguments]) -> Arguments | None:
+def readable_arguments(module: Any, calls: Mapping[Any, Arguments]) -> Arguments | None:
     """Return the arguments of the framework's class that a module derives from; None if it is no such layer."""
     return calls.get(kind_in(module, calls))
 
 
-def require_read(call: Callable[..., Any], name: str, given: Mapping[str, Any], known: Arguments) -> None:
+def require_readable(call: Callable[..., Any], name: str, given: Mapping[str, Any], known: Arguments) -> None:
     """Raise ValueError if an argument is given that is not read; call: the method, name: of its class."""
     parameters = inspect.signature(call).parameters
     for argument, X in given.items():
@@ -98,7 +98,7 @@ class OwnLayers:
     def enter(self, path: str, module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Take the arguments of a call, and copy a cache of ours, which the call may change."""
         given = self.adapter.arguments(module, args, kwargs)
-        self.begun[path] = module, given | {name: copied(X) for name, X in given.items() if isinstance(X, Cache)}
+        self.begun[path] = module, given | {name: copy_cache(X) for name, X in given.items() if isinstance(X, Cache)}
         self.based.pop(id(module), None)
 
     def inner(self, module: Any, given: dict[str, Any]) -> None:
@@ -114,17 +114,17 @@ class OwnLayers:
         module, given = self.begun.pop(path)
         name, kind = type(module).__name__, kind_in(module, getattr(self.adapter, "CALLS", {}))
         if (base := self.based.pop(id(module), None)) is not None:
-            given = with_added(name, given, base)
+            given = add_base_arguments(name, given, base)
         elif kind is not None and not is_user_layer:
             ran = "another one" if type(module) is kind else f"that of {name}"
             raise ValueError(
                 f"the call of {kind.__name__} did not run, but {ran}, which may compute something else; say what with "
                 "layers="
             )
-        return self.adapter.attention(module, entered(given), output)
+        return self.adapter.attention(module, name_inputs(given), output)
 
 
-def copied(cache: Cache) -> Any:
+def copy_cache(cache: Cache) -> Any:
     """Copy a cache; return the error if it cannot be copied, for whoever reads the copy to raise."""
     try:
         return cache.to("numpy")
@@ -132,7 +132,7 @@ def copied(cache: Cache) -> Any:
         return error
 
 
-def with_added(name: str, given: Mapping[str, Any], base: Mapping[str, Any]) -> dict[str, Any]:
+def add_base_arguments(name: str, given: Mapping[str, Any], base: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of a call of a derived class, of this name, with those that it passes to its base.
 
     The user's own arguments count more, so that a mistake in the class is seen. Raises ValueError where two arrays of
@@ -147,7 +147,7 @@ def with_added(name: str, given: Mapping[str, Any], base: Mapping[str, Any]) -> 
     return own | dict(base) | {key: X for key, X in own.items() if X is not None and X is not False}
 
 
-def entered(given: dict[str, Any]) -> dict[str, Any]:
+def name_inputs(given: dict[str, Any]) -> dict[str, Any]:
     """Return the arguments of a call with queries, keys and values under our names."""
     found = given | {
         ours: given[name] for ours, names in NAMES.items() for name in names if given.get(name) is not None

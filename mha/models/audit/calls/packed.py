@@ -15,12 +15,12 @@ from mha.weights import models
 Sizes = tuple[int, int, int]  # B, Q, K
 
 
-def packs(call: ModelCall, attends: models.Attends, reference: Reference) -> bool:
-    """Whether positions that begin again begin a separate text, by the rule of transformers; see `together`."""
-    return attends.causal and not together(call, attends, reference)
+def are_separate(call: ModelCall, attends: models.CallConvention, reference: Reference) -> bool:
+    """Whether positions that begin again begin a separate text, by the rule of transformers; see `reasons_together`."""
+    return attends.causal and not reasons_together(call, attends, reference)
 
 
-def together(call: ModelCall, attends: models.Attends, reference: Reference) -> list[str]:
+def reasons_together(call: ModelCall, attends: models.CallConvention, reference: Reference) -> list[str]:
     """List the arguments for which transformers lets texts in one row see each other."""
     by_default = (reference.config or {}).get("use_cache", False)
     cached = call.arguments.get("use_cache")
@@ -28,7 +28,7 @@ def together(call: ModelCall, attends: models.Attends, reference: Reference) -> 
     return reasons + [name for name in (attends.keys,) if call.array(name) is not None]
 
 
-def texts(call: ModelCall, attends: models.Attends, sizes: Sizes) -> int:
+def count_texts(call: ModelCall, attends: models.CallConvention, sizes: Sizes) -> int:
     """Count the texts in a row of a call whose positions begin again; 1 if they do not, or if a mask decides."""
     B, Q, K = sizes
     mask = call.array(attends.keys)
@@ -41,8 +41,8 @@ def texts(call: ModelCall, attends: models.Attends, sizes: Sizes) -> int:
     return max((1 + int((np.diff(row) < 1).sum()) for row in rows), default=1)
 
 
-def seen_together(count: int, reasons: list[str]) -> str:
-    """Say that texts see each other; reasons: as of `together`, if the model may keep texts apart at all."""
+def note_on_texts(count: int, reasons: list[str]) -> str:
+    """Say that texts see each other; reasons: as of `reasons_together`, if the model may keep texts apart at all."""
     found = f"positions begin again: the {count} texts in a row see each other"
     if not reasons:
         return f"{found}: the model does not keep them apart; give a mask (B, 1, T, T), or one text in a row"

@@ -7,15 +7,23 @@ from typing import Any
 import numpy as np
 
 from mha import arrays
-from mha.models.audit.calls.caches import kept_of
-from mha.models.audit.calls.model_calls import FRESH, Earlier, Histories, History, ModelCall, UnknownError, cache_in
+from mha.models.audit.calls.caches import cache_state
+from mha.models.audit.calls.model_calls import (
+    FRESH,
+    EarlierInputs,
+    Histories,
+    History,
+    ModelCall,
+    UnknownError,
+    cache_in,
+)
 from mha.models.audit.calls.own_layers import OwnLayers, first_array
-from mha.models.audit.layers.known import INPUT_OF, USER_LAYER, Known
-from mha.models.audit.layers.reference import at
+from mha.models.audit.layers.known import INPUT_OF, USER_LAYER, AttentionLayer
+from mha.models.audit.layers.reference import is_at
 
 
 @dataclasses.dataclass
-class Tap:
+class CapturedCall:
     """The arrays that entered and left one attention layer in one call, in NumPy.
 
     Attributes:
@@ -27,7 +35,7 @@ class Tap:
         steps: further steps of `trace`.
     """
 
-    layer: Known
+    layer: AttentionLayer
     call: ModelCall
     inputs: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
     outputs: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
@@ -50,22 +58,22 @@ class Session:
 
     def __init__(
         self,
-        layers: list[Known],
+        layers: list[AttentionLayer],
         adapter: Any,
-        judge: Callable[[Tap], np.ndarray | None],
+        judge: Callable[[CapturedCall], np.ndarray | None],
         fail: Callable[[str, str], None],
         once: bool = False,
         wholes: frozenset[str] = frozenset(),
     ) -> None:
         self.adapter, self.judge, self.fail, self.once, self.wholes = adapter, judge, fail, once, wholes
         self.layers = {one.path: one for one in layers if not one.reason}
-        self.at: dict[str, list[tuple[Known, list[str]]]] = {}
+        self.at: dict[str, list[tuple[AttentionLayer, list[str]]]] = {}
         for one in self.layers.values():
             for path, roles in one.modules.items():
                 self.at.setdefault(path, []).append((one, roles))
         self.stack: list[str] = []
         self.began = -1  # the place in the stack of the model whose call counts; -1 = none does
-        self.open: dict[str, Tap] = {}
+        self.open: dict[str, CapturedCall] = {}
         self.own = OwnLayers(adapter)
         self.pools: dict[str, tuple[str, int]] = {}
         self.ran: dict[str, set[str]] = {}
@@ -81,7 +89,7 @@ class Session:
             self.began, self.number = len(self.stack), self.number + 1
             arguments = self.adapter.arguments(module, args, kwargs)
             self.cache, history = self.histories.of(arguments)
-            self.call, self.tokens = ModelCall(self.number, arguments, history, kept_of(self.cache)), 0
+            self.call, self.tokens = ModelCall(self.number, arguments, history, cache_state(self.cache)), 0
             self.open.clear()
         self.stack.append(path)
         if self.began < 0:  # a part alone, as where it is computed again for gradients
@@ -89,7 +97,7 @@ class Session:
         for layer, roles in self.at.get(path, ()):
             captured = self.open.get(layer.path)
             if captured is None or roles == []:
-                captured = self.open[layer.path] = Tap(layer, self.call)
+                captured = self.open[layer.path] = CapturedCall(layer, self.call)
             if layer.native:
                 self.own.enter(path, module, args, kwargs)
             elif roles:
@@ -123,7 +131,7 @@ class Session:
         if len(self.stack) <= self.began:
             self.began = -1
             if output is not None:
-                self.ended(output)
+                self.end_call(output)
         return instead
 
     def inner(self, module: Any, given: dict[str, Any]) -> None:
@@ -135,7 +143,7 @@ class Session:
         if path is None and self.began < 0:
             return
         where, inside = (self.stack[-1], self.open) if path is None else (path, self.layers)
-        if any(at(where, path) for path in inside):
+        if any(is_at(where, path) for path in inside):
             return
         if axes > 2 or where not in self.pools:
             self.pools[where] = function, axes
@@ -145,7 +153,7 @@ class Session:
         for layer, _ in self.at.get(path, ()):
             self.fail(layer.path, reason)
 
-    def ended(self, output: Any) -> None:
+    def end_call(self, output: Any) -> None:
         """Add the tokens of a finished call of the model to the history of its cache."""
         history, made = self.call.history, cache_in(output)
         if self.tokens:
@@ -158,14 +166,14 @@ class Session:
             if not self.once and cache is not None and not isinstance(cache, bool):
                 self.histories.keep(cache, history)
 
-    def complete_native(self, captured: Tap, path: str, output: Any) -> Any:
+    def complete_native(self, captured: CapturedCall, path: str, output: Any) -> Any:
         """Complete the call of a framework's own layer."""
         self.open.pop(path, None)
         try:
             given, back = self.own.leave(path, output, captured.layer.kind == USER_LAYER)
             captured.inputs = {name: self.numpy(given.pop(name)) for name in ("queries", "keys", "values")}
             if given.get("mask") is not None and not given.get("causal"):
-                given |= parted(given.pop("mask"))
+                given |= split_mask(given.pop("mask"))
             captured.outputs, captured.given = {"W_o": self.numpy(given.pop("output"))}, given
         except (KeyError, TypeError, ValueError) as error:
             self.fail(path, f"what enters or leaves it is not known: {error}")
@@ -173,10 +181,10 @@ class Session:
         instead = self.judge_or_fail(captured)
         return None if instead is None else back(instead)
 
-    def complete(self, captured: Tap, output: Any) -> Any:
+    def complete(self, captured: CapturedCall, output: Any) -> Any:
         """Put the keys and values of earlier calls with this cache before those of this call, and judge it."""
         layer, inputs = captured.layer, captured.inputs
-        partly = in_part(captured.outputs)
+        partly = partial_reason(captured.outputs)
         if "queries" not in inputs or "merged" not in inputs:
             self.fail(layer.path, partly)
             return None
@@ -194,7 +202,7 @@ class Session:
                 return None
             inputs["keys"], inputs["values"] = earlier.keys, earlier.values
             captured.outputs = {name: X for name, X in captured.outputs.items() if name not in ("W_k", "W_v")}
-        elif not cross and (not history.known or (history.tokens and not follows(earlier, inputs))):
+        elif not cross and (not history.known or (history.tokens and not is_same_batch(earlier, inputs))):
             self.fail(layer.path, FRESH)
             return None
         elif not cross and history.tokens:
@@ -202,14 +210,14 @@ class Session:
                 inputs[name] = np.concatenate([getattr(earlier, name), inputs[name]], 1)  # (B, K, any)
             captured.outputs = {name: X for name, X in captured.outputs.items() if name not in ("W_k", "W_v")}
         if not self.once:
-            history.layers[layer.path] = Earlier(inputs["keys"], inputs["values"], cross)
+            history.layers[layer.path] = EarlierInputs(inputs["keys"], inputs["values"], cross)
         self.same = None
         instead = self.judge_or_fail(captured)
         if instead is not None and layer.places["W_o"].axes == "oi1":
             instead = instead.swapaxes(1, 2)  # (B, D, T)
         return None if instead is None else self.adapter.alike(instead, output)
 
-    def judge_or_fail(self, captured: Tap) -> np.ndarray | None:
+    def judge_or_fail(self, captured: CapturedCall) -> np.ndarray | None:
         """Judge a call; an error in judging fails the layer, not the model's call."""
         try:
             return self.judge(captured)
@@ -226,17 +234,17 @@ class Session:
         return self.same[1]
 
 
-def follows(earlier: Earlier | None, inputs: dict[str, np.ndarray]) -> bool:
+def is_same_batch(earlier: EarlierInputs | None, inputs: dict[str, np.ndarray]) -> bool:
     """Whether the earlier inputs of a layer are known, and are of the same samples."""
     return earlier is not None and len(earlier.keys) == len(inputs["keys"])
 
 
-def in_part(ran: Iterable[str]) -> str:
+def partial_reason(ran: Iterable[str]) -> str:
     """Say that only these projections of a layer ran."""
     return f"only {', '.join(sorted(ran))} of its projections ran"
 
 
-def parted(mask: Any) -> dict[str, Any]:
+def split_mask(mask: Any) -> dict[str, Any]:
     """Split a mask into the order of the tokens and the keys that it hides, so that a mistake in one is named."""
     seen = np.asarray(arrays.to_numpy(mask))
     Q, K = seen.shape[-2:] if seen.ndim > 1 else (0, 0)

@@ -7,14 +7,14 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from mha.layer import MultiHeadAttention
-from mha.models.audit.layers.known import USER_LAYER, Known, kind_of, norms_unread, taken
+from mha.models.audit.layers.known import USER_LAYER, AttentionLayer, native_kind, read_layer, why_no_norms
 from mha.models.audit.layers.partners import NamedReference, Partner, Where, partner_of, partners_of
-from mha.models.audit.layers.reference import Layer, Reference, fits, natural, paired
-from mha.models.audit.layers.remarks import guesses, without_biases
-from mha.models.audit.layers.user_layers import called, lesson_of, of_like_alone, options_of, parts_of
+from mha.models.audit.layers.reference import Layer, Reference, fits, natural_key, pair_paths
+from mha.models.audit.layers.remarks import notes_on_biases, notes_on_guesses
+from mha.models.audit.layers.user_layers import attends_of, check_user_layer, has_like_alone, options_of, parts_of
 from mha.weights import models, schemes
-from mha.weights.projections import ROLES, Parts, Taken, lacking, path_below, take
-from mha.weights.schemes.table import Place
+from mha.weights.projections import ROLES, LayerArrays, Parts, join_path, missing_kernels, read_arrays
+from mha.weights.schemes.table import ArrayPlace
 
 PLAIN = ("weight", "kernel")  # what frameworks call the kernel of a module
 LISTED = 8  # so many names of a long list are shown
@@ -39,50 +39,52 @@ class Finder:
     arrays: Mapping[str, Any]
     odd: Any
     reference: Reference
-    formats: Callable[[str], str] = schemes.unsaid
+    formats: Callable[[str], str] = schemes.no_format
     notes: list[str] = dataclasses.field(default_factory=list)
     by_name: list[str] = dataclasses.field(default_factory=list)
 
-    def layers(self, user_layers: Any) -> list[Known]:
+    def layers(self, user_layers: Any) -> list[AttentionLayer]:
         """List the layers, in the order of their paths; user_layers: as layers= of `audit`.
 
         Raises TypeError or ValueError if layers= is wrong, or does not fit the reference.
         """
         every = self.match_modules(user_layers)
-        by_hand = {path: user_layer for path, user_layer in every.items() if not of_like_alone(user_layer)}
-        natives = [path for path, module in self.modules.items() if path not in by_hand and kind_of(module)]
-        natives = [path for path in natives if not any(within(path, other) for other in (*natives, *by_hand))]
+        by_hand = {path: user_layer for path, user_layer in every.items() if not has_like_alone(user_layer)}
+        natives = [path for path, module in self.modules.items() if path not in by_hand and native_kind(module)]
+        natives = [path for path in natives if not any(is_inside(path, other) for other in (*natives, *by_hand))]
         natives = self.first_paths(natives)
         outer = (*by_hand, *natives)
         found = {
             prefix.rstrip("."): (scheme, prefix)
             for scheme, prefix in schemes.recognise(self.array_names(), self.formats)
-            if not any(within(prefix.rstrip("."), path) or prefix.rstrip(".") == path for path in outer)
+            if not any(is_inside(prefix.rstrip("."), path) or prefix.rstrip(".") == path for path in outer)
         }
         found = {path: found[path] for path in self.first_paths(found)}
         if lost := [path for path in every if path not in by_hand and path not in natives and path not in found]:
             raise ValueError(
                 f"layers has like= alone for {lost[0]}, which no table knows; say W_q= and the others, too"
             )
-        paths = sorted({*found, *natives, *(path for path, user_layer in by_hand.items() if user_layer)}, key=natural)
-        by_scheme = paired(paths, self.reference.layers())
+        paths = sorted(
+            {*found, *natives, *(path for path, user_layer in by_hand.items() if user_layer)}, key=natural_key
+        )
+        by_scheme = pair_paths(paths, self.reference.layers())
         where = (
             {}
             if self.reference.own
             else partners_of({path: every.get(path) for path in paths}, self.reference, by_scheme)
         )
         partner = functools.partial(self.partner, where, by_scheme)
-        made = [self.recognised(path, layer, partner(path)) for path, layer in found.items()]
+        made = [self.by_scheme(path, layer, partner(path)) for path, layer in found.items()]
         made += [self.by_class(path, partner(path)) for path in natives]
         made += [self.by_user(path, user_layer, partner) for path, user_layer in by_hand.items()]
         if self.reference.own:
-            self.notes.extend(without_biases(by_hand, self.arrays))
+            self.notes.extend(notes_on_biases(by_hand, self.arrays))
         else:
-            self.notes.extend(guesses(every, where, self.by_name, self.reference))
-        return sorted(made, key=lambda one: natural(one.path))
+            self.notes.extend(notes_on_guesses(every, where, self.by_name, self.reference))
+        return sorted(made, key=lambda one: natural_key(one.path))
 
     def partner(
-        self, where: Mapping[str, Where], by_scheme: Mapping[str, Layer], path: str, mine: Taken | None = None
+        self, where: Mapping[str, Where], by_scheme: Mapping[str, Layer], path: str, mine: LayerArrays | None = None
     ) -> Partner | None:
         """Return the reference for a layer, and its layer there; None if there is none.
 
@@ -120,9 +122,9 @@ class Finder:
         for pattern, user_layer in user_layers.items():
             paths = [path for path in self.modules if path and fnmatch.fnmatchcase(path, str(pattern))]
             if not paths:
-                raise ValueError(f"layers has {pattern!r}, which fits no module; there are {some(self.modules)}")
-            outer = [path for path in paths if not any(within(path, other) for other in paths)]
-            user_layer = lesson_of(pattern, user_layer)
+                raise ValueError(f"layers has {pattern!r}, which fits no module; there are {first_names(self.modules)}")
+            outer = [path for path in paths if not any(is_inside(path, other) for other in paths)]
+            user_layer = check_user_layer(pattern, user_layer)
             found |= dict.fromkeys(self.modules_for(pattern, outer, paths, user_layer), user_layer)
         return found
 
@@ -134,25 +136,27 @@ class Finder:
         parts = parts_of(user_layer) if isinstance(user_layer, Mapping) else None
         if parts is None:
             return outer
-        with_all = [path for path in paths if not self.absent(path, parts)]
+        with_all = [path for path in paths if not self.missing_modules(path, parts)]
         found = {
-            path: [one for one in with_all if one == path or within(one, path)] or [path] * (pattern != "*")
+            path: [one for one in with_all if one == path or is_inside(one, path)] or [path] * (pattern != "*")
             for path in outer
         }
         if not any(found.values()):
             names = ", ".join(dict.fromkeys(parts.names.values()))
             below = "" if pattern == "*" else f" that fits {pattern!r}"
-            raise ValueError(f"no module{below} has all of {names}, as layers= says; there are {some(self.modules)}")
+            raise ValueError(
+                f"no module{below} has all of {names}, as layers= says; there are {first_names(self.modules)}"
+            )
         return [one for some in found.values() for one in some]
 
-    def absent(self, path: str, parts: Parts) -> list[str]:
+    def missing_modules(self, path: str, parts: Parts) -> list[str]:
         """Return the names of projections that are no modules with a kernel below a path."""
-        lost = lacking(path, parts, self.arrays)
-        return [name for name in parts.names.values() if name in lost or path_below(path, name) not in self.modules]
+        lost = missing_kernels(path, parts, self.arrays)
+        return [name for name in parts.names.values() if name in lost or join_path(path, name) not in self.modules]
 
-    def recognised(self, path: str, layer: Layer, partner: Partner | None) -> Known:
+    def by_scheme(self, path: str, layer: Layer, partner: Partner | None) -> AttentionLayer:
         """Describe a layer that a scheme knows by the names of its modules."""
-        one = Known(path, str((self.reference.config or {}).get("model_type", layer[0])))
+        one = AttentionLayer(path, str((self.reference.config or {}).get("model_type", layer[0])))
         reference, chosen = partner or (self.reference, None)
         try:
             named = isinstance(reference, NamedReference)  # whose configuration is the model's own
@@ -164,12 +168,12 @@ class Finder:
             return dataclasses.replace(one, reason=UNSAID)
         return self.with_weights(one, layer, reference, chosen, given, attends)
 
-    def by_class(self, path: str, partner: Partner | None) -> Known:
+    def by_class(self, path: str, partner: Partner | None) -> AttentionLayer:
         """Describe a layer of a framework's own class, or the book's."""
         module = self.modules[path]
-        one = Known(path, kind_of(module) or type(module).__name__, native=True)
+        one = AttentionLayer(path, native_kind(module) or type(module).__name__, native=True)
         try:
-            config, weights = taken(module)
+            config, weights = read_layer(module)
             attends = None
             if not self.reference.own:
                 if partner is None:
@@ -184,30 +188,30 @@ class Finder:
             return dataclasses.replace(one, reason=str(error))
         return dataclasses.replace(one, take=lambda tokens: (config, weights), attends=attends)
 
-    def by_user(self, path: str, user_layer: Any, partner: Callable[..., Partner | None]) -> Known:
+    def by_user(self, path: str, user_layer: Any, partner: Callable[..., Partner | None]) -> AttentionLayer:
         """Describe a layer as layers= says; partner: finds its reference by its path and its own arrays."""
-        one = Known(path, USER_LAYER)
+        one = AttentionLayer(path, USER_LAYER)
         if user_layer is None:
             return dataclasses.replace(one, kind="left out", reason="left out, as layers= says", left_out=True)
-        if not callable(user_layer) and (reason := norms_unread(self.arrays, path, user_layer)):
+        if not callable(user_layer) and (reason := why_no_norms(self.arrays, path, user_layer)):
             return dataclasses.replace(one, reason=reason)
         if callable(user_layer):
             return self.by_function(one, user_layer)
-        attends, options = called(user_layer), options_of(user_layer)
-        parts, places, own = parts_of(user_layer), dict[str, Place](), None
+        attends, options = attends_of(user_layer), options_of(user_layer)
+        parts, places, own = parts_of(user_layer), dict[str, ArrayPlace](), None
         if parts is None:
             layer, mine = (user_layer["scheme"], f"{path}."), None
             reference, own = Reference(self.arrays, None, self.reference.origin, True), layer
             one = dataclasses.replace(one, kind=user_layer["scheme"])
         else:
-            if lost := self.absent(path, parts):
+            if lost := self.missing_modules(path, parts):
                 role = next(role for role, name in parts.names.items() if name == lost[0])
-                below = [name.removeprefix(f"{path}.") for name in self.modules if within(name, path)]
+                below = [name.removeprefix(f"{path}.") for name in self.modules if is_inside(name, path)]
                 raise ValueError(
-                    f"layers says {role}={lost[0]!r}, but {path_below(path, lost[0])} is no module with a weight or a "
-                    f"kernel; below {path} are {some(below) or 'none'}"
+                    f"layers says {role}={lost[0]!r}, but {join_path(path, lost[0])} is no module with a weight or a "
+                    f"kernel; below {path} are {first_names(below) or 'none'}"
                 )
-            taking = functools.partial(take, self.arrays, path, parts, self.modules)
+            taking = functools.partial(read_arrays, self.arrays, path, parts, self.modules)
             try:
                 mine = taking()
             except ValueError as error:
@@ -217,19 +221,19 @@ class Finder:
             options = {"rotary": None} | options
             roles = {role: name for role, name in parts.names.items() if role in ROLES}
             axes = {name: "oi" + "1" * (name in mine.convolved) for name in roles.values()}
-            places = {role: Place(f"{path}.{name}", axes[name], parts.part(role)) for role, name in roles.items()}
+            places = {role: ArrayPlace(f"{path}.{name}", axes[name], parts.part(role)) for role, name in roles.items()}
         if not self.reference.own:
             found = partner(path, None if mine is None or mine.unsure else mine)
             reference, own = found if found is not None else (self.reference, None)
             if not isinstance(reference, NamedReference):
-                reference = reference.for_taught(own)
+                reference = reference.for_user_layer(own)
                 options = {name: X for name, X in options.items() if name in user_layer or reference.config is None}
         described = self.with_weights(one, layer, reference, own, options, attends, places)
         if mine is None or not mine.unsure or not self.reference.own:
             return described
         other = NamedReference(self.reference, functools.partial(taking, turned=True), True, mine)
         other.kept = {}  # of the same names
-        names = f"{', '.join(mine.unsure)} of {type(self.modules[path_below(path, mine.unsure[0])]).__name__}"
+        names = f"{', '.join(mine.unsure)} of {type(self.modules[join_path(path, mine.unsure[0])]).__name__}"
         turned = self.with_weights(one, layer, other, own, options, attends, places)
         said = "are taken as {}, as they are used: whether that is right is not seen without like="
         described, turned = (
@@ -240,7 +244,7 @@ class Finder:
             return turned if described.reason else described
         return dataclasses.replace(described, turned=turned)
 
-    def by_function(self, one: Known, user_layer: Callable[[Any], Any]) -> Known:
+    def by_function(self, one: AttentionLayer, user_layer: Callable[[Any], Any]) -> AttentionLayer:
         """Describe a layer by a function of its module, or of like='s module, if it is of the same class."""
         module, note = self.modules[one.path], ""
         if not self.reference.own:
@@ -256,18 +260,18 @@ class Finder:
             came = type(attention).__name__
             raise TypeError(f"layers has a function for {one.path!r} that returns a {came}, expected an mha layer")
         found = attention.config, attention.weights
-        return dataclasses.replace(one, native=True, take=lambda tokens: found, attends=called(how), note=note)
+        return dataclasses.replace(one, native=True, take=lambda tokens: found, attends=attends_of(how), note=note)
 
     def with_weights(
         self,
-        one: Known,
+        one: AttentionLayer,
         layer: Layer,
         reference: Reference,
         partner: Layer | None,
         given: Mapping[str, Any],
-        attends: models.Attends,
-        places: Mapping[str, Place] | None = None,
-    ) -> Known:
+        attends: models.CallConvention,
+        places: Mapping[str, ArrayPlace] | None = None,
+    ) -> AttentionLayer:
         """Add the projections and the weights to a layer's description.
 
         layer: its own scheme and prefix; partner: those in the reference.
@@ -285,7 +289,7 @@ class Finder:
             one, places=places, take=functools.partial(reference.layer, partner, given), attends=attends
         )
 
-    def places(self, layer: Layer, gated: bool) -> dict[str, Place]:
+    def places(self, layer: Layer, gated: bool) -> dict[str, ArrayPlace]:
         """Return the projections of a layer, each with the path of its module in the place of the array's name."""
         scheme, prefix = layer
         found = {}
@@ -297,12 +301,12 @@ class Finder:
         return found
 
 
-def within(path: str, other: str) -> bool:
+def is_inside(path: str, other: str) -> bool:
     """Whether the module at a path is inside of another one."""
     return path != other and path.startswith(f"{other}." if other else "")
 
 
-def some(names: Iterable[str]) -> str:
+def first_names(names: Iterable[str]) -> str:
     """Join the first of many names."""
     listed = [name for name in names if name]
     more = f" and {len(listed) - LISTED} more" if len(listed) > LISTED else ""

@@ -13,35 +13,35 @@ KERNEL = "weight"  # what PyTorch calls the kernel of a module, and the scale of
 OTHERS = ("kernel", "scale", "gamma")  # what others do
 
 
-def also_called(names: Mapping[str, Any]) -> dict[str, None]:
+def add_torch_names(names: Mapping[str, Any]) -> dict[str, None]:
     """Return the names of arrays, and those that PyTorch would give them."""
-    return dict.fromkeys(names) | dict.fromkeys(name for own in names for name in _other(own))
+    return dict.fromkeys(names) | dict.fromkeys(name for own in names for name in _torch_names(own))
 
 
-def recalled(arrays: Mapping[str, Any], scheme: SchemeName, prefix: str) -> Mapping[str, Any]:
+def with_torch_names(arrays: Mapping[str, Any], scheme: SchemeName, prefix: str) -> Mapping[str, Any]:
     """Return the arrays by the names of a scheme if those of the layer at prefix have others; else as they are."""
     places = {prefix + place.name: (weight, place) for weight, place in schemes.SCHEMES[scheme].every}
     found, of_layer = {}, [name for name in arrays if name.startswith(prefix)]
-    if not any(other in places and other not in arrays for own in of_layer for other in _other(own)):
+    if not any(other in places and other not in arrays for own in of_layer for other in _torch_names(own)):
         return arrays
     for own in of_layer:
-        name = next((name for name in _other(own) if name in places and name not in arrays), own)
+        name = next((name for name in _torch_names(own) if name in places and name not in arrays), own)
         if name == own and not own.endswith(".bias"):
             continue
         if name in places:
             weight, place = places[name]
             X = to_numpy(own, arrays[own])
-            found[own] = name, _laid(X, weight, place.axes)
+            found[own] = name, _in_axes(X, weight, place.axes)
     return {name: arrays[name] for name in of_layer if name not in found} | dict(found.values())
 
 
-def _other(own: str) -> list[str]:
+def _torch_names(own: str) -> list[str]:
     """Return the name that PyTorch would give an array, if it is another one."""
     begin, _, kind = own.rpartition(".")
     return [f"{begin}.{KERNEL}"] if kind in OTHERS else []
 
 
-def _laid(X: np.ndarray, weight: str, axes: str) -> np.ndarray:
+def _in_axes(X: np.ndarray, weight: str, axes: str) -> np.ndarray:
     """Return a kernel (in, out), (in, H, d) or (H, d, out), or a bias, in the axes of a scheme."""
     if weight.endswith(".bias") and axes == "o":
         return X.reshape(-1)  # (out,)

@@ -11,13 +11,13 @@ from mha.core.options.norms import SHIFTS
 from mha.models.audit.layers.reference import Found
 from mha.weights import foreign, models
 from mha.weights.schemes.axes import unpack
-from mha.weights.schemes.table import Place
+from mha.weights.schemes.table import ArrayPlace
 
 USER_LAYER = "by layers="  # the kind of a layer that layers= describes
 INPUT_OF = {"W_q": "queries", "W_k": "keys", "W_v": "values", "W_o": "merged"}
 
 
-class Recorded:
+class RecordedModule:
     """A stand-in for a module of a recorded model.
 
     Attributes:
@@ -32,7 +32,7 @@ class Recorded:
 
 
 @dataclasses.dataclass(frozen=True)
-class Known:
+class AttentionLayer:
     """An attention layer of a model.
 
     Attributes:
@@ -50,10 +50,10 @@ class Known:
 
     path: str
     kind: str
-    places: Mapping[str, Place] = dataclasses.field(default_factory=dict)
+    places: Mapping[str, ArrayPlace] = dataclasses.field(default_factory=dict)
     native: bool = False
     take: Callable[[int], Found] | None = None
-    attends: models.Attends | None = None
+    attends: models.CallConvention | None = None
     reason: str = ""
     left_out: bool = False
     note: str = ""
@@ -91,7 +91,7 @@ class Known:
             rows = unpack(rows.T, dataclasses.replace(place, axes="oi"), config.num_heads, config.num_key_value_heads)
         return rows.reshape(B, T, -1)  # (B, T, H*d or G*d)
 
-    def as_used(self, inputs: Mapping[str, np.ndarray], outputs: Mapping[str, np.ndarray]) -> Self:
+    def turn_as_used(self, inputs: Mapping[str, np.ndarray], outputs: Mapping[str, np.ndarray]) -> Self:
         """Return the layer whose kernels lie as its projections' inputs and outputs show."""
         if self.turned is None:
             return self
@@ -112,20 +112,20 @@ class Known:
         return float(np.abs(expected - self.part(role, output, config)).max(initial=0))
 
 
-def kind_of(module: Any) -> str | None:
+def native_kind(module: Any) -> str | None:
     """Return the kind of a framework's own layer, or its class; None if a module is none."""
-    if isinstance(module, Recorded):
+    if isinstance(module, RecordedModule):
         return module.native or None
-    kind = foreign.kind_of(module)
+    kind = foreign.layer_kind(module)
     return kind and (kind[0] or type(module).__name__)
 
 
-def taken(module: Any) -> Found:
+def read_layer(module: Any) -> Found:
     """Return the configuration and weights of a framework's own layer; TypeError or ValueError if not known."""
-    return module.take() if isinstance(module, Recorded) else foreign.taken(module)
+    return module.take() if isinstance(module, RecordedModule) else foreign.read_layer(module)
 
 
-def norms_unread(arrays: Mapping[str, Any], path: str, user_layer: Mapping[str, Any]) -> str:
+def why_no_norms(arrays: Mapping[str, Any], path: str, user_layer: Mapping[str, Any]) -> str:
     """Say why the norms of queries and keys in a layer of layers= are not known; "" if they are."""
     for role in ("q_norm", "k_norm"):
         own = f"{path}.{user_layer.get(role, role)}"

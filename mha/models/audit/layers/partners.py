@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from mha.core.tables import few
-from mha.models.audit.layers.reference import Layer, Reference, fits, natural, paired
+from mha.models.audit.layers.reference import Layer, Reference, fits, natural_key, pair_paths
 from mha.models.audit.layers.user_layers import parts_of_like
-from mha.weights.projections import Parts, Taken, beginnings, lacking, prefixes, take
+from mha.weights.projections import LayerArrays, Parts, layer_paths, missing_kernels, possible_paths, read_arrays
 
 Partner = tuple[Reference, Layer]
 Where = tuple[str, Parts | None]  # the path of a layer among the arrays, and its names, None = those of a scheme
@@ -23,7 +23,7 @@ HOW = (
 class NamedReference(Reference):
     """The reference for one layer whose arrays have names of their own; take: reads them, as `projections.take`."""
 
-    def __init__(self, whole: Reference, take: Callable[[], Taken], own: bool, first: Taken) -> None:
+    def __init__(self, whole: Reference, take: Callable[[], LayerArrays], own: bool, first: LayerArrays) -> None:
         super().__init__(whole.arrays, None, whole.origin, own)
         self.kept, self.take = whole.kept, take
         self.biased, self.guessed = first.biased, first.guessed
@@ -47,9 +47,9 @@ def partners_of(
         parts = next(iter(rest.values()))
         paths = [path for path, one in rest.items() if one == parts]
         if parts is not None and parts.path is not None:
-            found |= {path: said(path, parts.at(path), reference) for path in paths}
+            found |= {path: place_by_name(path, parts.at(path), reference) for path in paths}
             continue
-        by_config = {path for path in paths if path in by_scheme and is_described(path, by_scheme[path], reference)}
+        by_config = {path for path in paths if path in by_scheme and has_config(path, by_scheme[path], reference)}
         named = {} if parts is None or by_config == {*paths} else by_names(paths, parts, reference)
         for path in paths:
             if path in named and path not in by_config:
@@ -57,7 +57,7 @@ def partners_of(
             elif path in by_scheme:
                 found[path] = by_scheme[path][1].rstrip("."), None
             else:
-                raise ValueError(missing(path, parts and parts.at(path), reference))
+                raise ValueError(missing_arrays(path, parts and parts.at(path), reference))
         by_order = {path: found[path][0] for path in paths if not fits(found[path][0], path)}
         if not (is_sequence(by_order) and is_sequence(by_order.values())):
             pairs = ", ".join(few([f"{path} might be {other}" for path, other in by_order.items()]))
@@ -73,7 +73,7 @@ def is_sequence(paths: Iterable[str]) -> bool:
     return len({re.sub(r"[._]?\d+", "", path) for path in paths}) < 2
 
 
-def is_described(path: str, layer: Layer, reference: Reference) -> bool:
+def has_config(path: str, layer: Layer, reference: Reference) -> bool:
     """Whether a layer is at its own path, and the configuration of like= describes it completely."""
     try:
         return fits(layer[1].rstrip("."), path) and reference.attends(layer) is not None
@@ -81,43 +81,44 @@ def is_described(path: str, layer: Layer, reference: Reference) -> bool:
         return False
 
 
-def said(path: str, parts: Parts, reference: Reference) -> Where:
+def place_by_name(path: str, parts: Parts, reference: Reference) -> Where:
     """Return the place that layers= names for a layer; ValueError if no layer is there."""
     at = parts.path or ""
-    if parts.names and not lacking(at, parts, reference.arrays):
+    if parts.names and not missing_kernels(at, parts, reference.arrays):
         return at, parts
     if any(prefix.rstrip(".") == at for _, prefix in reference.layers()):
         return at, None
-    raise ValueError(missing(path, parts, reference))
+    raise ValueError(missing_arrays(path, parts, reference))
 
 
 def by_names(paths: Sequence[str], parts: Parts, reference: Reference) -> dict[str, Where]:
     """Find the layers with projections of these names."""
     own = {path: parts.at(path) for path in paths}
     if len({tuple(one.names.items()) for one in own.values()}) > 1:  # a number is in a name
-        every = {path: prefixes(one, reference.arrays) for path, one in own.items()}
+        every = {path: layer_paths(one, reference.arrays) for path, one in own.items()}
         return {path: (some[0], own[path]) for path, some in every.items() if len(some) == 1}
     layers: list[Layer] = [
-        ("llama", prefix) for prefix in sorted(prefixes(own[paths[0]], reference.arrays), key=natural)
+        ("llama", prefix) for prefix in sorted(layer_paths(own[paths[0]], reference.arrays), key=natural_key)
     ]
-    return {path: (layer[1], own[path]) for path, layer in paired(paths, layers).items()}
+    return {path: (layer[1], own[path]) for path, layer in pair_paths(paths, layers).items()}
 
 
-def missing(path: str, parts: Parts | None, reference: Reference) -> str:
+def missing_arrays(path: str, parts: Parts | None, reference: Reference) -> str:
     """Say which arrays of a layer are nowhere in like=, or in several places."""
     begin = f"like= and layers= do not fit each other: for {path}, in {reference.origin}"
     some = f"its arrays are {', '.join(few(list(reference.arrays))) or 'none'}"
     if parts is None or not parts.names:
         at = f" at {parts.path!r}" if parts is not None and parts.path is not None else ""
         return f"{begin} there is no layer of a known scheme{at}; {some}; {HOW}"
-    every, near = prefixes(parts, reference.arrays), [parts.path or ""]
+    every, near = layer_paths(parts, reference.arrays), [parts.path or ""]
     if parts.path is None:
-        near = [one for one in beginnings(parts, reference.arrays) if fits(one, path)]
+        near = [one for one in possible_paths(parts, reference.arrays) if fits(one, path)]
         if len(every) > 1 and not near:
             layers = f"{len(every)} layers, at {', '.join(few(every))}"
             return f"{begin} there are {layers}, and nothing says which it is; {HOW}"
     at = near[0] if near else path
-    return f"{begin} there is no kernel of {', '.join(lacking(at, parts, reference.arrays))} at {at!r}; {some}; {HOW}"
+    missing = ", ".join(missing_kernels(at, parts, reference.arrays))
+    return f"{begin} there is no kernel of {missing} at {at!r}; {some}; {HOW}"
 
 
 def partner_of(
@@ -125,30 +126,30 @@ def partner_of(
     where: Mapping[str, Where],
     by_scheme: Mapping[str, Layer],
     reference: Reference,
-    mine: Taken | None = None,
+    mine: LayerArrays | None = None,
 ) -> Partner | None:
     """Return the reference for a layer, and its layer there; None if there is none.
 
     where: as of `partners_of`; by_scheme: by path, the reference's layers that a scheme describes; mine: the layer's
-    arrays in the model. Raises ValueError as `named_truth`.
+    arrays in the model. Raises ValueError as `reference_by_name`.
     """
     prefix, parts = where.get(path, ("", None))
     if parts is not None:
-        return named_truth(reference, prefix, parts, mine)
+        return reference_by_name(reference, prefix, parts, mine)
     layers = reference.layers() if path in where else []
     layer = next((layer for layer in layers if layer[1].rstrip(".") == prefix), by_scheme.get(path))
     return None if layer is None else (reference, layer)
 
 
-def named_truth(
-    reference: Reference, prefix: str, parts: Parts, mine: Taken | None = None
+def reference_by_name(
+    reference: Reference, prefix: str, parts: Parts, mine: LayerArrays | None = None
 ) -> tuple[NamedReference, Layer]:
     """Return the reference for a layer whose arrays have names of their own, and its layer there.
 
     mine: the arrays of the model. Raises ValueError if their sizes differ, or if nothing shows how the kernels lie.
     """
     taking = functools.partial(
-        take,
+        read_arrays,
         reference.arrays,
         prefix,
         parts,

@@ -17,9 +17,9 @@ from mha import weights
 from mha.core import dispatch
 from mha.core.options.config import Config
 from mha.core.options.names import BackendName, SchemeName
-from mha.models.audit.layers.kernels import also_called, recalled
+from mha.models.audit.layers.kernels import add_torch_names, with_torch_names
 from mha.weights import json_text, models, readers, recorded, schemes
-from mha.weights.foreign.arrays import named, to_numpy
+from mha.weights.foreign.arrays import flatten_names, to_numpy
 
 Layer = tuple[SchemeName, str]  # scheme and prefix
 Found = tuple[Config, dict[str, np.ndarray]]  # configuration and canonical weights
@@ -48,7 +48,7 @@ class Reference:
         origin: str,
         own: bool = False,
         inside: str = "",
-        formats: Callable[[str], str] = schemes.unsaid,
+        formats: Callable[[str], str] = schemes.no_format,
         config_format: str | None = None,
         modules: Mapping[str, Any] | None = None,
     ) -> None:
@@ -61,8 +61,8 @@ class Reference:
         """List the layers that the names show, in the order of their numbers."""
         found = schemes.recognise(self.arrays, self.formats)
         at = {prefix for _, prefix in found}
-        found += [layer for layer in schemes.recognise(also_called(self.arrays)) if layer[1] not in at]
-        return sorted(found, key=lambda layer: natural(layer[1]))
+        found += [layer for layer in schemes.recognise(add_torch_names(self.arrays)) if layer[1] not in at]
+        return sorted(found, key=lambda layer: natural_key(layer[1]))
 
     def layer(self, chosen: Layer, given: Mapping[str, Any], tokens: int) -> Found:
         """Return the configuration and the canonical weights of a layer; some are kept for the next call.
@@ -73,7 +73,7 @@ class Reference:
         key = chosen, str(given), tokens if self.grows else 0
         if key not in self.kept:
             self.kept[key] = self._layer(chosen, given, tokens)
-            while len(self.kept) > 1 and sum(map(size, self.kept.values())) > MOST:
+            while len(self.kept) > 1 and sum(map(weight_bytes, self.kept.values())) > MOST:
                 del self.kept[next(iter(self.kept))]
         return self.kept[key]
 
@@ -82,7 +82,7 @@ class Reference:
         own, prefix = self.arrays_of(chosen)
         recorded_options = self.options(chosen, tokens)
         options = dict(given)
-        num_heads, folded, options = recorded.joined(
+        num_heads, folded, options = recorded.join_options(
             recorded_options, options.pop("num_heads", None), options, "the model"
         )
         config, weights = schemes.to_canonical(own, scheme, prefix, num_heads, options=options)
@@ -94,9 +94,9 @@ class Reference:
     def arrays_of(self, chosen: Layer) -> tuple[dict[str, np.ndarray], str]:
         """Return the arrays of a layer by the names of its scheme, and their prefix."""
         scheme, prefix = chosen
-        arrays = recalled(self.arrays, scheme, prefix)
+        arrays = with_torch_names(self.arrays, scheme, prefix)
         try:
-            names = schemes.wanted(arrays, scheme, prefix)
+            names = schemes.layer_names(arrays, scheme, prefix)
         except schemes.UnreadError as error:
             raise error.with_method(schemes.method_of(self.config)) from None
         return {name: to_numpy(name, arrays[name]) for name in names}, prefix
@@ -108,14 +108,14 @@ class Reference:
         length = tokens if self.grows else None
         first = next((name for name in self.arrays if name.startswith(chosen[1])), None)
         form = "" if first is None else self.formats(first)
-        return models.described(dict(self.config), *self.within(chosen), length, form, self.config_format)
+        return models.options_in(dict(self.config), *self.within(chosen), length, form, self.config_format)
 
     def within(self, chosen: Layer) -> Layer:
         """Return the same layer with its prefix relative to the part that the configuration is of."""
         scheme, prefix = chosen
         return scheme, prefix.removeprefix(f"{self.inside}.") if self.inside else prefix
 
-    def for_taught(self, chosen: Layer | None) -> "Reference":
+    def for_user_layer(self, chosen: Layer | None) -> "Reference":
         """Drop the configuration if it does not describe this layer, which layers= describes."""
         try:
             if chosen is not None:
@@ -129,19 +129,19 @@ class Reference:
         """Whether the rotation may depend on the length of the text."""
         return any(kind in str(self.config) for kind in GROWING)
 
-    def attends(self, chosen: Layer) -> models.Attends | None:
+    def attends(self, chosen: Layer) -> models.CallConvention | None:
         """Return how the layer is called, None = unknown. Raises ValueError if the model is of no known kind."""
-        return None if self.config is None else models.attends(dict(self.config), *self.within(chosen))
+        return None if self.config is None else models.convention_of(dict(self.config), *self.within(chosen))
 
 
 @contextlib.contextmanager
-def opened(like: Any, model: Any, adapter: Any, backend: BackendName | None) -> Iterator[Reference]:
+def open_reference(like: Any, model: Any, adapter: Any, backend: BackendName | None) -> Iterator[Reference]:
     """Open the reference for a model.
 
     like: as for `audit`; adapter: of the model's framework, None = no model.
     Raises TypeError or ValueError if like is nothing of the kind, and whatever `mha.load` raises for a path.
     """
-    inside, config = configured({} if adapter is None else adapter.modules(model))
+    inside, config = outermost_config({} if adapter is None else adapter.modules(model))
     own_formats = formats_of(backend)
     config_format: str | None = own_formats("")
     if isinstance(like, Reference):
@@ -149,7 +149,7 @@ def opened(like: Any, model: Any, adapter: Any, backend: BackendName | None) -> 
     elif like is None:
         yield Reference(adapter.arrays(model), config, "the model's own weights", True, inside, own_formats)
     elif isinstance(like, (str, os.PathLike)):
-        with readers.opened(like) as source:
+        with readers.open_weights(like) as source:
             beside = config_beside(source.path)
             own_config = config if beside is None else beside
             inside, config_format = (inside, config_format) if beside is None else ("", None)
@@ -161,19 +161,19 @@ def opened(like: Any, model: Any, adapter: Any, backend: BackendName | None) -> 
                 formats=source.format_of,
                 config_format=config_format,
             )
-            if unread := weights.unread(source, next(iter(reference.layers()), None), packed=True):
+            if unread := weights.unread_error(source, next(iter(reference.layers()), None), packed=True):
                 raise unread
             yield reference
     elif isinstance(like, Mapping) and not callable(like):  # a module of MLX is a dict, too
-        arrays = named(like)
+        arrays = flatten_names(like)
         formats = formats_of(dispatch.backend_of(next(iter(arrays.values()), None)))
         yield Reference(
             arrays, config, "the arrays of like", inside=inside, formats=formats, config_format=config_format
         )
     elif own_backend := dispatch.backend_of(like):
-        other = taps_of(own_backend)
+        other = adapter_of(own_backend)
         modules = other.modules(like)
-        there, own = configured(modules)
+        there, own = outermost_config(modules)
         there, own, config_format = (inside, config, config_format) if own is None else (there, own, None)
         name, formats = f"the {type(like).__name__} of like", formats_of(own_backend)
         yield Reference(
@@ -187,7 +187,7 @@ def config_beside(path: Path) -> dict[str, Any] | None:
     """Read the configuration beside a file of weights; None if there is none, ValueError if it is damaged."""
     place = path.with_name("config.json")
     try:
-        return None if (data := models.data_of(place)) is None else models.parsed(data)
+        return None if (data := models.read_bytes(place)) is None else models.parse_model(data)
     except ValueError as error:
         raise ValueError(f"{place} cannot be used: {error}") from error
 
@@ -212,7 +212,7 @@ def formats_of(backend: BackendName | None) -> Callable[[str], str]:
     return lambda name: forms[0] if forms else ""
 
 
-def configured(modules: Mapping[str, Any]) -> tuple[str, dict[str, Any] | None]:
+def outermost_config(modules: Mapping[str, Any]) -> tuple[str, dict[str, Any] | None]:
     """Return the path and the configuration of the outermost module that has one; None if none has."""
     for path, module in modules.items():
         if (config := config_of(module)) is not None:
@@ -220,7 +220,7 @@ def configured(modules: Mapping[str, Any]) -> tuple[str, dict[str, Any] | None]:
     return "", None
 
 
-def wholes(modules: Mapping[str, Any]) -> frozenset[str]:
+def whole_models(modules: Mapping[str, Any]) -> frozenset[str]:
     """Return the paths of the modules that are whole models of transformers."""
     return frozenset(
         path for path, module in modules.items() if hasattr(module, "save_pretrained") and config_of(module)
@@ -230,29 +230,29 @@ def wholes(modules: Mapping[str, Any]) -> frozenset[str]:
 def backend_of(model: Any) -> BackendName:
     """Return the backend of a model's framework; TypeError if it is of none."""
     if (backend := dispatch.backend_of(model)) is None:
-        *names, last = (dispatch.facts("TITLE")[name] for name in dispatch.having("models/frameworks/*.py"))
+        *names, last = (dispatch.facts("TITLE")[name] for name in dispatch.backends_with("models/frameworks/*.py"))
         raise TypeError(f"model is a {type(model).__name__}, expected a model of {', '.join(names)} or {last}")
     return backend
 
 
-def taps_of(backend: BackendName) -> Any:
+def adapter_of(backend: BackendName) -> Any:
     """Return the adapter that watches models of a backend; TypeError if there is none."""
-    if backend not in dispatch.having("models/frameworks/*.py"):
+    if backend not in dispatch.backends_with("models/frameworks/*.py"):
         raise TypeError(f"models of {backend} cannot be watched; give what enters and leaves to mha.parity.audit_taps")
     return importlib.import_module(f"mha.models.frameworks.{backend}")
 
 
-def size(found: Found) -> int:
+def weight_bytes(found: Found) -> int:
     """Return the bytes of the weights of a layer."""
     return sum(X.nbytes for X in found[1].values())
 
 
-def natural(prefix: str) -> list[Any]:
+def natural_key(prefix: str) -> list[Any]:
     """Return the sort key of a prefix, in which 2 comes before 10."""
     return [int(X) if X.isdigit() else X for X in re.split(r"(\d+)", prefix)]
 
 
-def paired(paths: Sequence[str], layers: Sequence[Layer]) -> dict[str, Layer]:
+def pair_paths(paths: Sequence[str], layers: Sequence[Layer]) -> dict[str, Layer]:
     """Pair each path with a layer of the reference: of the same name, of the same end, or by order."""
     by_name = {prefix.rstrip("."): (scheme, prefix) for scheme, prefix in layers}
     found = {}
@@ -261,11 +261,11 @@ def paired(paths: Sequence[str], layers: Sequence[Layer]) -> dict[str, Layer]:
         if path in alike or len(alike) == 1:
             found[path] = by_name[path if path in alike else alike[0]]
     if len(found) < len(paths) and len(paths) == len(layers):
-        return dict(zip(sorted(paths, key=natural), layers, strict=True))
+        return dict(zip(sorted(paths, key=natural_key), layers, strict=True))
     return found
 
 
-def at(path: str, other: str) -> bool:
+def is_at(path: str, other: str) -> bool:
     """Whether a module is another one, or inside of it."""
     return path == other or path.startswith(f"{other}.")
 

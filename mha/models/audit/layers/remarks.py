@@ -3,14 +3,14 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mha.core.tables import counted, few
+from mha.core.tables import few, plural
 from mha.models.audit.layers.partners import Where
 from mha.models.audit.layers.reference import Reference, fits
 from mha.models.audit.layers.user_layers import parts_of, parts_of_like
 from mha.weights.projections import biases_of
 
 
-def without_biases(user_layers: Mapping[str, Any], arrays: Mapping[str, Any]) -> list[str]:
+def notes_on_biases(user_layers: Mapping[str, Any], arrays: Mapping[str, Any]) -> list[str]:
     """Say which projections have no bias, though others of the layer, or of layers described alike, have one.
 
     user_layers: by path, the value in layers=; arrays: of the model.
@@ -26,14 +26,14 @@ def without_biases(user_layers: Mapping[str, Any], arrays: Mapping[str, Any]) ->
         for names in dict.fromkeys(filter(None, bare.values())):
             where = [path for path, one in bare.items() if one == names]
             notes.append(
-                f"no bias: {', '.join(dict.fromkeys(names))} in {counted(len(where), 'layer')} "
+                f"no bias: {', '.join(dict.fromkeys(names))} in {plural(len(where), 'layer')} "
                 f"({', '.join(few(where))}), though other projections have one: whether it was left out is not seen "
                 "without like="
             )
     return notes
 
 
-def guesses(
+def notes_on_guesses(
     user_layers: Mapping[str, Any], where: Mapping[str, Where], kernels: Sequence[str], reference: Reference
 ) -> list[str]:
     """Say which layers of like= were paired by order alone, and which kernels lie as their name says.

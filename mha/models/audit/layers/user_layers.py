@@ -14,7 +14,7 @@ KNOWN = ("scheme", *PART_KEYS, "like", "num_heads", *CALLED, *LAYER_OPTIONS)
 OF_LIKE = ("path", *PART_KEYS)
 
 
-def lesson_of(pattern: Any, user_layer: Any) -> Any:
+def check_user_layer(pattern: Any, user_layer: Any) -> Any:
     """Check the value of a pattern in layers=, and return it: a dict, None, or a function of the module."""
     if user_layer is None or callable(user_layer):
         return user_layer
@@ -29,7 +29,7 @@ def lesson_of(pattern: Any, user_layer: Any) -> Any:
     _check_like(pattern, user_layer.get("like"))
     if "scheme" in user_layer:
         checks.choice("scheme of layers", user_layer["scheme"], tuple(schemes.SCHEMES))
-    elif of_like_alone(user_layer):
+    elif has_like_alone(user_layer):
         pass
     elif missing := [role for role in NEEDED if role not in user_layer]:
         raise ValueError(
@@ -56,7 +56,7 @@ def _check_like(pattern: Any, like: Any) -> None:
         checks.choice("axes of like in layers", like["axes"], ("io", "oi"))
 
 
-def of_like_alone(user_layer: Any) -> bool:
+def has_like_alone(user_layer: Any) -> bool:
     """Whether a value of layers= only says where like= has the weights of a layer that is known by itself."""
     return (
         isinstance(user_layer, Mapping)
@@ -91,10 +91,10 @@ def options_of(user_layer: Mapping[str, Any]) -> dict[str, Any]:
     return {name: X for name, X in user_layer.items() if name not in ("scheme", "like", *PART_KEYS, *CALLED)}
 
 
-def called(user_layer: Mapping[str, Any]) -> models.Attends:
+def attends_of(user_layer: Mapping[str, Any]) -> models.CallConvention:
     """Return how a layer in layers= is called. Raises TypeError or ValueError if that is wrong."""
     padding = user_layer.get("padding", "attention_mask")
-    return models.Attends(
+    return models.CallConvention(
         causal=checks.flag("causal of layers", user_layer.get("causal", False)), queries=padding, keys=padding,
         cross=checks.flag("cross of layers", user_layer.get("cross", False)),
     )  # fmt: skip

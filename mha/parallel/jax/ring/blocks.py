@@ -36,13 +36,13 @@ def by_blocks(circle, function, owner, kv, bias, fixed, rows, state, carried=(()
     Returns:
         The new state and carried.
     """
-    whole = Call(score_bias=bias, causal=circle.causal, **fixed).planned(window=circle.window, chunk=circle.chunk)
+    whole = Call(score_bias=bias, causal=circle.causal, **fixed).with_plan(window=circle.window, chunk=circle.chunk)
     runs, here, shape = circle.runs, jax.lax.axis_index(circle.axis), rows[0].shape
     Q, K = shape[1] // runs, kv[0].shape[1] // runs  # of a run
     size = cutting.queries(Q, SMALL * shape[0] * (shape[2] if circle.features else 1) * K)
     blocks = math.ceil(Q / size)  # of a run
     own = {name: getattr(whole, name) for name in OF_ROWS if getattr(whole, name) is not None}
-    rows, state, own = (filled_rows(each, runs, blocks * size) for each in (rows, state, own))
+    rows, state, own = (pad_rows(each, runs, blocks * size) for each in (rows, state, own))
 
     def step(number, carry):
         state, (of_keys, others) = carry
@@ -73,7 +73,7 @@ def by_blocks(circle, function, owner, kv, bias, fixed, rows, state, carried=(()
     return jax.tree.map(lambda X: _without(X, runs, Q), state), carried
 
 
-def used_by_blocks(queries, keys, call):
+def use_flags(queries, keys, call):
     """Flags of the queries (B, Q) that see a key, and of the keys (B, K) that a query sees, in any head.
 
     call: with numbers of tokens, such as positions, (B or 1, T). Queries take turns in blocks: no array has all pairs.
@@ -82,7 +82,7 @@ def used_by_blocks(queries, keys, call):
     size = cutting.queries(Q, SMALL * B * K)
     count = math.ceil(Q / size)
     rows = {name: getattr(call, name) for name in OF_ROWS if getattr(call, name) is not None}
-    rows = filled_rows(rows, 1, count * size)
+    rows = pad_rows(rows, 1, count * size)
 
     def step(seen, number):
         here = {name: part_of(X, number * size, size) for name, X in rows.items()}
@@ -112,17 +112,17 @@ def axis_of_rows(X):
     return X.ndim // 2
 
 
-def filled_rows(arrays, runs, rows):
+def pad_rows(arrays, runs, rows):
     """Arrays with padding rows, so that each run has as many; an array with one row for all queries keeps it.
 
     In arrays that are given by name, a padding row sees no key.
     """
     named = arrays.items() if isinstance(arrays, dict) else enumerate(arrays)
-    found = {name: _filled_runs(X, runs, rows, -1 if name in (*PACKED, *PLACES) else 0) for name, X in named}
+    found = {name: _pad_runs(X, runs, rows, -1 if name in (*PACKED, *PLACES) else 0) for name, X in named}
     return found if isinstance(arrays, dict) else tuple(found.values())
 
 
-def _filled_runs(X, runs, rows, value):
+def _pad_runs(X, runs, rows, value):
     if X is None or X.shape[axis_of_rows(X)] in (1, runs * rows):
         return X
     X, axis = _in_runs(X, runs), axis_of_rows(X) + 1
@@ -180,7 +180,7 @@ def _sees(call, queries, keys):
     if call.valid_lens is not None:
         found.append(call.valid_lens.max() > 0)
     if call.is_packed():
-        found += _meet(*call.packed().values(), 0, 0)
+        found += _meet(*call.segment_ids().values(), 0, 0)
     if call.by_positions():
         left, right = call.plan.window or (None, None)
         found += _meet(call.positions, call.key_positions, left, 0 if call.causal else right)

@@ -20,7 +20,7 @@ from mha.backends.jax import pooling as lesson
 from mha.backends.jax.engine.operations import OPERATIONS
 from mha.backends.jax.heads import repeat_heads
 from mha.backends.jax.hiding import widen
-from mha.core.engine.visible_range import by_group
+from mha.core.engine.visible_range import pairs_by_group
 
 from . import zigzag
 from .blocks import OF_ROWS, as_own, axis_of_rows, by_blocks
@@ -83,13 +83,13 @@ def _forward(circle, q, k, v, bias, sinks, variables, fixed, key):
     def block(owner, number, kv, call, rows, state, carried):
         (q,), (k, v) = rows, kv
         scores, visible = _scores(circle, call, q, k, call.score_bias, variables)
-        scores = _hidden(scores, visible)
-        largest, total, pooled = (_folded(X, k) for X in state)
+        scores = _hide(scores, visible)
+        largest, total, pooled = (_fold_heads(X, k) for X in state)
         most = jnp.maximum(largest, scores.max(-1, keepdims=True))  # (B*G, H/G*block, 1)
         base = jnp.where(most == -math.inf, 0, most)  # of a query that has seen no key
         weights, again = jnp.exp(scores - base), jnp.exp(largest - base)
         total = total * again + weights.sum(-1, keepdims=True)
-        weights *= _kept(circle, weights.shape, weights.dtype, key, owner, number)
+        weights *= _dropout_factors(circle, weights.shape, weights.dtype, key, owner, number)
         pooled = pooled * again + jnp.matmul(weights, widen(v))  # (B*G, H/G*block, dv)
         return tuple(X.reshape(*q.shape[:2], -1) for X in (most, total, pooled)), carried  # (B*H, block, any)
 
@@ -98,7 +98,7 @@ def _forward(circle, q, k, v, bias, sinks, variables, fixed, key):
 
     def step(carried, _):
         owner, kv, state = carried
-        return (_before(circle, owner), _passed(circle, kv), see(owner, kv, state)), None
+        return (_device_before(circle, owner), _pass_on(circle, kv), see(owner, kv, state)), None
 
     parts = zip((1, 1, v.shape[2]), (-math.inf, 0, 0), strict=True)
     state = tuple(jnp.full((*q.shape[:2], width), value, widen(q).dtype) for width, value in parts)
@@ -121,12 +121,12 @@ def _backward(circle, saved, gradient):
 
     def block(owner, number, kv, call, rows, state, carried):
         (q, *rest), (k, v), ((by_k, by_v), by_variables) = rows, kv, carried
-        gradient, shares, largest, share = (_folded(X, k) for X in rest)  # (B*G, H/G*block, any)
+        gradient, shares, largest, share = (_fold_heads(X, k) for X in rest)  # (B*G, H/G*block, any)
         scores_of = functools.partial(_scores, circle, call)
         scores, pull, visible = jax.vjp(scores_of, q, k, call.score_bias, variables, has_aux=True)
         # From one logarithm of both, large scores would take the digits of the sum.
-        weights = jnp.exp(_hidden(scores, visible) - largest) * share  # (B*G, H/G*block, K)
-        kept = _kept(circle, weights.shape, weights.dtype, key, owner, number)
+        weights = jnp.exp(_hide(scores, visible) - largest) * share  # (B*G, H/G*block, K)
+        kept = _dropout_factors(circle, weights.shape, weights.dtype, key, owner, number)
         by_v += jnp.matmul((weights * kept).swapaxes(1, 2), gradient)  # (B*G, K, dv)
         by_scores = weights * (jnp.matmul(gradient, widen(v).swapaxes(1, 2)) * kept - shares)
         by_q, more_k, by_bias, more_variables = pull(by_scores)
@@ -144,7 +144,7 @@ def _backward(circle, saved, gradient):
     def step(carried, _):
         owner, kv, by_kv, sums = carried
         by_kv, sums = see(owner, kv, by_kv, sums)
-        return (_before(circle, owner), *_passed(circle, (kv, by_kv)), sums), None
+        return (_device_before(circle, owner), *_pass_on(circle, (kv, by_kv)), sums), None
 
     zeros = jax.tree.map(lambda X: jnp.zeros(X.shape, gradient.dtype), ((k, v), (q, bias, variables)))
     start = jax.lax.axis_index(circle.axis), (k, v), *as_own(zeros, (q, k, v, bias))
@@ -154,7 +154,7 @@ def _backward(circle, saved, gradient):
     by_sinks = None
     if sinks is not None:
         by_sinks = -(shares * jnp.exp(widen(sinks) - largest) / total).sum(1, keepdims=True)  # (B*H, 1, 1)
-    found = by_q, *_passed(circle, by_kv), by_bias, by_sinks, by_variables  # those of keys and values come home
+    found = by_q, *_pass_on(circle, by_kv), by_bias, by_sinks, by_variables  # those of keys and values come home
     found = jax.tree.map(lambda X, of: X.astype(of.dtype), found, (q, k, v, bias, sinks, variables))
     return *found, None, None
 
@@ -164,22 +164,22 @@ _round.defvjp(_forward, _backward)
 
 def _scores(circle, call, q, k, bias, variables):
     """The scores of a block (B*G, H/G*block, K), capped and biased, and which of them are visible."""
-    visible, bias, _ = by_group(OPERATIONS, q, k, circle.num_heads, call._replace(score_bias=bias))
-    scores = circle.pooling.apply(variables, _folded(q, k), k, method="scores")
+    visible, bias, _ = pairs_by_group(OPERATIONS, q, k, circle.num_heads, call._replace(score_bias=bias))
+    scores = circle.pooling.apply(variables, _fold_heads(q, k), k, method="scores")
     return circle.pooling.bend(scores, visible, bias), visible
 
 
-def _hidden(scores, visible):
+def _hide(scores, visible):
     """Scores with -inf where hidden: in both passes, since XLA may round a product and a difference together."""
     return scores if visible is None else jnp.where(visible, scores, -math.inf)  # (B*G, H/G*block, K)
 
 
-def _folded(X, k):
+def _fold_heads(X, k):
     """Put the heads of queries that share a head of keys in one row: (B*H, Q, any) -> (B*G, H/G*Q, any)."""
     return X.reshape(len(k), -1, X.shape[2])  # (B*G, H/G*Q, any)
 
 
-def _kept(circle, shape, dtype, key, owner, number):
+def _dropout_factors(circle, shape, dtype, key, owner, number):
     """The factors by which dropout multiplies weights, the same in both passes; 1 without dropout."""
     if not circle.rate:
         return 1
@@ -187,11 +187,11 @@ def _kept(circle, shape, dtype, key, owner, number):
     return jax.random.bernoulli(key, 1 - circle.rate, shape).astype(dtype) / (1 - circle.rate)
 
 
-def _passed(circle, arrays):
+def _pass_on(circle, arrays):
     """Send arrays to the next device, and return those of the device before."""
     ways = [(device, (device + 1) % circle.size) for device in range(circle.size)]
     return jax.tree.map(lambda X: jax.lax.ppermute(X, circle.axis, ways), arrays)
 
 
-def _before(circle, owner):
+def _device_before(circle, owner):
     return (owner - 1) % circle.size

@@ -12,12 +12,12 @@ def there(X, axis, dim):
     """X with its consecutive rows, along `dim`, exchanged into zigzag over the devices of an axis of the mesh."""
     ways, (first, second) = _ways(axis), jnp.split(X, 2, dim)
     even, odd = (jax.lax.ppermute(X, axis, way) for X, way in zip((first, second), ways, strict=True))
-    return jnp.concatenate(_exchanged(even, odd, axis), dim)
+    return jnp.concatenate(_swap_on_odd(even, odd, axis), dim)
 
 
 def back(X, axis, dim):
     """X with consecutive rows again: the inverse of `there`."""
-    ways, pieces = _ways(axis), _exchanged(*jnp.split(X, 2, dim), axis)
+    ways, pieces = _ways(axis), _swap_on_odd(*jnp.split(X, 2, dim), axis)
     pieces = (
         jax.lax.ppermute(X, axis, [(came, went) for went, came in way]) for X, way in zip(pieces, ways, strict=True)
     )
@@ -31,7 +31,7 @@ def _ways(axis):
     return [*enumerate(homes[::2])], [*enumerate(homes[1::2])]
 
 
-def _exchanged(X, Y, axis):
+def _swap_on_odd(X, Y, axis):
     """X and Y in this order on an even device, else swapped: the first piece of an odd device is odd."""
     is_even = jax.lax.axis_index(axis) % 2 == 0
     return jnp.where(is_even, X, Y), jnp.where(is_even, Y, X)

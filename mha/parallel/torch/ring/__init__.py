@@ -29,7 +29,7 @@ def pool(attention, num_heads, mesh, places, q, k, v, call):
     weights = dict(attention.named_parameters())
     kind = Fused if Fused.takes(attention, q, v, call) else Scored
     circle = kind(
-        attention, mesh, places, num_heads, call._replace(score_bias=None).planned(sinks=None), tuple(weights)
+        attention, mesh, places, num_heads, call._replace(score_bias=None).with_plan(sinks=None), tuple(weights)
     )
     return _Ring.apply(circle, q, k, v, score_bias, sinks, *weights.values())
 

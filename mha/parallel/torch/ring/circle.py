@@ -6,7 +6,7 @@ from torch import distributed
 from mha.core.engine.visible_range import meets
 from mha.parallel.rows import as_here
 
-from ..ranks import answering, global_rank, ready, settled
+from ..ranks import answering, global_rank, ready, settle_errors
 
 
 class Circle:
@@ -23,7 +23,7 @@ class Circle:
         for rows, first_row in as_here(self.queries[self.here]):
             for columns, first in as_here(self.keys[owner]):
                 size = columns.stop - columns.start
-                call = moved(whole, first_row - rows.start).part(queries=rows, keys=slice(first, first + size))
+                call = move_offset(whole, first_row - rows.start).part(queries=rows, keys=slice(first, first + size))
                 if len(k) and rows.start < rows.stop and size and meets(call, rows.stop - rows.start, size):
                     yield rows, columns, first, call
 
@@ -54,7 +54,7 @@ class Circle:
             arrays = coming  # while as much is sent
             if beside is not None:
                 beside[:] = self.pass_on(beside, owner)
-        settled(self.mesh, error)
+        settle_errors(self.mesh, error)
 
     def pass_on(self, arrays, owner):
         """Send arrays of the owner's size to the next rank, and return those of the rank before."""
@@ -81,10 +81,10 @@ class Circle:
         return coming, wait
 
 
-def moved(call, first):
+def move_offset(call, first):
     """The call with its offset moved to another first query."""
     known = {name: X + first if name == "offset" else X for name, X in (call.plan.known or {}).items()}
-    return call._replace(offset=call.offset + first).planned(known=known)
+    return call._replace(offset=call.offset + first).with_plan(known=known)
 
 
 def later(rows, first):

@@ -9,11 +9,11 @@ import math
 
 import torch
 
-from mha.backends.torch.engine.pooling import DotProductAttention, attn_mask, by_heads, needs_pairs, only_ordered
+from mha.backends.torch.engine.pooling import DotProductAttention, by_heads, kernel_mask, needs_pairs, only_causal
 from mha.backends.torch.hiding import widen
 from mha.core.call import ALL
 from mha.core.engine import blocks as cutting
-from mha.core.engine.visible_range import narrowed, reach
+from mha.core.engine.visible_range import narrow, reach
 
 from .circle import Circle, later, zeros
 
@@ -30,7 +30,7 @@ class Fused(Circle):
         """Whether the kernel can compute a call of these heads."""
         if None in (FORWARD, BACKWARD) or q.device.type != "cpu" or not isinstance(attention, DotProductAttention):
             return False
-        return attention.has_kernel(q.shape[2], v.shape[2], call.planned(sinks=None))
+        return attention.has_kernel(q.shape[2], v.shape[2], call.with_plan(sinks=None))
 
     def forward(self, q, own_k, own_v, score_bias, sinks, weights):
         """The pooled values (B*H, Q, dv), and the logarithms of the sums of exponentials beside them (B*H, Q)."""
@@ -87,15 +87,15 @@ class Fused(Circle):
         """
         for rows, columns, _, call in self.meetings(k, owner, score_bias):
             Q = rows.stop - rows.start
-            seen, call = narrowed(call, Q, columns.stop - columns.start)
+            seen, call = narrow(call, Q, columns.stop - columns.start)
             for block, own, cut in blocks(call, Q, seen.stop - seen.start, len(q)):
                 yield later(block, rows.start), later(own, columns.start + seen.start), cut
 
     def as_kernel(self, q, k, v, call):
         """Arrays as the kernel takes them, a bias that hides, or None, and whether it hides by its own order."""
         few = k.shape[1] < FEW
-        order = only_ordered(call) and not few
-        mask = None if order else attn_mask(q, k, call)  # (B or 1, H or 1, Q or 1, K)
+        order = only_causal(call) and not few
+        mask = None if order else kernel_mask(q, k, call)  # (B or 1, H or 1, Q or 1, K)
         mask = mask if mask is not None or not few else torch.ones(1, 1, 1, 1, dtype=torch.bool)
         *heads, mask = by_heads(q, k, v, mask, self.num_heads)
         if mask is not None and mask.dtype == torch.bool:
@@ -124,24 +124,24 @@ def blocks(call, num_queries, num_keys, heads):
     if (
         left is not None
         or type(call.offset) is not int
-        or needs_pairs(call._replace(causal=False).planned(window=None))
+        or needs_pairs(call._replace(causal=False).with_plan(window=None))
     ):
         yield from in_pieces(call, slice(0, num_queries), slice(0, num_keys), heads)
         return
     seen = num_keys if right is None else call.offset + right  # keys that all queries see, if there are so many
     all_see, blind = min(max(seen, 0), num_keys), min(max(-seen, 0), num_queries)
-    plain = call._replace(causal=False).planned(window=None)
+    plain = call._replace(causal=False).with_plan(window=None)
     if all_see:
         columns = slice(0, all_see)
         yield slice(0, num_queries), columns, plain.part(keys=columns)._replace(offset=0)
     rows, columns = slice(blind, num_queries), slice(all_see, min(num_keys, all_see + num_queries - blind))
     if rows.start < rows.stop and columns.start < columns.stop:
         triangle = plain.part(queries=rows, keys=columns)._replace(causal=True, offset=0)
-        yield from [(rows, columns, triangle)] if only_ordered(triangle) else in_pieces(triangle, rows, columns, heads)
+        yield from [(rows, columns, triangle)] if only_causal(triangle) else in_pieces(triangle, rows, columns, heads)
 
 
 def in_pieces(call, rows, columns, heads):
     """Blocks as of `blocks`, for a call of these rows and columns, each as large as the memory for pairs allows."""
     Q, K = rows.stop - rows.start, columns.stop - columns.start
     for block, seen in cutting.pieces(call, Q, K, heads):
-        yield later(block, rows.start), later(seen, columns.start), cutting.of_block(call, block, seen)
+        yield later(block, rows.start), later(seen, columns.start), cutting.call_of_block(call, block, seen)

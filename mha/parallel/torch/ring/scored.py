@@ -15,7 +15,7 @@ from mha.backends.torch.engine.operations import OPERATIONS
 from mha.backends.torch.hiding import widen
 from mha.core.call import ALL
 from mha.core.engine import blocks
-from mha.core.engine.visible_range import by_group
+from mha.core.engine.visible_range import pairs_by_group
 
 from ..twins import with_parameters
 from .circle import Circle, later, zeros
@@ -123,7 +123,7 @@ class Scored(Circle):
 
     def scores(self, attention, rows, queries, keys, call):
         """The scores of a block (B*G, H/G*block, keys), capped and biased, and which of them are visible."""
-        visible, bias, _ = by_group(OPERATIONS, queries, keys, self.num_heads, call)
+        visible, bias, _ = pairs_by_group(OPERATIONS, queries, keys, self.num_heads, call)
         return attention.bend(attention.scores(rows, keys), visible, bias), visible
 
     def generator(self, place):

@@ -54,8 +54,8 @@ def make(name: str, attention: MultiHeadAttention, inputs: tuple[np.ndarray, ...
     given = {"causal": False, "offset": 0} | {key: X for key, X in call.items() if X is not None}
     for key, row in ROWS.items():
         if row.holds == "integers" and np.ndim(given.get(key, 0)):
-            given[key] = checks.listed(key, given[key]).astype(np.int64, casting="safe")
-    return _made(name, attention, dict(zip(INPUTS, inputs, strict=True)), given)
+            given[key] = checks.array_of(key, given[key]).astype(np.int64, casting="safe")
+    return _compute_case(name, attention, dict(zip(INPUTS, inputs, strict=True)), given)
 
 
 def make_decode(
@@ -77,11 +77,11 @@ def make_decode(
 
     Raises TypeError and ValueError as the calls do, and ValueError as `make` does.
     """
-    inputs, given = decode_files.taken(attention, steps, size)
-    return _made(name, attention, inputs, {"causal": causal} | given)
+    inputs, given = decode_files.flatten_steps(attention, steps, size)
+    return _compute_case(name, attention, inputs, {"causal": causal} | given)
 
 
-def _made(name: str, attention: MultiHeadAttention, inputs: Arrays, given: dict[str, Any]) -> CaseFile:
+def _compute_case(name: str, attention: MultiHeadAttention, inputs: Arrays, given: dict[str, Any]) -> CaseFile:
     """Compute the expected results of a call or a decode, and their bounds; see `make`."""
     if not name.isprintable():
         raise ValueError(f"name is {name!r}, expected one that can be printed")
@@ -140,8 +140,8 @@ def read(path: str | os.PathLike[str]) -> CaseFile:
         FileError (an OSError and a ValueError): if it is no regular file or may not be read.
         ValueError: if it is no case file, is damaged, or contradicts itself; the message names the path.
     """
-    with readers.opened(path) as source:
-        return case_reader.parsed(source)
+    with readers.open_weights(path) as source:
+        return case_reader.parse_case(source)
 
 
 def check(case: CaseFile, backend: BackendName) -> list[Result]:

@@ -11,15 +11,15 @@ from typing import Any
 import numpy as np
 
 from mha.core import dispatch
-from mha.core.call import ARRAYS, FLOATS, ROWS, Call, fitting, of_output
-from mha.core.call.check import column
+from mha.core.call import ARRAYS, FLOATS, ROWS, Call, check_cotangent, fitting
+from mha.core.call.check import offset_column
 from mha.core.options import checks
 from mha.core.options import config as layers
 from mha.core.options.config import Config, numpy_dtype, shapes
 from mha.parity.cases.files import decode_files
 from mha.parity.cases.files.decode_files import Kinds
 from mha.parity.cases.suite import Arrays
-from mha.parity.rule.layouts import STEPS, Sizes, traced
+from mha.parity.rule.layouts import STEPS, Sizes, trace_layout
 from mha.parity.rule.rules import error
 from mha.weights import json_text, own_format
 from mha.weights.readers import ALL, SafetensorsFile, Source
@@ -66,7 +66,7 @@ class CaseFile:
     bounds: dict[str, float]
 
 
-def parsed(source: Source) -> CaseFile:
+def parse_case(source: Source) -> CaseFile:
     """Read the case in an open file; the descriptions are checked before the numbers are read."""
     if (form := source.metadata.get("format")) != FORMAT or not isinstance(source, SafetensorsFile):
         raise ValueError(f"is no case file: its metadata has format {reprlib.repr(form)}, expected {FORMAT!r}")
@@ -82,9 +82,9 @@ def parsed(source: Source) -> CaseFile:
     if not (name := source.metadata["name"]).isprintable():
         raise ValueError(f"has the name {reprlib.repr(name)}, expected one that can be printed")
     config = own_format.parse_config(source.metadata["config"])
-    call = _call(source)
-    inputs, given, expected = _described(source, config, call)
-    bounds = _bounds(source.metadata["bounds"], expected)
+    call = _read_call(source)
+    inputs, given, expected = _check_kinds(source, config, call)
+    bounds = _read_bounds(source.metadata["bounds"], expected)
 
     def floats(key: str) -> np.ndarray:
         X = source.read(key)
@@ -109,7 +109,7 @@ def parsed(source: Source) -> CaseFile:
     return CaseFile(name, config, weights, arrays, call, {key: source.read(key, ALL) for key in expected}, bounds)
 
 
-def _call(source: Source) -> dict[str, Any]:
+def _read_call(source: Source) -> dict[str, Any]:
     """Read the arguments of the call that are no arrays."""
     try:
         call = json_text.parse(source.metadata["call"])
@@ -119,7 +119,7 @@ def _call(source: Source) -> dict[str, Any]:
             raise ValueError(f"it has {', '.join(sorted(call)) or 'nothing'}, expected {' and '.join(sorted(names))}")
         checks.flag("causal", call["causal"])
         if "offset" in call:
-            column(checks.whole("offset", call["offset"]))
+            offset_column(checks.whole("offset", call["offset"]))
         if "size" in call:
             checks.size("size", call["size"])
     except (TypeError, ValueError) as problem:
@@ -127,13 +127,13 @@ def _call(source: Source) -> dict[str, Any]:
     return call
 
 
-def _described(source: Source, config: Config, call: dict[str, Any]) -> tuple[Kinds, Kinds, Kinds]:
+def _check_kinds(source: Source, config: Config, call: dict[str, Any]) -> tuple[Kinds, Kinds, Kinds]:
     """Return the expected inputs, arguments and results, in order; ValueError if an array is described otherwise."""
     entries = source.entries
     try:
-        claimed = {name: entry.claimed(name, ALL) for name, entry in entries.items()}
+        claimed = {name: entry.stand_in(name, ALL) for name, entry in entries.items()}
         stored = numpy_dtype(STORED.get(config.dtype, config.dtype))
-        describe = decode_files.described if "size" in call else _of_call
+        describe = decode_files.array_kinds if "size" in call else _kinds_of_call
         inputs, given, expected = describe(config, call, claimed, stored)
         weights = {f"weights/{name}": (stored, shape) for name, shape in shapes(config).items()}
         wanted: Kinds = {**inputs, **given, **weights, **expected}
@@ -149,34 +149,38 @@ def _described(source: Source, config: Config, call: dict[str, Any]) -> tuple[Ki
     return inputs, given, expected
 
 
-def _of_call(
+def _kinds_of_call(
     config: Config, call: Mapping[str, Any], claimed: Mapping[str, np.ndarray], stored: np.dtype
 ) -> tuple[Kinds, Kinds, Kinds]:
     """Return the expected inputs, arguments and results of a call; raises ValueError or TypeError as a call does."""
     if missing := [key for key in (f"inputs/{name}" for name in INPUTS) if key not in claimed]:
         raise ValueError(f"{', '.join(missing)} is not there")
     inputs = {f"inputs/{name}": claimed[f"inputs/{name}"] for name in INPUTS}
-    queries, keys, values, cotangent = (_typed(X, stored, config, key) for key, X in inputs.items())
+    queries, keys, values, cotangent = (_empty_in_layer_dtype(X, stored, config, key) for key, X in inputs.items())
     given = {f"call/{name}": claimed[f"call/{name}"] for name in ARGUMENTS if f"call/{name}" in claimed}
     arguments = {key.removeprefix("call/"): X for key, X in given.items()}
-    arguments |= {key: _typed(arguments[key], stored, config, f"call/{key}") for key in FLOATS if key in arguments}
+    arguments |= {
+        key: _empty_in_layer_dtype(arguments[key], stored, config, f"call/{key}") for key in FLOATS if key in arguments
+    }
     own, (B, Q, K) = dispatch.load("numpy"), (*queries.shape[:2], keys.shape[1])
     fitting.fit_inputs(own, config, None, queries, keys, values)
     fitting.fit_call(own, config, None, (B, Q, K), Call(**call, **arguments))
-    of_output(own, config, None, cotangent, (B, Q, config.num_hiddens))
-    expected = {name: (np.dtype(np.float64), shape) for name, shape in _expected(config, arguments, B, Q, K).items()}
+    check_cotangent(own, config, None, cotangent, (B, Q, config.num_hiddens))
+    expected = {
+        name: (np.dtype(np.float64), shape) for name, shape in _result_shapes(config, arguments, B, Q, K).items()
+    }
     given_kinds, input_kinds = ({key: (X.dtype, X.shape) for key, X in part.items()} for part in (given, inputs))
     return input_kinds, given_kinds, expected
 
 
-def _typed(array: np.ndarray, stored: np.dtype, config: Config, name: str) -> np.ndarray:
+def _empty_in_layer_dtype(array: np.ndarray, stored: np.dtype, config: Config, name: str) -> np.ndarray:
     """Return an array of the layer's dtype, without numbers, for one that is stored in the right dtype."""
     if array.dtype != stored:
         raise ValueError(f"{name} has dtype {array.dtype}, expected {stored}")
     return np.broadcast_to(np.zeros((), numpy_dtype(config.dtype)), array.shape)
 
 
-def _expected(config: Config, given: Mapping[str, np.ndarray], B: int, Q: int, K: int) -> Shapes:
+def _result_shapes(config: Config, given: Mapping[str, np.ndarray], B: int, Q: int, K: int) -> Shapes:
     """Return name and shape of each result, in order, of a call with these arrays besides queries, keys and values."""
     of_options = {row.step: name for name, row in layers.ROWS.items() if row.step}
     sizes, left_out = Sizes(B, Q, K, config), {name for name, one in of_options.items() if getattr(config, one) is None}
@@ -187,14 +191,14 @@ def _expected(config: Config, given: Mapping[str, np.ndarray], B: int, Q: int, K
     gradients["values"] = (B, K, config.value_size)
     gradients |= {name: given[name].shape for name in FLOATS if name in given} | shapes(config)
     return {
-        **{f"steps/{name}": traced(name, sizes.shape(name))[0] for name in steps},
+        **{f"steps/{name}": trace_layout(name, sizes.shape(name))[0] for name in steps},
         "attention_weights": (B, config.num_heads, Q, K),
         "output": (B, Q, config.num_hiddens),
         **{f"gradients/{name}": shape for name, shape in gradients.items()},
     }
 
 
-def _bounds(text: str, expected: Kinds) -> dict[str, float]:
+def _read_bounds(text: str, expected: Kinds) -> dict[str, float]:
     """Read the bounds of the expected results."""
     try:
         bounds = json_text.parse(text)

@@ -25,29 +25,31 @@ HEADS = "keys", "values"  # of a cache, floats; its other arrays are integers
 WIDE, WHOLE = np.dtype(np.float64), np.dtype(np.int64)
 
 
-def taken(attention: MultiHeadAttention, steps: Sequence[Mapping[str, Any]], size: int | None) -> tuple[Arrays, Any]:
+def flatten_steps(
+    attention: MultiHeadAttention, steps: Sequence[Mapping[str, Any]], size: int | None
+) -> tuple[Arrays, Any]:
     """Flatten all steps: return the inputs by name, and the other arguments by name."""
     if not steps:
         raise ValueError("steps is empty, expected the arguments of at least one call")
     inputs: Arrays = {}
     call: dict[str, Any] = {"size": attention.cache(1, size).sizes[1]}
     for number, step in enumerate(steps, 1):
-        sizes = shapes_given(step["queries"].shape)
+        sizes = integer_shapes(step["queries"].shape)
         inputs |= {f"step{number}.{name}": step[name] for name in OF_INPUTS}
         for name in GIVEN:
             if step.get(name) is not None:
-                X = checks.listed(name, step[name]).astype(WHOLE, casting="safe")
+                X = checks.array_of(name, step[name]).astype(WHOLE, casting="safe")
                 call[f"step{number}.{name}"] = np.broadcast_to(X, sizes[name])
     return inputs, call
 
 
-def begun(names: Collection[str], before: str = "") -> list[str]:
+def step_prefixes(names: Collection[str], before: str = "") -> list[str]:
     """Return the beginning of the names of each step, "step1." and so on; before: the text before it in these names."""
     numbers = itertools.takewhile(lambda number: f"{before}step{number}.queries" in names, itertools.count(1))
     return [f"step{number}." for number in numbers]
 
 
-def shapes_given(queries: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
+def integer_shapes(queries: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
     """Return the shapes of the integers of a step, from the shape of its queries, which begins with the same sizes."""
     B, Q = queries[:2]
     return {"valid_lens": (B,), "positions": (B, Q), "crop": (B,)}
@@ -56,7 +58,7 @@ def shapes_given(queries: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
 def results(attention: MultiHeadAttention, inputs: Arrays, call: Mapping[str, Any]) -> Arrays:
     """Compute the output of each step and the cache after it, 0 in empty slots."""
     found, cache = {}, attention.cache(len(inputs["step1.queries"]), call["size"])
-    for step in begun(inputs):
+    for step in step_prefixes(inputs):
         arrays = [inputs[step + name] for name in OF_INPUTS]
         given = {name: call[step + name] for name in GIVEN if step + name in call}
         if "crop" in given:
@@ -69,7 +71,7 @@ def results(attention: MultiHeadAttention, inputs: Arrays, call: Mapping[str, An
     return found
 
 
-def described(
+def array_kinds(
     config: Config, call: Mapping[str, Any], claimed: Mapping[str, np.ndarray], stored: np.dtype
 ) -> tuple[Kinds, Kinds, Kinds]:
     """Return the expected inputs, arguments and results of a file, in order.
@@ -85,14 +87,14 @@ def described(
     given: Kinds = {}
     expected: Kinds = {}
     widths = config.query_size, config.key_size, config.value_size
-    if not (steps := begun(claimed, "inputs/")):
+    if not (steps := step_prefixes(claimed, "inputs/")):
         raise ValueError("inputs/step1.queries is not there")
     for step in steps:
         if len(came := claimed[f"inputs/{step}queries"].shape) != 3:
             raise ValueError(f"inputs/{step}queries has shape {came}, expected (batch, queries, {config.query_size})")
         B, Q = claimed["inputs/step1.queries"].shape[0], came[1]
         inputs |= {f"inputs/{step}{name}": (stored, (B, Q, D)) for name, D in zip(OF_INPUTS, widths, strict=True)}
-        sizes = {f"call/{step}{name}": shape for name, shape in shapes_given((B, Q)).items()}
+        sizes = {f"call/{step}{name}": shape for name, shape in integer_shapes((B, Q)).items()}
         given |= {name: (WHOLE, shape) for name, shape in sizes.items() if name in claimed}
         expected[f"{step}output"] = WIDE, (B, Q, config.num_hiddens)
         kinds = dict.fromkeys(ARRAYS, WHOLE) | dict.fromkeys(HEADS, WIDE)

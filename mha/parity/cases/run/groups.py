@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection
 from mha.core import dispatch
 from mha.core.options.names import FloatName, SuiteName
 from mha.parity.cases.devices import BACKENDS, Group
-from mha.parity.cases.run.workers import Outcome, end, run_worker
+from mha.parity.cases.run.workers import RunOutcome, end, run_worker
 from mha.parity.cases.suite import Result
 
 # Whether each of several devices takes a process of its own; else the environment variable that gives several to one
@@ -35,7 +35,7 @@ def group(argument: str, text: str) -> Group:
     name, _, number = text.partition(":")
     if not number.isdecimal() or not 2 <= int(number) <= MOST:
         raise ValueError(f"{argument} is {text}, expected BACKEND:COUNT with 2 to {MOST} devices, such as torch:2")
-    return Group(dispatch.named(argument, dispatch.ALIASES.get(name, name), BACKENDS), int(number))
+    return Group(dispatch.parse_backend(argument, dispatch.ALIASES.get(name, name), BACKENDS), int(number))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,11 +50,11 @@ class GroupRunner:
     # Called as progress(name, done, total) after each check of the first rank.
     progress: Callable[[str, int, int], None] = lambda name, done, total: None
 
-    def run(self, groups: Collection[Group]) -> list[Outcome]:
+    def run(self, groups: Collection[Group]) -> list[RunOutcome]:
         """Run the suite on one group after the other, as a group takes all processors; return their outcomes."""
         return [self._run_group(one) for one in groups]
 
-    def _run_group(self, group: Group) -> Outcome:
+    def _run_group(self, group: Group) -> RunOutcome:
         ranks = group.count if RANKS[group.backend] else 1
         # Otherwise each rank would have a thread for every processor, and all would wait for one another.
         environment = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // ranks))} | os.environ | LOOPBACK
@@ -62,7 +62,7 @@ class GroupRunner:
             variable, option = DEVICES[group.backend]
             environment[variable] = f"{environment.get(variable, '')} {option}{group.count}".strip()
         running: list[subprocess.Popen] = []
-        outcomes: list[Outcome] = []
+        outcomes: list[RunOutcome] = []
         with tempfile.TemporaryDirectory() as folder, concurrent.futures.ThreadPoolExecutor(ranks) as pool:
             meet = os.path.join(folder, "meet")
             started = [
@@ -70,7 +70,7 @@ class GroupRunner:
             ]
             try:
                 waiting = set(started)
-                while waiting and not any(map(_ended_early, outcomes)):
+                while waiting and not any(map(_is_broken, outcomes)):
                     ended, waiting = concurrent.futures.wait(waiting, return_when=concurrent.futures.FIRST_COMPLETED)
                     outcomes += [one.result() for one in ended]
                 # The first to end may only have waited for another, which is reported too.
@@ -78,7 +78,7 @@ class GroupRunner:
             finally:  # also after Ctrl-C
                 for process in list(running):
                     end(process, running)
-        return _together(group, outcomes)
+        return _join_outcomes(group, outcomes)
 
     def _run_rank(
         self,
@@ -88,8 +88,8 @@ class GroupRunner:
         meet: str,
         running: list[subprocess.Popen],
         environment: dict[str, str],
-    ) -> Outcome:
-        outcome = Outcome(group.name)
+    ) -> RunOutcome:
+        outcome = RunOutcome(group.name)
         arguments = {
             "backend": group.backend, "suite": self.suite, "cases": self.cases, "dtypes": self.dtypes,
             "ranks": {"rank": rank, "count": group.count, "meet": meet, "limit": self.limit},
@@ -106,17 +106,17 @@ class GroupRunner:
         return outcome
 
 
-def _ended_early(outcome: Outcome) -> bool:
+def _is_broken(outcome: RunOutcome) -> bool:
     """Return whether a rank died, hung or did not start, which is a result without a bound."""
     return any(one.error == math.inf and not one.dtype for one in outcome.results)
 
 
-def _together(group: Group, outcomes: list[Outcome]) -> Outcome:
+def _join_outcomes(group: Group, outcomes: list[RunOutcome]) -> RunOutcome:
     """Join the outcomes of all ranks: of each check the result that comes nearest to its bound, or exceeds it most.
 
     An error, as when a rank dies, is kept for each rank.
     """
-    whole = Outcome(group.name)
+    whole = RunOutcome(group.name)
     worst: dict[tuple[str, ...], Result] = {}
     for outcome in outcomes:
         whole.about = whole.about or outcome.about

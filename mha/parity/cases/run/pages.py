@@ -64,13 +64,13 @@ def html(results: list[Result], about: dict[str, dict[str, str]]) -> bytes:
 
 
 def _why(result: Result) -> str:
-    return f"{_printed(result.where)}: error {result.error:.2g}, bound {result.bound:.2g}, ratio {result.ratio:.2g}"
+    return f"{_printable(result.where)}: error {result.error:.2g}, bound {result.bound:.2g}, ratio {result.ratio:.2g}"
 
 
 def _text(parent: Element, name: str, text: str, **attributes: str) -> None:
-    SubElement(parent, name, attributes).text = text if name == "style" else _printed(text)
+    SubElement(parent, name, attributes).text = text if name == "style" else _printable(text)
 
 
-def _printed(text: str) -> str:
+def _printable(text: str) -> str:
     """Replace control characters, which an error may hold and XML may not."""
     return "".join(one if one.isprintable() else " " for one in text)

@@ -38,7 +38,7 @@ def main(arguments: str) -> None:
     try:
         about = {"mha": mha.__version__, "python": platform.python_version()}
         ranks = given.pop("ranks", None)
-        checks = devices.plan(**given, **ranks) if ranks else parity.plan(**given)
+        checks = devices.plan_rank(**given, **ranks) if ranks else parity.plan(**given)
         say(total=len(checks), about=about | versions(given["backend"]))
     except Exception as error:
         say(broken=parity.one_line(error))

@@ -30,7 +30,7 @@ NEEDED = 2048.0  # MiB that one process may take
 
 
 @dataclasses.dataclass
-class Outcome:
+class RunOutcome:
     """The outcome of one backend: the versions of what ran, empty if it did not load, and the results.
 
     backend: its name, or that of a group of devices, as torch:2.
@@ -58,12 +58,12 @@ class Runner:
     # Called as progress(backend, done, total) after each check.
     progress: Callable[[BackendName, int, int], None] = lambda backend, done, total: None
 
-    def run(self, backends: Collection[BackendName]) -> list[Outcome]:
+    def run(self, backends: Collection[BackendName]) -> list[RunOutcome]:
         """Run the suite on backends, as many at a time as processors and memory allow; return the outcomes in order."""
         at_once = max(1, min(len(backends), os.cpu_count() or 1, int(available() // NEEDED)))
         # Otherwise each process would have a thread for every processor, and all would wait for one another.
         threads = {"OMP_NUM_THREADS": str((os.cpu_count() or 1) // at_once)}
-        found: dict[BackendName, Outcome] = {}
+        found: dict[BackendName, RunOutcome] = {}
         running: list[subprocess.Popen] = []
         with concurrent.futures.ThreadPoolExecutor(at_once) as pool:
             # The slowest first, so that none is left to run alone in the end.
@@ -78,22 +78,24 @@ class Runner:
                     end(process, running)
         return [found[name] for name in backends]
 
-    def _run_one(self, backend: BackendName, running: list[subprocess.Popen], environment: dict[str, str]) -> Outcome:
+    def _run_one(
+        self, backend: BackendName, running: list[subprocess.Popen], environment: dict[str, str]
+    ) -> RunOutcome:
         python = self.pythons.get(backend, sys.executable)
         arguments = {"backend": backend, "suite": self.suite, "cases": self.cases, "dtypes": self.dtypes}
         progress = functools.partial(self.progress, backend)
-        return run_worker(Outcome(backend), python, arguments, running, environment, self.limit, progress)
+        return run_worker(RunOutcome(backend), python, arguments, running, environment, self.limit, progress)
 
 
 def run_worker(
-    outcome: Outcome,
+    outcome: RunOutcome,
     python: str,
     arguments: dict[str, Any],
     running: list[subprocess.Popen],
     environment: dict[str, str],
     limit: float,
     progress: Callable[[int, int], None],
-) -> Outcome:
+) -> RunOutcome:
     """Run one process of the worker with these arguments; while it runs, it is in the list of those running."""
     # A file for stderr: a pipe that nobody reads would stop the process.
     with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as said:
@@ -117,7 +119,7 @@ def run_worker(
 def _listen(
     process: subprocess.Popen,
     python: str,
-    outcome: Outcome,
+    outcome: RunOutcome,
     said: IO[str],
     limit: float,
     progress: Callable[[int, int], None],
@@ -130,7 +132,7 @@ def _listen(
         try:
             line = lines.get(timeout=limit)
         except queue.Empty:
-            outcome.fail("runs", f"gave nothing for {limit:g} seconds, {_place(doing, done, total)}")
+            outcome.fail("runs", f"gave nothing for {limit:g} seconds, {_describe_place(doing, done, total)}")
             return
         if line is None:
             break
@@ -157,11 +159,11 @@ def _listen(
         status = process.wait()
         said.seek(0)
         why = why_it_ended(status, said.read())
-        place = _place(doing, done, total)
+        place = _describe_place(doing, done, total)
         outcome.fail(*("starts", why) if total < 0 else ("runs", f"{why}, {place}"))
 
 
-def _place(doing: str, done: int, total: int) -> str:
+def _describe_place(doing: str, done: int, total: int) -> str:
     """Describe where a process was when it failed."""
     return f"in check {done + 1} of {total} ({doing})" if doing else "before its first check"
 

@@ -16,7 +16,7 @@ def widths(config: Config) -> tuple[int, int, int]:
     return config.query_size, config.key_size, config.value_size
 
 
-def drawn(config: Config, B: int, Q: int, K: int, one_input: bool) -> list[Array]:
+def draw_inputs(config: Config, B: int, Q: int, K: int, one_input: bool) -> list[Array]:
     """Draw queries, keys and values of standard deviation 1, but for every third token."""
     random = np.random.default_rng(0)
     made = [random.normal(size=(B, T, width)) for T, width in zip((Q, K, K), widths(config), strict=True)]
@@ -25,12 +25,12 @@ def drawn(config: Config, B: int, Q: int, K: int, one_input: bool) -> list[Array
     return [made[0]] * 3 if one_input else made
 
 
-def arguments(asked: Problem, Q: int, K: int) -> dict[str, Array]:
+def draw_arguments(asked: Problem, Q: int, K: int) -> dict[str, Array]:
     """Draw the arguments that a call has, for so many queries and keys; an offset stays unchanged."""
     random, made, sizes = np.random.default_rng(2), dict[str, Array](), asked.sizes
     given = asked.call.arrays()
     if Q != K:  # then the keys are not of the same texts as the queries
-        given |= {name: X for name, X in asked.call.packed().items() if X is not None}
+        given |= {name: X for name, X in asked.call.segment_ids().items() if X is not None}
     old = {"B": sizes.B, "H": sizes.config.num_heads, "Q": sizes.Q, "K": sizes.K}
     new = old | {"Q": Q, "K": K}
     for name, X in given.items():

@@ -17,9 +17,9 @@ def in_samples(most: int, asked: Problem) -> Problem:
     """Return the call with one sample, or two: those in which most and least is seen; nothing of it is computed yet."""
     if len(asked.queries) <= most:
         return replace(asked)
-    counted = np.flatnonzero(asked.counted_rows.any(1))  # where no row counts, nothing would show
+    counted = np.flatnonzero(asked.rows_that_count.any(1))  # where no row counts, nothing would show
     counted = counted if counted.size else np.arange(len(asked.queries))
-    seen = asked.counted_pairs.sum((1, 2, 3))[counted]
+    seen = asked.pairs_that_count.sum((1, 2, 3))[counted]
     last, least = int(counted[::-1][seen[::-1].argmax()]), int(counted[seen.argmin()])
     first, last = (last, last) if most == 1 else sorted((least, last))
     chosen = slice(first, last + 1, max(1, last - first))
@@ -29,7 +29,7 @@ def in_samples(most: int, asked: Problem) -> Problem:
     return replace(asked, **inputs, call=asked.call.part(samples=chosen), rows=rows, cotangent=cotangent)
 
 
-def narrowed(asked: Problem) -> Problem:
+def shrink(asked: Problem) -> Problem:
     """Return the call in coordinates of its own tokens, of a layer with fewer features of its inputs.
 
     A token is a sum of as many directions as there are tokens; there are some at random besides, for tokens that are

@@ -13,7 +13,7 @@ from mha.core.call import ALL, ROWS, axes_of
 from mha.core.options.config import Config, numpy_dtype
 from mha.core.options.names import FloatName
 from mha.layer import MultiHeadAttention, restore
-from mha.parity.diagnosis.blind_spots.drawing import arguments, drawn, widths
+from mha.parity.diagnosis.blind_spots.drawing import draw_arguments, draw_inputs, widths
 from mha.parity.diagnosis.blind_spots.narrowing import in_samples
 from mha.parity.rule.problem import Problem, problem
 from mha.parity.rule.rules import UNIT, in_dtype
@@ -53,7 +53,7 @@ def inputs(attention: MultiHeadAttention, one_input: bool = False) -> dict[Input
         raise ValueError(f"one_input is True, expected False: queries, keys and values have widths {widths(config)}")
     T = max(long_enough(config, FAR), *(T for T in (7, FAR, MANY) if memory(config, T) <= MEMORY))
     B = 2 if memory(config, 2**0.5 * T) <= MEMORY else 1
-    made = drawn(config, B, T, T if one_input else T + 4, one_input)[: 1 if one_input else 3]
+    made = draw_inputs(config, B, T, T if one_input else T + 4, one_input)[: 1 if one_input else 3]
     module = dispatch.load(attention.backend)
     with module.context(config.dtype):
         arrays = [module.tensor(X.astype(numpy_dtype(config.dtype))) for X in made]
@@ -94,7 +94,7 @@ class Probe:
     about: str = ""
 
 
-def asked_with(
+def change_call(
     asked: Problem,
     changed: Mapping[str, Any] | None = None,
     *,
@@ -121,7 +121,7 @@ def in_wider(dtype: FloatName, asked: Problem) -> Problem | None:
         return None
     floats = {name: X.astype(numpy_dtype(dtype)) for name, X in asked.call.differentiable().items()}
     made = [X.astype(numpy_dtype(dtype)) for X in (asked.queries, asked.keys, asked.values)]
-    return asked_with(asked, floats, layer=in_dtype(asked.layer, dtype), inputs=made)
+    return change_call(asked, floats, layer=in_dtype(asked.layer, dtype), inputs=made)
 
 
 def other_weights(ending: str, asked: Problem) -> Problem | None:
@@ -131,38 +131,38 @@ def other_weights(ending: str, asked: Problem) -> Problem | None:
     if not chosen:
         return None
     changed = {name: X.astype(weights[name].dtype) for name, X in chosen.items()}
-    return asked_with(asked, layer=restore(asked.config, weights | changed, "numpy", asked.layer.seed))
+    return change_call(asked, layer=restore(asked.config, weights | changed, "numpy", asked.layer.seed))
 
 
 def other_numbers(size: float, different: bool, asked: Problem) -> Problem:
     """Return the call with other inputs; size: their standard deviation; different: three inputs, not one for all."""
     B, Q, K = asked.sizes.B, asked.sizes.Q, asked.sizes.K
-    made = drawn(asked.config, B, Q, K, asked.one_input and not different)
-    return asked_with(asked, inputs=[(size * X).astype(asked.queries.dtype) for X in made])
+    made = draw_inputs(asked.config, B, Q, K, asked.one_input and not different)
+    return change_call(asked, inputs=[(size * X).astype(asked.queries.dtype) for X in made])
 
 
 def other_arguments(of_tokens: bool, asked: Problem) -> Problem | None:
     """Return the call with other arrays, if it has positions or segments among them, or else if it has none."""
-    if of_tokens != any(X is not None for X in (asked.call.placed() | asked.call.packed()).values()):
+    if of_tokens != any(X is not None for X in (asked.call.position_ids() | asked.call.segment_ids()).values()):
         return None
-    changed = arguments(asked, asked.sizes.Q, asked.sizes.K)
-    return asked_with(asked, changed) if changed else None
+    changed = draw_arguments(asked, asked.sizes.Q, asked.sizes.K)
+    return change_call(asked, changed) if changed else None
 
 
-def nothing_seen(asked: Problem) -> Problem | None:
+def hide_all(asked: Problem) -> Problem | None:
     """Return the same call with a query that sees no key, if one of its arrays can hide all."""
     given = asked.call.arrays()
     for name, X in given.items():
         if ROWS[name].hidden is not None and X.size:
             # The first query, or else all of the last sample.
-            changed = {name: hidden_at(name, X, {"Q": 0} if "Q" in axes_of(name, X) else {"B": -1})}
+            changed = {name: hide_at(name, X, {"Q": 0} if "Q" in axes_of(name, X) else {"B": -1})}
             if (of_keys := f"key_{name}") in given:  # a key, too, that looks as that query
-                changed[of_keys] = hidden_at(of_keys, given[of_keys], {"K": 0})
-            return asked_with(asked, changed, empty_rows=True)
+                changed[of_keys] = hide_at(of_keys, given[of_keys], {"K": 0})
+            return change_call(asked, changed, empty_rows=True)
     return None
 
 
-def hidden_at(name: str, X: Array, at: Mapping[str, int]) -> Array:
+def hide_at(name: str, X: Array, at: Mapping[str, int]) -> Array:
     """Copy an argument of a call, and hide these places in it, which are given by the letters of its axes."""
     changed = np.array(X)
     changed[tuple(at.get(letter, ALL) for letter in axes_of(name, X))] = ROWS[name].hidden
@@ -175,14 +175,14 @@ def nan_in_padding(asked: Problem) -> Problem | None:
     if not unseen.any():
         return None
     keys, values = (np.where(unseen, np.nan, X).astype(X.dtype) for X in (asked.keys, asked.values))
-    return asked_with(asked, inputs=(asked.queries, keys, values))
+    return change_call(asked, inputs=(asked.queries, keys, values))
 
 
 def further(apart: int, asked: Problem) -> Problem | None:
     """Return the call with queries that begin later, by more in each sample, if an offset says where they begin."""
     if not goes_by_offset(asked):
         return None
-    return asked_with(asked, {"offset": asked.call.arguments()["offset"] + 3 + apart * (1 + np.arange(asked.sizes.B))})
+    return change_call(asked, {"offset": asked.call.arguments()["offset"] + 3 + apart * (1 + np.arange(asked.sizes.B))})
 
 
 def further_on(T: int, asked: Problem) -> Problem | None:
@@ -195,7 +195,7 @@ def beyond_blocks(later: bool, asked: Problem) -> Problem | None:
     made = longer(7, TWICE - 7, asked)
     if not later:
         return made
-    return asked_with(made, {"offset": TWICE - 11}) if goes_by_offset(asked) else None
+    return change_call(made, {"offset": TWICE - 11}) if goes_by_offset(asked) else None
 
 
 def beyond_table(asked: Problem) -> Problem | None:
@@ -203,7 +203,7 @@ def beyond_table(asked: Problem) -> Problem | None:
     if not asked.config.rotary or not goes_by_offset(asked):
         return None
     left = (asked.config.window or (None, None))[0]
-    return asked_with(asked, {"offset": TABLE if left is None else min(left, TABLE)})
+    return change_call(asked, {"offset": TABLE if left is None else min(left, TABLE)})
 
 
 def later(option: str, first: int, asked: Problem) -> Problem | None:
@@ -213,10 +213,10 @@ def later(option: str, first: int, asked: Problem) -> Problem | None:
     offset = np.reshape(asked.call.arguments()["offset"], (-1, 1))
     made = {"positions": offset + np.arange(asked.sizes.Q), "key_positions": np.arange(asked.sizes.K)[None]}
     for name, X in made.items():
-        given = asked.call.placed()[name]
+        given = asked.call.position_ids()[name]
         moved = X + first if given is None else np.where(given < 0, given, given + first)
         made[name] = np.broadcast_to(moved, (asked.sizes.B, moved.shape[-1]))
-    return asked_with(asked, made | {"offset": 0})
+    return change_call(asked, made | {"offset": 0})
 
 
 def goes_by_offset(asked: Problem) -> bool:
@@ -227,8 +227,8 @@ def goes_by_offset(asked: Problem) -> bool:
 
 def longer(T: int, more: int, asked: Problem) -> Problem:
     """Return a call of T queries and T + more keys."""
-    made = drawn(asked.config, asked.sizes.B, T, T + more, not more and asked.one_input)
-    return asked_with(asked, arguments(asked, T, T + more), inputs=[X.astype(asked.queries.dtype) for X in made])
+    made = draw_inputs(asked.config, asked.sizes.B, T, T + more, not more and asked.one_input)
+    return change_call(asked, draw_arguments(asked, T, T + more), inputs=[X.astype(asked.queries.dtype) for X in made])
 
 
 def past_window(T: int, asked: Problem) -> Problem:
@@ -236,7 +236,7 @@ def past_window(T: int, asked: Problem) -> Problem:
     config = asked.config
     left, right, chunk = (X and min(X, SMALL) for X in (*(config.window or (None, None)), config.chunk))
     layer = restore(replace(config, window=(left, right), chunk=chunk), asked.layer.weights, "numpy", asked.layer.seed)
-    return longer(T, 0, asked_with(asked, layer=layer))
+    return longer(T, 0, change_call(asked, layer=layer))
 
 
 def of_one_sample(change: Callable[[Problem], Problem | None], asked: Problem) -> Problem | None:
@@ -272,7 +272,7 @@ def probes(config: Config) -> Iterator[Probe]:
     yield Probe("other biases", partial(other_weights, ".bias"))
     yield Probe("other lengths, masks, biases or gates", partial(other_arguments, False))
     yield Probe("other positions, segments, lengths, masks, biases or gates", partial(other_arguments, True))
-    yield Probe("queries that see no key, with empty_rows=True", nothing_seen)
+    yield Probe("queries that see no key, with empty_rows=True", hide_all)
     yield Probe("NaN in padding", nan_in_padding)
     yield Probe("an offset", partial(further, 0))
     yield Probe("an offset of each sample", partial(further, 5))

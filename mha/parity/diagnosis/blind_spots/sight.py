@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from rich.console import Console, ConsoleOptions, RenderResult
 
-from mha.core.tables import counted, few, lines
+from mha.core.tables import few, lines, plural
 
 BARELY, NARROW = 0.5, 2.0  # from here to 1 a mistake barely passes, from 1 to here it is narrowly caught
 LISTED = 8  # names of mistakes in a line, at most
@@ -60,11 +60,11 @@ class Sight:
             also = f", {barely} of them barely" if barely else ""
             yield from lines(f"{len(self.unseen)} of {known} would pass here, too{also}:", options)
         for words, some in self.groups().items():
-            yield from lines(f"- {words}: {listed(some)}", options)
+            yield from lines(f"- {words}: {list_names(some)}", options)
         if self.narrow:
-            yield from lines(f"narrowly caught: {listed(self.narrow)}", options)
+            yield from lines(f"narrowly caught: {list_names(self.narrow)}", options)
         if self.untried:
-            yield from lines(f"not tried, there was no time: {counted(self.untried, 'form')}", options)
+            yield from lines(f"not tried, there was no time: {plural(self.untried, 'form')}", options)
         yield from lines("lower precision in some steps, such as keys rounded for a cache, was not tried", options)
         if not self.gradients:
             yield from lines("gradients were not compared", options)
@@ -80,7 +80,7 @@ class Sight:
         return found
 
 
-def listed(some: Sequence[Unseen]) -> str:
+def list_names(some: Sequence[Unseen]) -> str:
     """List the names of mistakes, each once, in a line; of a long list, the first."""
     by_name: dict[str, list[str]] = {}
     for one in some:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mha.parity.diagnosis.blind_spots.narrowing import FEATURES, in_samples, narrowed
+from mha.parity.diagnosis.blind_spots.narrowing import FEATURES, in_samples, shrink
 from mha.parity.diagnosis.blind_spots.probes import Probe, longer, probes
 from mha.parity.diagnosis.blind_spots.sight import NARROW, Sight, Unseen
 from mha.parity.diagnosis.mistakes.catalogue import FORMS
@@ -15,7 +15,7 @@ from mha.parity.diagnosis.mistakes.equivalent_masks import only_hides
 from mha.parity.diagnosis.mistakes.mistake import Form
 from mha.parity.diagnosis.mistakes.with_mistakes import ALL, Bench
 from mha.parity.diagnosis.pipeline.parts import PART_OF
-from mha.parity.diagnosis.pipeline.plan import same
+from mha.parity.diagnosis.pipeline.plan import equal_plans
 from mha.parity.rule.layouts import GRADIENT
 from mha.parity.rule.problem import Expected, Problem
 
@@ -47,7 +47,7 @@ class View:
     @property
     def arguments(self) -> int:
         """Return the number of arguments of the call."""
-        return len(self.asked.call.given()) + self.asked.call.causal
+        return len(self.asked.call.nondefaults()) + self.asked.call.causal
 
     @functools.cached_property
     def of_all_rows(self) -> "View":
@@ -81,7 +81,7 @@ class View:
         So does a part of a mask that hides what something else hides, too.
         """
         plan, right = self.bench.plan_with((form,)), self.bench.plan
-        if plan is None or same(plan, right):
+        if plan is None or equal_plans(plan, right):
             return plan is not None
         anew = bool(plan.hiding.keys() - right.hiding.keys())
         return anew and only_hides(plan, right) and np.array_equal(plan.visible(), right.visible())
@@ -97,7 +97,7 @@ class View:
         return Expected(X, limit, rows).ratio(np.where(counts, wrong, 0)) if wrong.shape == X.shape else np.inf
 
 
-def some(asked: Problem, names: Iterable[str]) -> View:
+def view_in_part(asked: Problem, names: Iterable[str]) -> View:
     """Return the view of a few numbers of a call: of many queries some, and the first features of the output."""
     Q = asked.sizes.Q
     rows = {*range(FIRST), *np.linspace(0, Q - 1, SPREAD).astype(int).tolist(), *range(Q - LAST, Q)}
@@ -105,7 +105,7 @@ def some(asked: Problem, names: Iterable[str]) -> View:
     return View(asked, names, ALL, ALL if len(rows) >= Q else tuple(sorted(rows)), features)
 
 
-class Judged(NamedTuple):
+class FormRatio(NamedTuple):
     """The largest ratio of a form, and the call with most arguments in which it is possible."""
 
     ratio: float
@@ -118,7 +118,7 @@ def sight(calls: Sequence[tuple[Callable[[], Problem], Sequence[str]]]) -> Sight
     calls: each as a function that makes the problem, and the names of the arrays.
     """
     end = time.monotonic() + SECONDS
-    judged: dict[Form, Judged] = {}
+    judged: dict[Form, FormRatio] = {}
     untried: set[Form] = set()
     for made, names in calls:
         asked = made()
@@ -126,43 +126,43 @@ def sight(calls: Sequence[tuple[Callable[[], Problem], Sequence[str]]]) -> Sight
             continue
         view = View(asked, names)
         left = [form for form in USUAL if form not in judged or judged[form].ratio <= NARROW]
-        ratios = measured(view, left, end - SECONDS / 3) if view.names else {}
+        ratios = measure_forms(view, left, end - SECONDS / 3) if view.names else {}
         untried |= {*left} - {*ratios} if view.names else set()
         for form, ratio in ratios.items():
             if ratio is not None:
-                known = judged.get(form, Judged(ratio, view))
+                known = judged.get(form, FormRatio(ratio, view))
                 fuller = max(view, known.view, key=lambda view: view.arguments)
-                judged[form] = Judged(max(ratio, known.ratio), fuller)
+                judged[form] = FormRatio(max(ratio, known.ratio), fuller)
     untried -= {form for form in judged if judged[form].ratio > 1}
     unseen = {form: one for form, one in judged.items() if one.ratio <= 1 and form not in untried}
-    shown = shown_by(unseen, end)
+    shown = find_inputs(unseen, end)
     # A form that changes nothing, here or with the inputs that were tried, is no mistake in such a layer.
     nothing = {form for form, one in unseen.items() if not shown.get(form) and one.view.without_change(form)}
     unseen = {form: one for form, one in unseen.items() if form not in nothing}
     return Sight(
-        tuple(found(form, one, shown.get(form)) for form, one in unseen.items()),
-        tuple(found(form, one, None) for form, one in judged.items() if 1 < one.ratio <= NARROW),
+        tuple(unseen_row(form, one, shown.get(form)) for form, one in unseen.items()),
+        tuple(unseen_row(form, one, None) for form, one in judged.items() if 1 < one.ratio <= NARROW),
         len(judged.keys() - untried - nothing),
         len(untried),
         any(name.startswith(GRADIENT) for _, names in calls for name in names),
     )
 
 
-def found(form: Form, judged: Judged, shown: str | None) -> Unseen:
+def unseen_row(form: Form, judged: FormRatio, shown: str | None) -> Unseen:
     """Make the row of a form for a report."""
     return Unseen(form.mistake.name, form.how, judged.ratio, shown)
 
 
-def measured(view: View, forms: Sequence[Form], end: float) -> dict[Form, float | None]:
+def measure_forms(view: View, forms: Sequence[Form], end: float) -> dict[Form, float | None]:
     """Measure how far forms move the arrays, those that are reached before the end; None = not possible here.
 
     Forms that a few numbers show clearly are not computed in all of them.
     """
     asked = view.asked
     seen: dict[Form, float | None] = {}
-    fewer = narrowed(in_samples(2, asked))
+    fewer = shrink(in_samples(2, asked))
     if fewer.config != asked.config or asked.visible.size > PAIRS:
-        few, clear = some(fewer, view.names), CLEAR if fewer.config != asked.config else NARROW
+        few, clear = view_in_part(fewer, view.names), CLEAR if fewer.config != asked.config else NARROW
         for form in forms:
             if time.monotonic() < end and (ratio := few.ratio(form)) is not None and ratio > clear:
                 seen[form] = ratio
@@ -172,25 +172,25 @@ def measured(view: View, forms: Sequence[Form], end: float) -> dict[Form, float 
     return seen
 
 
-def shown_by(unseen: Mapping[Form, Judged], end: float) -> dict[Form, str]:
+def find_inputs(unseen: Mapping[Form, FormRatio], end: float) -> dict[Form, str]:
     """Find inputs that would show each form, as far as the time reaches; "" = none that were tried."""
     shown: dict[Form, str] = {}
     for first in dict.fromkeys(one.view for one in unseen.values()):
         forms = [form for form, one in unseen.items() if one.view is first]
-        asked = smaller(first.asked)
+        asked = shorten(first.asked)
         long = asked.sizes != first.asked.sizes
-        few = narrowed(asked)
+        few = shrink(asked)
         there = View(few, first.names)
         narrow = [form for form in forms if there.possible(form)]
         # A layer of fewer features has no square kernels; mistakes that need them are tried in the whole layer.
         for of, some in ((few, narrow), (asked, [form for form in forms if form not in narrow])):
-            if not search(of, first.names, some, long, shown, end):
+            if not search_probes(of, first.names, some, long, shown, end):
                 return shown
         shown |= {form: "" for form in forms if form not in shown}
     return shown
 
 
-def search(
+def search_probes(
     asked: Problem, names: Sequence[str], forms: Sequence[Form], long: bool, shown: dict[Form, str], end: float
 ) -> bool:
     """Note in `shown` the changes of a call that show forms of mistakes; return whether the time sufficed.
@@ -203,7 +203,7 @@ def search(
             return False
         if not left or (other := probe.made(asked)) is None:
             continue
-        view = some(other, names)
+        view = view_in_part(other, names)
         for form in left:
             if time.monotonic() > end:
                 return False
@@ -212,7 +212,7 @@ def search(
     return True
 
 
-def smaller(asked: Problem) -> Problem:
+def shorten(asked: Problem) -> Problem:
     """Return the call with two samples at most, and a few tokens if it is long."""
     asked = in_samples(2, asked)
     Q, K = asked.sizes.Q, asked.sizes.K

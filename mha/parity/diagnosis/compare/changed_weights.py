@@ -11,19 +11,19 @@ from mha.layer import MultiHeadAttention, restore
 from mha.parity.diagnosis.compare.comparison import compare
 from mha.parity.diagnosis.compare.diagnosis import LITTLE
 from mha.parity.diagnosis.compare.explanations import Explanation
-from mha.parity.rule.relations import paired
+from mha.parity.rule.relations import pairing_order
 from mha.parity.rule.weight_rows import WeightRow, weight_row
 
 PAIRS, ORDER = "rotary pairs, ", " in another order"  # how the words of these relations begin, or end
 
 
-def permuted(rows: Sequence[WeightRow]) -> bool:
+def only_reordered(rows: Sequence[WeightRow]) -> bool:
     """Return whether only the order of columns differs: then the weights say why, and no mistake has to be tried."""
     found = [row.relation.how if row.relation else "" for row in rows if not row.same]
     return bool(found) and all(how.startswith(PAIRS) or how.endswith(ORDER) for how in found)
 
 
-def of_weights(
+def explain_by_weights(
     rows: Sequence[WeightRow],
     a: MultiHeadAttention,
     b: MultiHeadAttention,
@@ -39,7 +39,7 @@ def of_weights(
     """
     first, second = a.config.rotary, b.config.rotary
     if first and second and first.interleaved != second.interleaved:
-        a = turned(a, first)
+        a = swap_pairing(a, first)
         rows = [weight_row(row.name, a.weights, b.weights, a.config, b.config) for row in rows]
     ours, theirs = a.weights, b.weights
     changed = [row for row in rows if not row.same and (row.relation is not None or row.shapes[1] is None)]
@@ -54,20 +54,20 @@ def of_weights(
     by_note: dict[str, list[WeightRow]] = {}
     for row in changed:
         by_note.setdefault(row.note, []).append(row)
-    named = [mistake(note, listed(some, list(ours))) for note, some in by_note.items()]
+    named = [name_mistake(note, list_weights(some, list(ours))) for note, some in by_note.items()]
     what = "A's weights, changed so, give B's output"
     return Explanation(
         tuple(name for name, _ in named), tuple(how for _, how in named), (what,) * len(named), made.ratio, left, True
     )
 
 
-def turned(layer: MultiHeadAttention, rotary: Rotary) -> MultiHeadAttention:
+def swap_pairing(layer: MultiHeadAttention, rotary: Rotary) -> MultiHeadAttention:
     """Make a layer with the same output and the other pairing of components: neighbours for halves, or halves.
 
     rotary: the layer's.
     """
     config, weights = layer.config, layer.weights
-    order = paired(config, not rotary.interleaved)
+    order = pairing_order(config, not rotary.interleaved)
     for name, X in weights.items():
         if name.partition(".")[0] in ("W_q", "W_k", "q_norm", "k_norm"):
             heads = X.reshape(*X.shape[:-1], -1, config.key_dim)  # (..., H, d)
@@ -76,7 +76,7 @@ def turned(layer: MultiHeadAttention, rotary: Rotary) -> MultiHeadAttention:
     return restore(dataclasses.replace(config, rotary=other), weights, "numpy")
 
 
-def mistake(note: str, names: str) -> tuple[str, str]:
+def name_mistake(note: str, names: str) -> tuple[str, str]:
     """Name a mistake, and its form, by the note of the rows of these weights."""
     if note.startswith(PAIRS):
         return f"rotary components of {names} are in another order", note.removeprefix(PAIRS)
@@ -85,7 +85,7 @@ def mistake(note: str, names: str) -> tuple[str, str]:
     return f"{names} changed", note
 
 
-def listed(some: Sequence[WeightRow], names: Sequence[str]) -> str:
+def list_weights(some: Sequence[WeightRow], names: Sequence[str]) -> str:
     """List weights by name: W_q alone where both its kernel and its bias are meant, or where it has no bias."""
     meant = [row.name for row in some]
     found: dict[str, None] = {}

@@ -10,18 +10,18 @@ import numpy as np
 
 from mha import arrays
 from mha.core import dispatch
-from mha.core.call import Arguments, call_of, spelled
+from mha.core.call import Arguments, call_of, spell_out
 from mha.core.options import checks
-from mha.core.tables import counted
+from mha.core.tables import plural
 from mha.layer import MultiHeadAttention
 from mha.parity.diagnosis.blind_spots.views import sight
-from mha.parity.diagnosis.compare.diagnosis import explained
+from mha.parity.diagnosis.compare.diagnosis import find_reasons
 from mha.parity.diagnosis.compare.explanations import Diagnosis
-from mha.parity.diagnosis.compare.places import hints, located, outside
+from mha.parity.diagnosis.compare.places import describe_place, hints, outside
 from mha.parity.diagnosis.compare.report import Place, Report, Row
-from mha.parity.diagnosis.wrong_setup.rewritten import rewritten
-from mha.parity.diagnosis.wrong_setup.shifted import unshifted
-from mha.parity.rule.decoding import decoding
+from mha.parity.diagnosis.wrong_setup.rewritten import find_rewritten
+from mha.parity.diagnosis.wrong_setup.shifted import undo_shifts
+from mha.parity.rule.decoding import as_decoding
 from mha.parity.rule.layouts import (
     CACHED,
     FROM_SOFTMAX,
@@ -37,10 +37,10 @@ from mha.parity.rule.layouts import (
 )
 from mha.parity.rule.problem import Expected, Problem, problem, with_rows
 from mha.parity.rule.rules import error, of_rows
-from mha.parity.rule.theirs import checked_others, named
+from mha.parity.rule.theirs import arrays_by_name, weights_of_others
 
 
-@spelled
+@spell_out
 def compare(
     attention: MultiHeadAttention,
     theirs: Any,
@@ -91,10 +91,10 @@ def compare(
     """
     given = call_of("compare", valid_lens, call, cache=cache)._asdict()
     asked = problem(attention, queries, keys, values, given, cotangent, rows, empty_rows)
-    return report_of(with_rows(decoding(asked)), theirs, layout, others)
+    return report_of(with_rows(as_decoding(asked)), theirs, layout, others)
 
 
-@spelled
+@spell_out
 def diagnose(
     attention: MultiHeadAttention,
     theirs: Any,
@@ -121,7 +121,7 @@ def diagnose(
     return compare(attention, theirs, queries, keys, values, valid_lens, cache=cache, **more, **call).diagnosis
 
 
-@spelled
+@spell_out
 def ratio(
     attention: MultiHeadAttention,
     output: Any,
@@ -179,40 +179,40 @@ def report_of(
 
     call_is_sure: True = theirs was called as the problem says.
     """
-    found = named(asked, theirs)
+    found = arrays_by_name(asked, theirs)
     layout = layout_name(layout)
     compared_rows, taken = [], {}
     for name in found:
-        row, turned = compared(asked, name, found[name], layout)
+        row, turned = compare_array(asked, name, found[name], layout)
         compared_rows.append(row)
         if turned is not None:
             taken[name] = turned
     passed, cached = {row.name: row.passed for row in compared_rows}, asked.sizes.slots is not None
-    turned_back, note = ({}, "") if cached else unshifted(asked, taken, passed)  # keys in the slots are not shifted
+    turned_back, note = ({}, "") if cached else undo_shifts(asked, taken, passed)  # keys in the slots are not shifted
     taken |= turned_back
     for at, row in enumerate(compared_rows):
         if row.name in turned_back and not row.passed:
             far = error(np.where(asked.matters(row.name), taken[row.name], 0), asked.expected(row.name).X)
             compared_rows[at] = replace(row, error=far, place=None, note=note)
-    ways = rewritten(asked, taken, {row.name: row.passed for row in compared_rows})
+    ways = find_rewritten(asked, taken, {row.name: row.passed for row in compared_rows})
     for at, row in enumerate(compared_rows):
         if way := ways.taken_back.get(row.name):
             compared_rows[at] = replace(row, error=way.ratio * row.bound, place=None, note=way.note)
             taken[row.name] = asked.expected(row.name).X
-    rows, known = tuple(compared_rows), checked_others(others)
+    rows, known = tuple(compared_rows), weights_of_others(others)
     if all(row.passed for row in rows):
         alone = asked.alone()  # a report that is kept keeps no steps
-        nothing, look = partial(explained, alone, {}, rows, known), partial(sight, [(lambda: alone, tuple(found))])
+        nothing, look = partial(find_reasons, alone, {}, rows, known), partial(sight, [(lambda: alone, tuple(found))])
         return Report(rows, asked.config.dtype, nothing, None if cached else look)
-    why = partial(explained, asked, taken, rows, known, call_is_sure or cached, ways)
+    why = partial(find_reasons, asked, taken, rows, known, call_is_sure or cached, ways)
     return Report(rows, asked.config.dtype, why)
 
 
-def compared(asked: Problem, name: str, X: np.ndarray, layout: str | None) -> tuple[Row, np.ndarray | None]:
+def compare_array(asked: Problem, name: str, X: np.ndarray, layout: str | None) -> tuple[Row, np.ndarray | None]:
     """Compare one of their arrays: return its row, and the array in the compared shape, or None if it does not fit."""
     right = asked.expected(name)
     expected, limit, _ = right
-    turn = turned(asked, name, X, expected.shape, layout)
+    turn = conversion(asked, name, X, expected.shape, layout)
     if isinstance(turn, str):
         return Row(name, np.inf, limit, None, turn), None
     theirs, share = turn(X), 1
@@ -228,7 +228,7 @@ def compared(asked: Problem, name: str, X: np.ndarray, layout: str | None) -> tu
     if limit == np.inf:
         notes.append(f"NumPy itself overflows {asked.config.dtype} here: there is no bound")
     if name in FROM_SOFTMAX and (empty := nan_rows(asked, theirs)):
-        notes.append(f"NaN in {counted(empty, 'row')} of queries that see no key: with empty_rows=True they count")
+        notes.append(f"NaN in {plural(empty, 'row')} of queries that see no key: with empty_rows=True they count")
     far, place = error(there, expected), None
     rows = 0.0 if right.rows is None else right.ratio(there)
     if limit < np.inf and max(far, rows * limit) > limit:
@@ -241,7 +241,7 @@ def compared(asked: Problem, name: str, X: np.ndarray, layout: str | None) -> tu
         at = np.unravel_index(distance.argmax(), distance.shape)
         places = turn(np.arange(X.size).reshape(X.shape))
         index = tuple(int(i) for i in np.unravel_index(places[at], X.shape))
-        where = located(asked, name, wrong, at)
+        where = describe_place(asked, name, wrong, at)
         place = Place(index, float(there[at]), float(expected[at]), int(wrong.sum()), wrong.size, *where)
         notes += hints(there, expected, limit)
         three = GRADIENT + INPUTS
@@ -257,11 +257,11 @@ def compared(asked: Problem, name: str, X: np.ndarray, layout: str | None) -> tu
 def nan_rows(asked: Problem, theirs: np.ndarray) -> int:
     """Count the rows (of a sample, or of a head of it) that see no key and do not count, in which theirs has NaN."""
     seeing = asked.visible.any((1, 3))
-    unseeing = ~(seeing | asked.counted_rows) & (True if asked.rows is None else asked.rows)  # (B, Q)
+    unseeing = ~(seeing | asked.rows_that_count) & (True if asked.rows is None else asked.rows)  # (B, Q)
     return int((np.isnan(theirs).any(-1) & (unseeing if theirs.ndim == 3 else unseeing[:, None])).sum())
 
 
-def turned(asked: Problem, name: str, X: np.ndarray, shape: tuple[int, ...], layout: str | None) -> Any:
+def conversion(asked: Problem, name: str, X: np.ndarray, shape: tuple[int, ...], layout: str | None) -> Any:
     """Return the function from their array to the compared shape; or a text that says why its shape does not fit."""
     came = f"it has shape {X.shape}"
     heads = asked.config.num_heads

@@ -8,7 +8,7 @@ import numpy as np
 
 from mha.core.tables import few
 from mha.parity.diagnosis.compare.explanations import Diagnosis, Explanation
-from mha.parity.diagnosis.compare.report import Row, said
+from mha.parity.diagnosis.compare.report import Row, describe_row
 from mha.parity.diagnosis.mistakes.catalogue import CACHED_CATALOGUE, CATALOGUE
 from mha.parity.diagnosis.mistakes.mistake import Mistake, forms_of
 from mha.parity.diagnosis.mistakes.of_precision import ROUNDINGS
@@ -16,14 +16,14 @@ from mha.parity.diagnosis.mistakes.of_weights import of_another_layer
 from mha.parity.diagnosis.mistakes.with_mistakes import State
 from mha.parity.diagnosis.pipeline.parts import PART_OF
 from mha.parity.diagnosis.pipeline.pieces import Array
-from mha.parity.diagnosis.pipeline.plan import Plan, plan_of, same, same_call
+from mha.parity.diagnosis.pipeline.plan import Plan, equal_plans, make_plan, same_call
 from mha.parity.diagnosis.search import numbers, precision
-from mha.parity.diagnosis.search.gradients import Form as GradientForm
+from mha.parity.diagnosis.search.gradients import GradientForm as GradientForm
 from mha.parity.diagnosis.search.gradients import Gradients
-from mha.parity.diagnosis.search.sample import Focus, counted
+from mha.parity.diagnosis.search.sample import Focus, blank_unused
 from mha.parity.diagnosis.search.searches import Searches
 from mha.parity.diagnosis.search.time_budget import Effort
-from mha.parity.diagnosis.search.verdicts import Verdict, apart
+from mha.parity.diagnosis.search.verdicts import MistakeVerdict, apart
 from mha.parity.diagnosis.wrong_setup import calls
 from mha.parity.diagnosis.wrong_setup.around import more_than_attention
 from mha.parity.diagnosis.wrong_setup.rewritten import NONE, Rewritten, Way
@@ -35,7 +35,7 @@ from mha.parity.rule.rules import largest
 SURE, LITTLE = 4.0, 0.1
 
 
-def explained(
+def find_reasons(
     problem: Problem,
     theirs: Mapping[str, Array],
     rows: tuple[Row, ...],
@@ -61,7 +61,7 @@ def explained(
         gradients = {name: X for name, X in theirs.items() if name.startswith(GRADIENT)}
         if any(row.name in gradients and not row.passed for row in rows):
             return of_gradients(problem, gradients, first, bool(steps), effort)
-        return Diagnosis((), f"why: unknown, nothing can be tried; first to differ: {said(first)}", 0)
+        return Diagnosis((), f"why: unknown, nothing can be tried; first to differ: {describe_row(first)}", 0)
     if all(row.name in ways.strange for row in wrong):
         name, later = wrong[0].name, ways.strange[wrong[0].name]
         note = f"why: not known: {later}, which comes of {name}, is right; perhaps another array was given as {name}"
@@ -72,7 +72,7 @@ def explained(
         return Diagnosis((), note, 0, more=more)
     tokens = calls.tokens_alone(problem, theirs) if fits and not call_is_sure else None
     if not call_is_sure and fits and tokens is None and (other := calls.likely_calls(problem, theirs, SURE)):
-        return Diagnosis((), f"why: {calls.said(problem, other, theirs)}", 0, other.arguments)
+        return Diagnosis((), f"why: {calls.describe_call(problem, other, theirs)}", 0, other.arguments)
     known = CATALOGUE if problem.sizes.slots is None else CACHED_CATALOGUE
     far, mistakes = max(row.ratio for row in wrong), (*known, *of_another_layer(others))
     with np.errstate(all="ignore"):
@@ -80,7 +80,7 @@ def explained(
     explanations = of_one_formula(problem, sorted(explanations, key=rank), mistakes)
     if wrong[0].name in ways.open:
         perhaps = tuple(dataclasses.replace(one, sure=False) for one in explanations)
-        return Diagnosis(perhaps, undecided(ways.open), tried)
+        return Diagnosis(perhaps, describe_open(ways.open), tried)
     sure = [one for one in explanations if one.sure]
     swapped = "output" in steps and far >= SURE and not sure and problem.sizes.slots is None
     if swapped and (expected := calls.over_samples(problem, steps["output"])):
@@ -88,18 +88,18 @@ def explained(
         left = apart(there, expected.X) / apart(there, right.X)
         sure = [Explanation((calls.SWAPPED,), ("",), (calls.SWAPPED_EFFECT,), expected.ratio(there), left, True)]
     reason = f"none of {tried} tries among known mistakes gives these numbers{'; ' * bool(missed)}{missed}"
-    note = "" if sure else f"why: unknown, {reason}; first to differ: {said(wrong[0])}"
+    note = "" if sure else f"why: unknown, {reason}; first to differ: {describe_row(wrong[0])}"
     if tokens is not None:
         sure = [one for one in sure if len(one.mistakes) == 1]  # two at once are less likely
         note = "only queries in padding differ, at places of keys that nobody sees: say with rows= which count"
         return Diagnosis(tuple(sure), f"{'or' if sure else 'why:'} {note}", tried, {"rows": tokens})
     if not call_is_sure and fits and (other := calls.unlikely_calls(problem, theirs, SURE, bool(sure))):
-        note = f"{'or' if sure else 'why:'} {calls.said(problem, other, theirs)}"
+        note = f"{'or' if sure else 'why:'} {calls.describe_call(problem, other, theirs)}"
         return Diagnosis(tuple(sure), note, tried, other.arguments)
     return Diagnosis(tuple(sure or explanations), note, tried)
 
 
-def undecided(ways: Mapping[str, Way]) -> str:
+def describe_open(ways: Mapping[str, Way]) -> str:
     """Return the words that steps may be right, and what would show it."""
     each = "; ".join(f"{name} is ours {way.how}" for name, way in reversed([*ways.items()]))
     return f"why: not known: {each}. It is no mistake if later steps take it back: give scores or the output, too"
@@ -115,15 +115,15 @@ def of_gradients(problem: Problem, theirs: Mapping[str, Array], first: Row, outp
     with np.errstate(all="ignore"):
         search = Gradients(problem, theirs, effort)
         far = max(problem.expected(name).ratio(theirs[name]) for name in search.wrong)
-        explanations = merged([made(state, verdict, far) for state, verdict in search.run()])
+        explanations = merge_alike([explanation_of(state, verdict, far) for state, verdict in search.run()])
     explanations.sort(key=rank)
     sure = [one for one in explanations if one.sure]
     reason = f"none of {search.tried} tries among known mistakes in gradients gives these numbers"
     loss = (
         "" if problem.cotangent is not None else "they are compared with those of the output's sum, without cotangent="
     )
-    more = filter(None, [search.missed, loss, "" if output else "give the output, too, which may differ"])
-    note = "" if sure else f"why: unknown, {'; '.join([reason, *more])}; first to differ: {said(first)}"
+    more = filter(None, [search.untried_note, loss, "" if output else "give the output, too, which may differ"])
+    note = "" if sure else f"why: unknown, {'; '.join([reason, *more])}; first to differ: {describe_row(first)}"
     return Diagnosis(tuple(sure or explanations), note, search.tried)
 
 
@@ -154,10 +154,10 @@ def attempts(
             return explanations, len(ROUNDINGS), ""
     for pairs in (False, True):
         found = searches.run(pairs)
-        both = [(state, made(state, verdict, far)) for state, verdict in found if verdict.ratio <= 1]
+        both = [(state, explanation_of(state, verdict, far)) for state, verdict in found if verdict.ratio <= 1]
         usual = [one for state, one in both if not any(form.alone for form in state)]
         exact = usual if in_padding or any(one.sure for one in usual) else [one for _, one in both]
-        explanations = merged([*exact, *explanations])
+        explanations = merge_alike([*exact, *explanations])
         nearest = min((one for one in found if one[1].left <= 0.1), key=lambda one: one[1].left, default=None)
         if far >= SURE and nearest and not any(one.sure for one in explanations):
             explanations += inexact(problem, steps, nearest[0], searches.first)
@@ -169,27 +169,27 @@ def attempts(
             explanations += of_numbers(problem, steps, searches, far)
         if any(one.sure for one in explanations):
             break
-    return explanations, searches.tried, searches.missed
+    return explanations, searches.tried, searches.untried_note
 
 
 def of_numbers(problem: Problem, steps: Mapping[str, Array], searches: Searches, far: float) -> list[Explanation]:
     """Explain the arrays by a number that is fitted, if that is sure; far: as for `attempts`."""
     for number in numbers.NUMBERS:
-        form = numbers.fitted(number, problem, steps, searches.first, searches.effort)
-        if form is not None and (one := made(*searches.verdict_on((form,)), far)).sure:
+        form = numbers.fit_number(number, problem, steps, searches.first, searches.effort)
+        if form is not None and (one := explanation_of(*searches.verdict_on((form,)), far)).sure:
             return [one]
     return []
 
 
 def small_errors(problem: Problem, steps: Mapping[str, Array]) -> bool:
     """Return whether rounding may explain the errors: none is more than a fifth of the largest number."""
-    there = {name: counted(problem, name, X) for name, X in steps.items()}
+    there = {name: blank_unused(problem, name, X) for name, X in steps.items()}
     return all(apart(X, problem.expected(name).X) <= 0.2 * largest(X) for name, X in there.items())
 
 
 def inexact(problem: Problem, steps: Mapping[str, Array], state: State, focus: Focus) -> list[Explanation]:
     """Find explanations by rounding, together with these mistakes; focus: a few queries that refute most."""
-    return merged([of_errors(state, one) for one in precision.roundings(problem, steps, state, focus)])
+    return merge_alike([of_errors(state, one) for one in precision.roundings(problem, steps, state, focus)])
 
 
 def of_errors(state: State, found: precision.Imprecision) -> Explanation:
@@ -199,7 +199,7 @@ def of_errors(state: State, found: precision.Imprecision) -> Explanation:
     return Explanation(names, how, what, found.ratio, found.left, found.sure)
 
 
-def merged(explanations: Sequence[Explanation]) -> list[Explanation]:
+def merge_alike(explanations: Sequence[Explanation]) -> list[Explanation]:
     """Join explanations of the same mistakes into one, with all forms; the rest is that of the first, the best."""
     together: dict[tuple[str, ...], list[Explanation]] = {}
     for one in explanations:
@@ -220,13 +220,15 @@ def of_one_formula(
     So are two that leave nothing hidden, such as an ignored mask where nothing else hides a key. The first name stays,
     and the others are given beside it.
     """
-    right, by_name = plan_of(problem, "float64"), {mistake.name: mistake for mistake in mistakes}
+    right, by_name = make_plan(problem, "float64"), {mistake.name: mistake for mistake in mistakes}
     found: list[tuple[Explanation, list[Plan]]] = []
     for one in explanations:
         alone = by_name.get(one.mistakes[0]) if one.sure and len(one.mistakes) == 1 else None
         plans = [plan for change in alone.forms.values() if (plan := change(right))] if alone else []
         plans = [plan for plan in plans if same_call(plan, right) or not plan.hiding]
-        at = next((at for at, (_, known) in enumerate(found) if any(same(*two) for two in product(plans, known))), None)
+        at = next(
+            (at for at, (_, known) in enumerate(found) if any(equal_plans(*two) for two in product(plans, known))), None
+        )
         if at is None:
             found.append((one, plans))
             continue
@@ -235,7 +237,7 @@ def of_one_formula(
     return [one for one, _ in found]
 
 
-def made(state: State | tuple[GradientForm, ...], verdict: Verdict, far: float) -> Explanation:
+def explanation_of(state: State | tuple[GradientForm, ...], verdict: MistakeVerdict, far: float) -> Explanation:
     """Make the explanation of a verdict on mistakes; far: the ratio of the right answer."""
     fields = ((form.mistake.name, form.how, form.mistake.what) for form in state)
     names, how, what = zip(*fields, strict=True)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from mha.core.cache import Cache
-from mha.parity.diagnosis.compare.diagnosis import SURE, merged
+from mha.parity.diagnosis.compare.diagnosis import SURE, merge_alike
 from mha.parity.diagnosis.compare.explanations import Diagnosis, Explanation
 from mha.parity.diagnosis.mistakes.mistake import forms_of
 from mha.parity.diagnosis.mistakes.of_decoding import OF_DECODING
@@ -27,13 +27,13 @@ def from_the_start(steps: Sequence[DecodeCall], cache: Cache, theirs: Array) -> 
 
     cache: an empty one of NumPy, before the first call.
     """
-    right = last_of(steps, cache, ())
+    right = last_problem(steps, cache, ())
     expected, counts = right.expected("output"), right.matters("output")
     there, forms = np.where(counts, theirs, 0).astype(np.float64), forms_of(OF_DECODING)
     far, found = expected.ratio(there), []
     for form in forms:
         try:
-            asked = last_of(steps, cache, (form,))
+            asked = last_problem(steps, cache, (form,))
         except ValueError:  # no call takes the cache that the mistake leaves
             continue
         dtype = asked.config.dtype
@@ -42,15 +42,15 @@ def from_the_start(steps: Sequence[DecodeCall], cache: Cache, theirs: Array) -> 
         if ratio <= 1 and left <= LEFT:
             mistake = form.mistake
             found.append(Explanation((mistake.name,), (form.how,), (mistake.what,), ratio, left, far >= SURE))
-    return Diagnosis(tuple(merged(found)), "made in every call, from the prompt on" * bool(found), len(forms))
+    return Diagnosis(tuple(merge_alike(found)), "made in every call, from the prompt on" * bool(found), len(forms))
 
 
-def last_of(steps: Sequence[DecodeCall], cache: Cache, state: State) -> Any:
+def last_problem(steps: Sequence[DecodeCall], cache: Cache, state: State) -> Any:
     """Return the problem of the last call, with the cache that these mistakes leave in the calls before it."""
     for step, _ in itertools.pairwise(steps):
         asked = step(cache)
         bench = Bench(asked, asked.config.dtype)
-        slots: Any = (bench.steps(possible(bench, state), name) for name in CACHED)
+        slots: Any = (bench.steps(possible_mistakes(bench, state), name) for name in CACHED)
         keys, values, positions = slots
         real = (asked.call.positions >= 0).sum(1)  # (B,)
         lengths, lost = cache.lengths + real.astype(np.int32), cache.lost
@@ -61,10 +61,10 @@ def last_of(steps: Sequence[DecodeCall], cache: Cache, state: State) -> Any:
 def output_of(asked: Any, dtype: Any, state: State) -> Array:
     """Return the output of a call with these mistakes, as far as they are possible in it."""
     bench = Bench(asked, dtype)
-    found: Any = bench.steps(possible(bench, state), "output")
+    found: Any = bench.steps(possible_mistakes(bench, state), "output")
     return np.asarray(found)
 
 
-def possible(bench: Bench, state: State) -> State:
+def possible_mistakes(bench: Bench, state: State) -> State:
     """Return these mistakes, or none if they are impossible in a call."""
     return () if bench.plan_with(state) is None else state

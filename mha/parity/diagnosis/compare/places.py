@@ -18,28 +18,28 @@ def outside(theirs: np.ndarray, expected: np.ndarray, limit: float) -> np.ndarra
     return ~(near | (theirs == expected) | (np.isnan(theirs) & np.isnan(expected)))
 
 
-def located(asked: Problem, name: str, wrong: np.ndarray, worst: Any) -> tuple[str, tuple[str, ...]]:
+def describe_place(asked: Problem, name: str, wrong: np.ndarray, worst: Any) -> tuple[str, tuple[str, ...]]:
     """Describe where numbers are wrong, in words and as a picture; worst: the index of the worst number."""
     short = name.removeprefix(GRADIENT)
     if short in ("output", *OF_INPUTS, INPUTS):
         rows = {"keys": "keys", "values": "keys", INPUTS: "tokens"}.get(short, "queries")
-        padding = np.ones(wrong.shape, bool) & ~used(asked, short, wrong.shape)
+        padding = np.ones(wrong.shape, bool) & ~no_padding(asked, short, wrong.shape)
         labels = [f"sample {b}" for b in range(len(wrong))]
         where = words(wrong, padding, ["samples", rows, "features"])
         return where, picture(np.asarray(wrong.any(2)), np.asarray(padding.any(2)), labels, rows)
     if name == MEANS:
-        return of_means(asked, wrong, int(worst[0]))
+        return place_of_means(asked, wrong, int(worst[0]))
     if name == PLACED:
         labels, nothing = [f"sample {b}" for b in range(len(wrong))], np.zeros(wrong.shape, bool)
         return words(wrong, nothing, ["samples", "slots"]), picture(wrong, nothing, labels, "slots")
     if kind(name) == "whole":
-        return of_weight(asked, short, wrong)
-    padding = np.ones(wrong.shape, bool) & ~used(asked, name, wrong.shape)
+        return place_of_weight(asked, short, wrong)
+    padding = np.ones(wrong.shape, bool) & ~no_padding(asked, name, wrong.shape)
     if kind(name) == "pairs":
         b, h = (int(i) for i in worst[:2])
         labels = [f"sample {b}, head {h}, query {i}" for i in range(wrong.shape[2])]
-        where = words(wrong, padding, ["samples", "heads", "queries", across(asked)])
-        return where, picture(wrong[b, h], padding[b, h], labels, across(asked))
+        where = words(wrong, padding, ["samples", "heads", "queries", last_axis(asked)])
+        return where, picture(wrong[b, h], padding[b, h], labels, last_axis(asked))
     B, H, T, _ = wrong.shape
     rows = "slots" if name in CACHED else "keys" if name in (*OF_KEYS, *OF_VALUES) else "queries"
     labels = [f"sample {b}, head {h}" for b in range(B) for h in range(H)]
@@ -47,20 +47,20 @@ def located(asked: Problem, name: str, wrong: np.ndarray, worst: Any) -> tuple[s
     return words(wrong, padding, ["samples", "heads", rows, ""]), picture(grid, gray, labels, rows)
 
 
-def of_means(asked: Problem, wrong: np.ndarray, sample: int) -> tuple[str, tuple[str, ...]]:
+def place_of_means(asked: Problem, wrong: np.ndarray, sample: int) -> tuple[str, tuple[str, ...]]:
     """Describe where means of attention weights over the heads (B, Q, K) are wrong; sample: that of the picture."""
-    padding = ~np.asarray(asked.by_slots(asked.counted_pairs).any(1))  # (B, Q, K)
+    padding = ~np.asarray(asked.by_slots(asked.pairs_that_count).any(1))  # (B, Q, K)
     labels = [f"sample {sample}, query {i}" for i in range(wrong.shape[1])]
-    where = words(wrong, padding, ["samples", "queries", across(asked)])
-    return where, picture(wrong[sample], padding[sample], labels, across(asked))
+    where = words(wrong, padding, ["samples", "queries", last_axis(asked)])
+    return where, picture(wrong[sample], padding[sample], labels, last_axis(asked))
 
 
-def across(asked: Problem) -> str:
+def last_axis(asked: Problem) -> str:
     """Return the name of the last axis of pairs."""
     return "keys" if asked.sizes.slots is None else "slots"
 
 
-def of_weight(asked: Problem, name: str, wrong: np.ndarray) -> tuple[str, tuple[str, ...]]:
+def place_of_weight(asked: Problem, name: str, wrong: np.ndarray) -> tuple[str, tuple[str, ...]]:
     """Describe where numbers are wrong in the gradient of a weight, of a bias of the scores or of gates."""
     config, nothing = asked.config, np.zeros(wrong.shape, bool)
     role = name.partition(".")[0]
@@ -79,9 +79,9 @@ def of_weight(asked: Problem, name: str, wrong: np.ndarray) -> tuple[str, tuple[
     )
 
 
-def used(asked: Problem, name: str, shape: tuple[int, ...]) -> np.ndarray:
+def no_padding(asked: Problem, name: str, shape: tuple[int, ...]) -> np.ndarray:
     """Return which numbers are no padding: visible pairs that count, queries and keys of such pairs; it broadcasts."""
-    visible = asked.counted_pairs
+    visible = asked.pairs_that_count
     if kind(name) == "pairs":
         return asked.by_slots(visible)
     if len(shape) == 3:

@@ -8,7 +8,7 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
 from mha.core.options.names import FloatName
-from mha.core.tables import counted, lines, number, plain_table, text
+from mha.core.tables import lines, number, plain_table, plural, text
 from mha.parity.diagnosis.blind_spots.sight import Sight, Unseen
 from mha.parity.diagnosis.compare.explanations import Diagnosis
 from mha.parity.diagnosis.compare.pictures import LEGEND
@@ -127,19 +127,19 @@ class Report:
         yield table
         first = self.first
         if first is None:
-            yield from lines(f"the same: {counted(len(self.rows), 'array')} within what {self.dtype} explains", options)
+            yield from lines(f"the same: {plural(len(self.rows), 'array')} within what {self.dtype} explains", options)
             if self.sight:
                 yield self.sight
             return
         yield Text("")
-        yield from lines(f"first to differ: {said(first)}", options)
+        yield from lines(f"first to differ: {describe_row(first)}", options)
         if first.place is not None:
             for line in (*first.place.picture, LEGEND):
                 yield Text(f"  {line}", no_wrap=True, overflow="ignore")
         yield self.diagnosis
 
 
-def said(row: Row) -> str:
+def describe_row(row: Row) -> str:
     """Describe a row that differs in a sentence."""
     if row.place is None:
         return f"{row.name}: {row.note}"

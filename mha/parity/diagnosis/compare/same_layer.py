@@ -33,7 +33,7 @@ def first_call(a: Config, b: Config, dtype: FloatName) -> tuple[list[np.ndarray]
     """Draw inputs that fit both layers, and offsets at which every window, and every chunk, hides some keys."""
     lefts = {left for config in (a, b) if (left := left_of(config)) is not None}
     offsets = [0, *sorted(max(0, left - KEYS // 2) for left in lefts)]
-    return drawn(a, offsets, 1.0, dtype, 0)
+    return draw_call(a, offsets, 1.0, dtype, 0)
 
 
 def further_calls(a: Config, b: Config, dtype: FloatName) -> Iterator[tuple[list[np.ndarray], dict[str, Any]]]:
@@ -42,13 +42,13 @@ def further_calls(a: Config, b: Config, dtype: FloatName) -> Iterator[tuple[list
     floors = [max(0, config.temperature.floor - KEYS // 2) for config in (a, b) if config.temperature]
     places = list(dict.fromkeys([1, *np.atleast_1d(offsets).tolist(), *floors]))
     for seed, size in enumerate(MAGNITUDES, 1):
-        inputs, call = drawn(a, places, size, dtype, seed)
+        inputs, call = draw_call(a, places, size, dtype, seed)
         random, shape = np.random.default_rng(seed), (len(places), 1, QUERIES, KEYS)
         mask, bias = random.random(shape) < 0.7, random.normal(size=shape)
         yield inputs, call | {"mask": mask, "score_bias": bias.astype(inputs[0].dtype)}
 
 
-def drawn(
+def draw_call(
     config: Config, offsets: list[int], size: float, dtype: FloatName, seed: int
 ) -> tuple[list[np.ndarray], dict[str, Any]]:
     """Draw inputs of a standard deviation, `size`, one sample for each of these offsets."""
@@ -59,7 +59,7 @@ def drawn(
     return inputs, {"offset": offsets if len(offsets) > 1 else offsets[0]}
 
 
-def compared_calls(
+def compare_calls(
     a: MultiHeadAttention, b: MultiHeadAttention, further: bool
 ) -> tuple[tuple[Row, ...], tuple[Problem, dict[str, Any]] | None]:
     """Compare two layers in calls that show whether they compute the same.
@@ -72,8 +72,8 @@ def compared_calls(
     worst: dict[str, Row] = {}
     for at, (inputs, call) in enumerate(calls):
         gradients = 0 < at == len(calls) - 1  # of the largest inputs alone, as they take longest
-        ours, theirs = (expected(layer, inputs, call, gradients) for layer in (a, b))
-        rows = [compared_row(name, X, *theirs[name]) for name, (X, _) in ours.items()]
+        ours, theirs = (expected_arrays(layer, inputs, call, gradients) for layer in (a, b))
+        rows = [compare_row(name, X, *theirs[name]) for name, (X, _) in ours.items()]
         if not all(row.passed for row in rows):
             queries, keys, values = inputs
             return tuple(rows), (problem(a, queries, keys, values, {"causal": False} | call), call)
@@ -81,14 +81,14 @@ def compared_calls(
     return tuple(sorted(worst.values(), key=lambda row: row.name == "output")), None
 
 
-def expected(
+def expected_arrays(
     layer: MultiHeadAttention, inputs: Sequence[np.ndarray], call: dict[str, Any], gradients: bool
 ) -> dict[str, tuple[Expected, np.ndarray]]:
     """Compute the output, and the gradients by the inputs if asked for: each as expected, and in the layer's dtype."""
     dtype = layer.config.dtype
-    base = arrays(layer, inputs, call, gradients)
+    base = output_and_gradients(layer, inputs, call, gradients)
     wide = [X.astype(np.float64) for X in inputs], {name: as_wide(X) for name, X in call.items()}
-    oracle = base if dtype == "float64" else arrays(in_dtype(layer, "float64"), *wide, gradients)
+    oracle = base if dtype == "float64" else output_and_gradients(in_dtype(layer, "float64"), *wide, gradients)
     found = {}
     for name, X in oracle.items():
         own = name.startswith(GRADIENT)
@@ -102,7 +102,7 @@ def as_wide(X: Any) -> Any:
     return X.astype(np.float64) if getattr(X, "dtype", None) is not None and X.dtype != bool else X
 
 
-def arrays(
+def output_and_gradients(
     layer: MultiHeadAttention, inputs: Sequence[np.ndarray], call: dict[str, Any], gradients: bool
 ) -> dict[str, np.ndarray]:
     """Return the output, and the gradients by the inputs if they are asked for."""
@@ -112,14 +112,14 @@ def arrays(
     return found | {"output": layer(queries, keys, values, **call)}
 
 
-def compared_row(name: str, ours: Expected, theirs: Expected, X: np.ndarray) -> Row:
+def compare_row(name: str, ours: Expected, theirs: Expected, X: np.ndarray) -> Row:
     """Compare an array of another layer, X, with the expected one; either layer may round more than the other."""
     there = X.astype(np.float64)
     limit, rows = max(ours.limit, theirs.limit), 0.0 if ours.rows is None else ours.ratio(there)
     return Row(name, error(there, ours.X), limit, rows=rows)
 
 
-def written(rows: Sequence[WeightRow]) -> tuple[WeightRow, ...]:
+def describe_weights(rows: Sequence[WeightRow]) -> tuple[WeightRow, ...]:
     """Describe how the weights that come from A's in no known way are written, in layers that compute the same."""
     lone = {row.name for row in rows if row.relation is None and row.name != "W_k.bias"}
     found = []

@@ -11,15 +11,15 @@ from mha.core.options.names import FloatName
 from mha.core.options.positions import Rotary
 from mha.core.tables import lines, number, plain_table, text
 from mha.layer import MultiHeadAttention
-from mha.parity.diagnosis.compare.changed_weights import of_weights, permuted
+from mha.parity.diagnosis.compare.changed_weights import explain_by_weights, only_reordered
 from mha.parity.diagnosis.compare.comparison import report_of
 from mha.parity.diagnosis.compare.explanations import Diagnosis
-from mha.parity.diagnosis.compare.report import Report, said
-from mha.parity.diagnosis.compare.same_layer import compared_calls, written
-from mha.parity.rule.layouts import GRADIENT, traced
+from mha.parity.diagnosis.compare.report import Report, describe_row
+from mha.parity.diagnosis.compare.same_layer import compare_calls, describe_weights
+from mha.parity.rule.layouts import GRADIENT, trace_layout
 from mha.parity.rule.relations import HEADS, Relation
 from mha.parity.rule.rules import UNIT, in_dtype
-from mha.parity.rule.weight_rows import WeightRow, same, weight_row
+from mha.parity.rule.weight_rows import WeightRow, same_weight, weight_row
 
 Others = Callable[[list[str]], Mapping[str, MultiHeadAttention]]  # of the names of weights: layers by name
 LARGE = 10**8  # numbers in the weights: no diagnosis then, as each mistake that is tried may copy a kernel
@@ -123,7 +123,7 @@ class LayersReport:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         for name, first, second in self.options:
-            yield from lines(f"{name}: {shown(first)} in A, {shown(second)} in B", options)
+            yield from lines(f"{name}: {describe_option(first)} in A, {describe_option(second)} in B", options)
         table = plain_table("weight", "shape", "result", "difference", "B's is")
         for row in (*self.rows, *self.beside):
             shapes = dict.fromkeys("none" if shape is None else str(shape) for shape in row.shapes)
@@ -147,11 +147,11 @@ class LayersReport:
         yield from lines(f"{measured}, {'the same' if self.agree else 'DIFFERS'}", options)
         if self.outputs.first is not None and not self.agree:
             if "first to differ" not in self.outputs.diagnosis.note:
-                yield from lines(f"first to differ: {said(self.outputs.first)}", options)
+                yield from lines(f"first to differ: {describe_row(self.outputs.first)}", options)
             yield self.outputs.diagnosis
 
 
-def shown(value: Any) -> str:
+def describe_option(value: Any) -> str:
     """Describe the value of an option in short."""
     if not isinstance(value, Rotary):
         return str(value)
@@ -175,10 +175,10 @@ def compare_layers(a: MultiHeadAttention, b: MultiHeadAttention) -> LayersReport
     for name, layer in (("a", a), ("b", b)):
         if not isinstance(layer, MultiHeadAttention):
             raise TypeError(f"{name} is a {type(layer).__name__}, expected an mha.MultiHeadAttention")
-    return compared(a, b)
+    return layers_report(a, b)
 
 
-def compared(
+def layers_report(
     a: MultiHeadAttention, b: MultiHeadAttention, others: Others = lambda names: {}, explain: bool = True
 ) -> LayersReport:
     """Compare two layers; others: finds other layers that have B's weights; explain: whether to look for reasons."""
@@ -189,7 +189,7 @@ def compared(
     found = others(unexplained) if unexplained else {}
     for at, one in enumerate(rows):
         for name, layer in found.items():
-            if one.name in unexplained and same(one.name, layer.weights.get(one.name), theirs[one.name]):
+            if one.name in unexplained and same_weight(one.name, layer.weights.get(one.name), theirs[one.name]):
                 rows[at] = dataclasses.replace(one, relation=Relation(f"that of {name}", kept=False))
     pairs = ((name, getattr(a.config, name), getattr(b.config, name)) for name in vars(a.config))
     report = LayersReport(tuple(pair for pair in pairs if pair[1] != pair[2]), tuple(rows), None)
@@ -197,7 +197,7 @@ def compared(
         return report
     explain = explain and report.alike
     report = dataclasses.replace(report, outputs=outputs(a, b, report, found, explain))
-    return dataclasses.replace(report, rows=written(rows)) if report else report
+    return dataclasses.replace(report, rows=describe_weights(rows)) if report else report
 
 
 def outputs(
@@ -215,7 +215,7 @@ def outputs(
     found = []
     for dtype in dtypes:
         first, second = (in_dtype(layer, dtype) for layer in numpy)
-        rows, differing = compared_calls(first, second, further=of.changed and "16" not in dtype)
+        rows, differing = compare_calls(first, second, further=of.changed and "16" not in dtype)
         if differing is None:
             return Report(rows, dtype, lambda: Diagnosis((), "", 0))
         found.append((first, second, rows, *differing))
@@ -223,15 +223,15 @@ def outputs(
     if rows[-1].passed:  # gradients alone differ
         return Report(rows, asked.config.dtype, lambda: Diagnosis((), "", 0))
     inputs = asked.queries, asked.keys, asked.values
-    shapes = {name: traced(name, asked.sizes.shape(name))[0] for name in asked.oracle}
+    shapes = {name: trace_layout(name, asked.sizes.shape(name))[0] for name in asked.oracle}
     theirs = {name: X for name, X in second.trace(*inputs, **call).items() if X.shape == shapes.get(name)}
     report = report_of(asked, theirs, others=others, call_is_sure=True)
     if not explain:
         return Report(report.rows, report.dtype, lambda: Diagnosis((), "", 0))
-    reason = of_weights(of.rows, first, second, inputs, call)
+    reason = explain_by_weights(of.rows, first, second, inputs, call)
     large = "why: not looked for in so large a layer"
     quick = Diagnosis((reason,), "", 0) if reason else Diagnosis((), large, 0)
-    if (reason and permuted(of.rows)) or sum(X.size for X in first.weights.values()) > LARGE:
+    if (reason and only_reordered(of.rows)) or sum(X.size for X in first.weights.values()) > LARGE:
         return Report(report.rows, dtype, lambda: quick)
     diagnosis = report.diagnosis
     if not diagnosis.known:

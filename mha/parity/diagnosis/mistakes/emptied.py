@@ -11,27 +11,33 @@ from functools import partial
 import numpy as np
 
 from mha.parity.diagnosis.mistakes.mistake import Change, Form
-from mha.parity.diagnosis.mistakes.of_softmax import divided_by_nothing, filled
+from mha.parity.diagnosis.mistakes.of_softmax import divide_by_nothing, fill_hidden
 from mha.parity.diagnosis.pipeline.plan import OF_HIDING, Plan
 
 LARGE = (-np.inf, -1e9, -1e6, -1e5, -1e4, -1e3)  # numbers that are added
 SEEN = "where it hides all, all are seen"
 APPLIED: tuple[tuple[str, Callable[[Plan], Plan | None]], ...] = (
-    ("where it hides all, there is NaN", divided_by_nothing),
-    *((SEEN, partial(filled, number, True)) for number in LARGE),
+    ("where it hides all, there is NaN", divide_by_nothing),
+    *((SEEN, partial(fill_hidden, number, True)) for number in LARGE),
 )
 
 
 @functools.cache
-def emptied(form: Form) -> tuple[Form, ...]:
+def other_forms(form: Form) -> tuple[Form, ...]:
     """List the forms that a mistake has in implementations that apply their masks otherwise."""
     return tuple(
-        Form(form.place, form.mistake, "; ".join(filter(None, [form.how, words])), changed(applied, form.change), True)
+        Form(
+            form.place,
+            form.mistake,
+            "; ".join(filter(None, [form.how, words])),
+            apply_first(applied, form.change),
+            True,
+        )
         for words, applied in APPLIED
     )
 
 
-def changed(applied: Callable[[Plan], Plan | None], change: Change) -> Change:
+def apply_first(applied: Callable[[Plan], Plan | None], change: Change) -> Change:
     """Make a mistake in an implementation that applies its masks in this way."""
     return lambda plan: None if (other := applied(plan)) is None else change(other)
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from mha.parity.diagnosis.mistakes.mistake import Change
 from mha.parity.diagnosis.pipeline.pieces import CONDITIONS, Array
-from mha.parity.diagnosis.pipeline.plan import OF_HIDING, Plan, replace, same
+from mha.parity.diagnosis.pipeline.plan import OF_HIDING, Plan, equal_plans, replace
 
 ALL = slice(None)
 # The parts that a mask is tried to be made of, beside keys and queries that are hidden as such.
@@ -19,7 +19,7 @@ MADE_OF = (
 )  # fmt: skip
 
 
-class Part(NamedTuple):
+class MaskPart(NamedTuple):
     """A part of what a mask hides: the pairs left visible, (B or 1, Q or 1, K or 1), and the plan's fields for it.
 
     names: of its conditions.
@@ -30,7 +30,7 @@ class Part(NamedTuple):
     fields: dict[str, Any]
 
 
-def seen_by(names: Iterable[str], plan: Plan) -> Array:
+def pairs_left_by(names: Iterable[str], plan: Plan) -> Array:
     """Return the pairs that these conditions leave visible in all of the call, (B or 1, H or 1, Q or 1, K or 1)."""
     whole, seen = replace(plan, samples=ALL, rows=ALL), np.ones((1, 1, 1, 1), bool)
     for name in names:
@@ -40,12 +40,12 @@ def seen_by(names: Iterable[str], plan: Plan) -> Array:
 
 def hides(plan: Plan) -> frozenset[str]:
     """Return the conditions that hide anything."""
-    return frozenset(name for name in plan.hiding if not seen_by([name], plan).all())
+    return frozenset(name for name in plan.hiding if not pairs_left_by([name], plan).all())
 
 
 def only_hides(made: Plan, plan: Plan) -> bool:
     """Return whether a plan differs from another at most in which query sees which key."""
-    return same(replace(made, **{name: getattr(plan, name) for name in OF_HIDING}), plan)
+    return equal_plans(replace(made, **{name: getattr(plan, name) for name in OF_HIDING}), plan)
 
 
 def as_pairs(plan: Plan) -> list[str]:
@@ -72,14 +72,14 @@ def as_mask(names: Iterable[str], plan: Plan) -> Plan:
     rest, other = {name: X for name, X in plan.hiding.items() if name not in chosen}, plan.mask
     if "mask" in rest:
         rest["other mask"] = lambda plan: other
-    return replace(plan, hiding=rest | {"mask": CONDITIONS["mask"]}, mask=seen_by(chosen, plan))
+    return replace(plan, hiding=rest | {"mask": CONDITIONS["mask"]}, mask=pairs_left_by(chosen, plan))
 
 
 def anywhere(change: Change, least: int = 1) -> Change:
     """Apply a change to the parts of a mask, if it has so many or more, or else to separate conditions."""
 
     def change_parts(plan: Plan) -> Plan | None:
-        parts = taken_apart(plan, least)
+        parts = take_apart(plan, least)
         found = None if parts is None else change(parts)
         return change(plan) if found is None else found
 
@@ -91,7 +91,7 @@ def in_part(change: Change) -> Change:
     return anywhere(change, 2)
 
 
-def taken_apart(plan: Plan, least: int = 1) -> Plan | None:
+def take_apart(plan: Plan, least: int = 1) -> Plan | None:
     """Write a mask as lengths, order, window and texts; None if it does not consist of so many of these, or more.
 
     Padding by positions is written so, too, or by segments where there is one text.
@@ -101,7 +101,7 @@ def taken_apart(plan: Plan, least: int = 1) -> Plan | None:
         return None
     fields = plan.mask, plan.score_bias, plan.lengths, plan.key_positions, plan.segments, plan.key_segments
     how, given = ("parts", *names, plan.offsets.tobytes()), [X for X in fields if X is not None]
-    found = plan.once(how, lambda *_: parts_of(seen_by(names, plan), plan), *given)
+    found = plan.once(how, lambda *_: parts_of(pairs_left_by(names, plan), plan), *given)
     if len(found) < (2 if names == ["lengths"] else least) or not found:
         return None
     hiding = {name: X for name, X in plan.hiding.items() if name not in names}
@@ -114,27 +114,27 @@ def taken_apart(plan: Plan, least: int = 1) -> Plan | None:
     return replace(plan, hiding=hiding | {name: CONDITIONS[name] for part in found for name in part.names}, **changed)
 
 
-def parts_of(seen: Array, plan: Plan) -> list[Part]:
+def parts_of(seen: Array, plan: Plan) -> list[MaskPart]:
     """Find the parts that together leave these pairs visible, (B or 1, H or 1, Q or 1, K or 1); [] if none do."""
     if not seen.any() or not (seen == seen[:, :1]).all():
         return []
     seen = seen[:, 0]  # (B or 1, Q or 1, K or 1)
     keys, rows = (np.asarray(seen.any(axis, keepdims=True)) for axis in (1, 2))
-    known = {"keys": of_keys(keys, plan), "rows": Part(rows, ("mask",), {"mask": rows[:, None]})}
+    known = {"keys": keys_as_lengths(keys, plan), "rows": MaskPart(rows, ("mask",), {"mask": rows[:, None]})}
     if seen.shape[1] > 1 and seen.shape[2] > 1:
-        known |= of_distances(seen, plan) | of_texts(seen, plan)
+        known |= distances_as_window(seen, plan) | texts_as_segments(seen, plan)
     for names in MADE_OF:
         chosen = [known[name] for name in ("keys", "rows", *names) if name in known]
-        if not seen_in(chosen, seen):
+        if not leave_just(chosen, seen):
             continue
         for name in ("rows", "keys"):
             without = [part for part in chosen if part is not known[name]]
-            chosen = without if seen_in(without, seen) else chosen
-        return together(chosen)
+            chosen = without if leave_just(without, seen) else chosen
+        return join_masks(chosen)
     return []
 
 
-def seen_in(parts: list[Part], seen: Array) -> bool:
+def leave_just(parts: list[MaskPart], seen: Array) -> bool:
     """Return whether these parts together leave just these pairs visible."""
     found = np.ones((1, 1, 1), bool)
     for part in parts:
@@ -142,43 +142,43 @@ def seen_in(parts: list[Part], seen: Array) -> bool:
     return bool((found == seen).all())
 
 
-def together(parts: list[Part]) -> list[Part]:
+def join_masks(parts: list[MaskPart]) -> list[MaskPart]:
     """Join parts that are masks into one."""
     masks = [part for part in parts if part.names == ("mask",)]
     if len(masks) < 2:
         return parts
     keys, rows = masks
-    one = Part(keys.seen & rows.seen, ("mask",), {"mask": (keys.seen & rows.seen)[:, None]})
+    one = MaskPart(keys.seen & rows.seen, ("mask",), {"mask": (keys.seen & rows.seen)[:, None]})
     return [one, *(part for part in parts if part.names != ("mask",))]
 
 
-def of_keys(keys: Array, plan: Plan) -> Part:
+def keys_as_lengths(keys: Array, plan: Plan) -> MaskPart:
     """Write which keys are seen, (B or 1, 1, K or 1), as lengths, if possible."""
     counts = keys.sum(2, keepdims=True)  # (B or 1, 1, 1)
     if (keys == (np.arange(keys.shape[2]) < counts)).all():
-        return Part(keys, ("lengths",), {"lengths": counts[:, None]})
-    return Part(keys, ("mask",), {"mask": keys[:, None]})
+        return MaskPart(keys, ("lengths",), {"lengths": counts[:, None]})
+    return MaskPart(keys, ("mask",), {"mask": keys[:, None]})
 
 
-def of_distances(seen: Array, plan: Plan) -> dict[str, Part]:
+def distances_as_window(seen: Array, plan: Plan) -> dict[str, MaskPart]:
     """Write how far ahead and back queries see as causal order and as a window; seen: (B or 1, Q, K)."""
     far = (plan.key_places - replace(plan, rows=ALL).query_places(plan.offsets))[:, 0]  # (B or 1, Q, K)
     there = (far + 0 * seen)[seen | np.zeros(far.shape, bool)]
     left, right = -int(there.min()), int(there.max())
     offsets = {"window_offsets": plan.offsets}
     if right not in (0, plan.num_keys - plan.queries.shape[1]):
-        window = Part((far >= -left) & (far <= right), ("window",), {"window": (left, right)} | offsets)
+        window = MaskPart((far >= -left) & (far <= right), ("window",), {"window": (left, right)} | offsets)
         return {"window": window}
-    order = Part(far <= right, ("order",), {"order_offsets": plan.offsets + right})
-    return {"order": order, "window": Part(far >= -left, ("window",), {"window": (left, None)} | offsets)}
+    order = MaskPart(far <= right, ("order",), {"order_offsets": plan.offsets + right})
+    return {"order": order, "window": MaskPart(far >= -left, ("window",), {"window": (left, None)} | offsets)}
 
 
-def of_texts(seen: Array, plan: Plan) -> dict[str, Part]:
+def texts_as_segments(seen: Array, plan: Plan) -> dict[str, MaskPart]:
     """Write which queries and keys are in one text, if neighbours who see each other are; seen: (B or 1, Q, K)."""
     if seen.shape[1] != seen.shape[2]:
         return {}
     linked = (seen | seen.swapaxes(1, 2)).diagonal(1, 1, 2)  # (B or 1, Q - 1)
     numbers = np.concatenate([np.zeros((len(seen), 1), int), (~linked).cumsum(1)], 1)  # (B or 1, Q)
-    return {"texts": Part(
+    return {"texts": MaskPart(
         numbers[:, :, None] == numbers[:, None], ("segments",), {"segments": numbers, "key_segments": numbers}
     )}  # fmt: skip

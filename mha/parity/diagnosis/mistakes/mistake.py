@@ -32,10 +32,10 @@ class Mistake:
 
     def touches(self, part: str) -> bool:
         """Return whether the result of a part may differ."""
-        return part in self.touched
+        return part in self.reach
 
     @functools.cached_property
-    def touched(self) -> frozenset[str]:
+    def reach(self) -> frozenset[str]:
         """Return the parts whose results may differ."""
         found = set(self.parts)
         for part, before in PARTS.items():  # each comes after those that it takes
@@ -55,7 +55,7 @@ def with_weights(plan: Plan, changed: Mapping[str, Array | None]) -> Plan:
     return replace(plan, weights={name: X for name, X in weights.items() if X is not None})
 
 
-def scaled(factor: Callable[[Plan], float], plan: Plan) -> Plan | None:
+def multiply_scale(factor: Callable[[Plan], float], plan: Plan) -> Plan | None:
     """Multiply the scale by a factor."""
     if plan.config.pooling != "dot":
         return None

@@ -12,7 +12,7 @@ from mha.parity.diagnosis.pipeline.plan import Plan, replace
 ALIKE = 0.02  # biases are a rule's slopes times distances, if they are as near to it as this share of the largest
 
 
-def biased_by(factor: Callable[[Plan], float], plan: Plan) -> Plan | None:
+def multiply_bias(factor: Callable[[Plan], float], plan: Plan) -> Plan | None:
     """Multiply the bias of scores by a factor."""
     if plan.score_bias is None:
         return None
@@ -22,7 +22,7 @@ def biased_by(factor: Callable[[Plan], float], plan: Plan) -> Plan | None:
     return replace(plan, score_bias=changed.astype(plan.score_bias.dtype))
 
 
-def mirrored(plan: Plan) -> Plan | None:
+def mirror(plan: Plan) -> Plan | None:
     """Take the bias at minus the distance; beyond the known distances, that of the furthest."""
     X, places = plan.score_bias, np.unique(plan.offsets)
     if X is None or min(X.shape[2:]) == 1 or len(places) > 1:
@@ -36,7 +36,7 @@ def mirrored(plan: Plan) -> Plan | None:
     return replace(plan, score_bias=by_distance[:, :, other])  # (B or 1, H or 1, Q, K)
 
 
-def repeated(plan: Plan) -> Plan | None:
+def repeat_for_samples(plan: Plan) -> Plan | None:
     """Repeat the bias of each head for the samples, and split the result into samples and heads."""
     X, B = plan.score_bias, len(plan.queries)
     if X is None or X.shape[:2] != (1, plan.heads):
@@ -63,7 +63,7 @@ Rule = Callable[..., Array]
 RULES: dict[str, Rule] = {"as of a power of 2": slopes_of_number, "with every other slope last": slopes_of_paper}
 
 
-def resloped(slopes: Callable[[Rule, Plan], Array | None], plan: Plan) -> Plan | None:
+def change_slopes(slopes: Callable[[Rule, Plan], Array | None], plan: Plan) -> Plan | None:
     """Take other slopes, if the bias goes by a rule of ALiBi's; slopes: from this rule to those, or None."""
     X, H = plan.score_bias, plan.heads
     if X is None or X.shape[1] != H or H == 1:
@@ -80,42 +80,42 @@ def resloped(slopes: Callable[[Rule, Plan], Array | None], plan: Plan) -> Plan |
 def of_slopes(name: str, plan: Plan) -> Plan | None:
     """Take ALiBi's slopes by another rule, if the bias goes by one, and their number is no power of 2."""
     H, other = plan.heads, RULES[name]
-    return resloped(lambda rule, plan: None if rule is other or H & (H - 1) == 0 else other(H), plan)
+    return change_slopes(lambda rule, plan: None if rule is other or H & (H - 1) == 0 else other(H), plan)
 
 
-def of_half(rule: Rule, plan: Plan) -> Array | None:
+def slopes_of_half(rule: Rule, plan: Plan) -> Array | None:
     """Return the slopes of half as many heads, twice; None if the heads cannot be halved."""
     return None if plan.heads % 2 else np.tile(rule(plan.heads // 2), 2)
 
 
-def of_keys(rule: Rule, plan: Plan) -> Array | None:
+def slopes_of_keys(rule: Rule, plan: Plan) -> Array | None:
     """Return the slopes of the heads of keys, each for the heads of queries that share it; None if none is shared."""
     return None if plan.groups == plan.heads else np.repeat(rule(plan.groups), plan.heads // plan.groups)
 
 
 OF_BIASES = (
     Mistake("the bias is scaled too", "the bias of scores is multiplied by the scale", ("scores",),
-            {"by the scale": partial(biased_by, lambda plan: plan.scale),
-             "by 1 / sqrt(d)": partial(biased_by, lambda plan: plan.config.key_dim**-0.5)}),
+            {"by the scale": partial(multiply_bias, lambda plan: plan.scale),
+             "by 1 / sqrt(d)": partial(multiply_bias, lambda plan: plan.config.key_dim**-0.5)}),
     Mistake("the bias is not scaled", "the bias lacks the scale that the model gives it", ("scores",),
-            {"by the scale": partial(biased_by, lambda plan: 1 / plan.scale),
-             "by 1 / sqrt(d)": partial(biased_by, lambda plan: plan.config.key_dim**0.5)}),
-    Mistake("the bias is ignored", "scores get no bias", ("scores",), one(partial(biased_by, lambda plan: 0.0))),
+            {"by the scale": partial(multiply_bias, lambda plan: 1 / plan.scale),
+             "by 1 / sqrt(d)": partial(multiply_bias, lambda plan: plan.config.key_dim**0.5)}),
+    Mistake("the bias is ignored", "scores get no bias", ("scores",), one(partial(multiply_bias, lambda plan: 0.0))),
     Mistake("the bias has the other sign", "the bias of scores is subtracted", ("scores",),
-            one(partial(biased_by, lambda plan: -1.0))),
+            one(partial(multiply_bias, lambda plan: -1.0))),
     Mistake("the distance of the bias has the other sign", "the bias of query i and key j is that of i - j, not j - i",
-            ("scores",), one(mirrored)),
+            ("scores",), one(mirror)),
     Mistake("the bias is repeated over the batch, not tiled", "heads get the bias of other heads", ("scores",),
-            one(repeated)),
+            one(repeat_for_samples)),
     Mistake("another rule of ALiBi's slopes", "for a number of heads that is no power of 2", ("scores",),
             {how: partial(of_slopes, how) for how in RULES}),
     Mistake("ALiBi's slopes of other heads", "or of another number of heads, as where each of several devices makes "
             "its own", ("scores",),
-            {how: partial(resloped, slopes) for how, slopes in {
+            {how: partial(change_slopes, slopes) for how, slopes in {
                 "reversed": lambda rule, plan: rule(plan.heads)[::-1],
                 "one head further": lambda rule, plan: rule(plan.heads, 2),
                 "one head back": lambda rule, plan: rule(plan.heads, 0),
-                "of half as many heads, again": of_half,
+                "of half as many heads, again": slopes_of_half,
                 "of twice as many heads": lambda rule, plan: rule(2 * plan.heads)[:plan.heads],
-                "of the heads of keys": of_keys}.items()}),
+                "of the heads of keys": slopes_of_keys}.items()}),
 )  # fmt: skip

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from mha.parity.diagnosis.mistakes.mistake import Change, Mistake, hiding
-from mha.parity.diagnosis.mistakes.of_rotations import turned_by
+from mha.parity.diagnosis.mistakes.of_rotations import turn_by
 from mha.parity.diagnosis.pipeline.pieces import CONDITIONS, Array, rotate, split
 from mha.parity.diagnosis.pipeline.plan import OFFSETS, Plan, replace
 
@@ -25,7 +25,7 @@ BEAMS: dict[str, Callable[[int], list[int]]] = {
 }
 
 
-def places_of(plan: Plan) -> tuple[Array, Array]:
+def slot_places(plan: Plan) -> tuple[Array, Array]:
     """Return the positions of the slots before the call, (B, S), and of its tokens, (B, K); -1 = empty, or padding."""
     S = plan.kept_k.shape[2]
     return plan.key_positions[:, :S], plan.key_positions[:, S:]
@@ -40,15 +40,15 @@ def slots_of(plan: Plan) -> Array:
 
 def next_places(plan: Plan) -> Array:
     """Return the position after the newest of each sample, (B, 1)."""
-    return np.asarray(places_of(plan)[0].max(1, keepdims=True) + 1)
+    return np.asarray(slot_places(plan)[0].max(1, keepdims=True) + 1)
 
 
-def moved(by: Callable[[Plan], Any], slots: bool, plan: Plan) -> Plan | None:
+def move_tokens(by: Callable[[Plan], Any], slots: bool, plan: Plan) -> Plan | None:
     """Move the positions of the new tokens by so many, (B, 1) or one; slots: whether they go to other slots, too."""
     change = np.broadcast_to(by(plan), (len(plan.queries), 1))
     if not change.any():
         return None
-    before, new = places_of(plan)
+    before, new = slot_places(plan)
     shifted = [np.where(places >= 0, places + change, places) for places in (new, plan.positions)]
     offsets = {name: getattr(plan, name) + change for name in OFFSETS}
     made = replace(plan, key_positions=np.concatenate([before, shifted[0]], 1), positions=shifted[1], **offsets)
@@ -62,10 +62,10 @@ def into(by: Any, plan: Plan) -> Plan:
     target, columns = (slot + by) % S, slot.copy()  # (B, S)
     sample, at = np.nonzero(plan.columns >= S)
     columns[sample, target[sample, at]] = plan.columns[sample, at]
-    return held(replace(plan, columns=columns))
+    return see_slots(replace(plan, columns=columns))
 
 
-def held(plan: Plan) -> Plan:
+def see_slots(plan: Plan) -> Plan:
     """Let queries see the tokens in slots after the call, and no others."""
     return replace(plan, hiding=plan.hiding | {"slots": lambda plan: (slots_of(plan) >= 0)[:, None, None]})
 
@@ -81,10 +81,10 @@ def by_slots(far: int, plan: Plan) -> Plan:
     return replace(plan, hiding=kept | {"slots": condition})
 
 
-def written_first(plan: Plan) -> Plan | None:
+def write_first(plan: Plan) -> Plan | None:
     """Let queries see the slots of a ring after the call; impossible where the call overwrites no token."""
     lost = (slots_of(plan) < 0) & (plan.key_positions >= 0)  # (B, T)
-    return held(plan) if lost.any() else None
+    return see_slots(plan) if lost.any() else None
 
 
 def in_order_of_slots(plan: Plan) -> Plan | None:
@@ -94,9 +94,9 @@ def in_order_of_slots(plan: Plan) -> Plan | None:
     return by_slots(0, plan) if wrapped.any() else None
 
 
-def seen_empty(plan: Plan) -> Plan | None:
+def see_empty(plan: Plan) -> Plan | None:
     """Let queries see empty slots, but for those into which the call writes."""
-    before, new = places_of(plan)
+    before, new = slot_places(plan)
     empty = np.concatenate([before < 0, np.zeros(new.shape, bool)], 1) & (slots_of(plan) >= 0)  # (B, T)
     return hiding("key_positions", lambda plan: CONDITIONS["key_positions"](plan) | empty[:, None, None], plan)
 
@@ -109,7 +109,7 @@ def upper_left(plan: Plan) -> Plan:
 
 def padding_too(stays: bool, plan: Plan) -> Plan | None:
     """Take padding for tokens, which are seen and kept; stays: whether those behind it have their right positions."""
-    before, new = places_of(plan)
+    before, new = slot_places(plan)
     (B, S), K, real = before.shape, new.shape[1], new >= 0
     if real.all():
         return None
@@ -125,7 +125,7 @@ def padding_too(stays: bool, plan: Plan) -> Plan | None:
 
 def left_behind(count: int, plan: Plan) -> Plan:
     """Give so many empty slots behind the new tokens the positions that a crop should have taken."""
-    before, new = places_of(plan)
+    before, new = slot_places(plan)
     S = before.shape[1]
     last = slots_of(plan)[:, S:].max(1, keepdims=True)  # (B, 1): without a ring, the slot of the newest
     behind = np.arange(S) - last  # (B, S)
@@ -134,13 +134,13 @@ def left_behind(count: int, plan: Plan) -> Plan:
     return replace(plan, key_positions=np.concatenate([places, new], 1))
 
 
-def turned_by_slots(roles: str, plan: Plan) -> Plan | None:
+def turn_by_slots(roles: str, plan: Plan) -> Plan | None:
     """Turn new keys, or queries, by the numbers of their slots."""
     own = slots_of(plan)[:, plan.columns.shape[1] :]  # (B, K)
-    return turned_by(lambda plan, role, places: np.where(own < 0, places, own) if role in roles else places, plan)
+    return turn_by(lambda plan, role, places: np.where(own < 0, places, own) if role in roles else places, plan)
 
 
-def turned_again(places: Callable[[Plan], Array], stays: bool, plan: Plan) -> Plan | None:
+def turn_again(places: Callable[[Plan], Array], stays: bool, plan: Plan) -> Plan | None:
     """Turn the keys in the slots once more as they are read; places: by which; stays: whether they are kept so."""
     if plan.frequencies is None:
         return None
@@ -148,7 +148,7 @@ def turned_again(places: Callable[[Plan], Array], stays: bool, plan: Plan) -> Pl
     return replace(plan, kept_k=again) if stays else replace(plan, read_k=again)
 
 
-def kept_early(role: str, turns: bool, seen: bool, plan: Plan) -> Plan | None:
+def keep_early(role: str, turns: bool, seen: bool, plan: Plan) -> Plan | None:
     """Keep new keys or values as they are before their projection, or keys before they turn; seen: and see them so."""
     inputs, width = (plan.keys, plan.config.key_dim) if role == "k" else (plan.values, plan.config.value_dim)
     if plan.frequencies is None if turns else inputs.shape[2] != plan.groups * width:
@@ -158,7 +158,7 @@ def kept_early(role: str, turns: bool, seen: bool, plan: Plan) -> Plan | None:
         if given != role:
             return X
         if turns:
-            return rotate(plan, role, X, -plan.of_samples(places_of(plan)[1]))
+            return rotate(plan, role, X, -plan.of_samples(slot_places(plan)[1]))
         return split(plan.of_samples(inputs), plan.groups)  # (B, G, K, d)
 
     return replace(plan, stored=early, read=early) if seen else replace(plan, stored=early)
@@ -169,7 +169,7 @@ def of_beams(roles: str, rows: Callable[[int], list[int]], plan: Plan) -> Plan |
     B = len(plan.queries)
     if B == 1:
         return None
-    before, new = places_of(plan)
+    before, new = slot_places(plan)
     kept = {f"kept_{role}": getattr(plan, f"kept_{role}")[rows(B)] for role in roles}
     places = before[rows(B)] if len(roles) == 2 else before
     return replace(plan, **kept, key_positions=np.concatenate([places, new], 1))
@@ -192,7 +192,7 @@ def of_distance(plan: Plan) -> Plan | None:
     return replace(plan, score_bias=np.where(seen, slopes * other, X).astype(X.dtype))
 
 
-def stretched(factor: float, whole: bool, plan: Plan) -> Plan | None:
+def stretch(factor: float, whole: bool, plan: Plan) -> Plan | None:
     """Turn new tokens by slower frequencies than those in the slots; whole: all alike, or those of a larger base."""
     if plan.frequencies is None:
         return None
@@ -205,7 +205,7 @@ def in_slots(name: str, what: str, parts: tuple[str, ...], forms: dict[str, Chan
     """Make a mistake that is impossible where no token goes into a cache."""
 
     def where_it_grows(change: Change, plan: Plan) -> Plan | None:
-        return change(plan) if plan.kept_k is not None and (places_of(plan)[1] >= 0).any() else None
+        return change(plan) if plan.kept_k is not None and (slot_places(plan)[1] >= 0).any() else None
 
     return Mistake(name, what, parts, {how: partial(where_it_grows, change) for how, change in forms.items()})
 
@@ -213,46 +213,46 @@ def in_slots(name: str, what: str, parts: tuple[str, ...], forms: dict[str, Chan
 NEW = ("q", "k", "weights", "cache")
 KEPT = ("scores", "weights", "pooled", "cache")
 AGAIN: dict[str, Callable[[Plan], Array]] = {
-    "by their positions": lambda plan: places_of(plan)[0],
-    "by one": lambda plan: 1 + 0 * places_of(plan)[0],
-    "back by one": lambda plan: -1 + 0 * places_of(plan)[0],
+    "by their positions": lambda plan: slot_places(plan)[0],
+    "by one": lambda plan: 1 + 0 * slot_places(plan)[0],
+    "back by one": lambda plan: -1 + 0 * slot_places(plan)[0],
 }
 
 OF_DECODING = (
     in_slots("new tokens are one position off", "the first is two after the newest, or at its position", NEW,
-             {"too far": partial(moved, lambda plan: 1, False),
-              "too near": partial(moved, lambda plan: -1, False)}),
+             {"too far": partial(move_tokens, lambda plan: 1, False),
+              "too near": partial(move_tokens, lambda plan: -1, False)}),
     in_slots("positions are counted from the padded length", "all samples go on where the longest one does", NEW,
-             {how: partial(moved, lambda plan: next_places(plan).max() - next_places(plan), slots)
+             {how: partial(move_tokens, lambda plan: next_places(plan).max() - next_places(plan), slots)
               for how, slots in (("", False), ("and their slots", True))}),
     in_slots("all samples share a position", "all go on where the first, or the shortest, one does", NEW,
-             {"that of the first": partial(moved, lambda plan: next_places(plan)[0] - next_places(plan), False),
+             {"that of the first": partial(move_tokens, lambda plan: next_places(plan)[0] - next_places(plan), False),
               "that of the shortest":
-                  partial(moved, lambda plan: next_places(plan).min() - next_places(plan), False)}),
+                  partial(move_tokens, lambda plan: next_places(plan).min() - next_places(plan), False)}),
     in_slots("tokens turn by their slots", "the rotation goes by the number of a slot, not by the position",
-             ("q", "k"), {"keys": partial(turned_by_slots, "k"), "queries, too": partial(turned_by_slots, "qk")}),
+             ("q", "k"), {"keys": partial(turn_by_slots, "k"), "queries, too": partial(turn_by_slots, "qk")}),
     in_slots("keys in the slots turn again", "they turn as they come in, and once more as they are read",
              ("scores", "cache"),
-             {f"{by}{', and stay so' * stays}": partial(turned_again, places, stays)
+             {f"{by}{', and stay so' * stays}": partial(turn_again, places, stays)
               for by, places in AGAIN.items() for stays in (False, True)}),
     in_slots("the rotation is stretched in the middle", "new tokens turn by other frequencies than those in the slots",
-             ("q", "k"), {f"by {factor}{', by a larger base' * (not whole)}": partial(stretched, factor, whole)
+             ("q", "k"), {f"by {factor}{', by a larger base' * (not whole)}": partial(stretch, factor, whole)
                           for factor in FACTORS for whole in (True, False)}),
     in_slots("keys are kept before they turn", "the slots hold keys that are not rotated", ("scores", "cache"),
-             {"": partial(kept_early, "k", True, False), "and are seen so": partial(kept_early, "k", True, True)}),
+             {"": partial(keep_early, "k", True, False), "and are seen so": partial(keep_early, "k", True, True)}),
     in_slots("keys or values are kept before their projection", "the slots hold inputs", ("scores", "pooled", "cache"),
-             {f"{name}{', and seen so' * seen}": partial(kept_early, role, False, seen)
+             {f"{name}{', and seen so' * seen}": partial(keep_early, role, False, seen)
               for name, role in (("values", "v"), ("keys", "k")) for seen in (False, True)}),
     in_slots("tokens are written to a slot beside theirs", "one slot too far, or over the newest", ("weights", "cache"),
              {"one too far": partial(into, 1), "over the newest": partial(into, -1),
               "one too far, and not seen there": lambda plan: by_slots(1, into(1, plan))}),
     in_slots("a portion overwrites what its first queries see", "a ring is written before it is read", ("weights",),
-             {"": written_first}),
+             {"": write_first}),
     in_slots("order goes by slots", "slots of a ring that are behind the query's are older, but not seen",
              ("weights",), {"": in_order_of_slots}),
     in_slots("causal order is aligned to the upper left", "the first query sees the first position alone", ("weights",),
              {"": upper_left}),
-    in_slots("empty slots are seen", "what is in them counts as a token", ("weights",), {"": seen_empty}),
+    in_slots("empty slots are seen", "what is in them counts as a token", ("weights",), {"": see_empty}),
     in_slots("padding is taken for tokens", "it is seen, and kept in slots", NEW,
              {"and counts in positions": partial(padding_too, False),
               "positions are right": partial(padding_too, True)}),

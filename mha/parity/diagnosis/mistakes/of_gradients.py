@@ -7,7 +7,7 @@ from functools import partial
 
 import numpy as np
 
-from mha.parity.diagnosis.mistakes.of_softmax import divided_by_nothing, filled, uniform_over
+from mha.parity.diagnosis.mistakes.of_softmax import divide_by_nothing, fill_hidden, uniform_over
 from mha.parity.diagnosis.mistakes.of_weights import PROJECTIONS
 from mha.parity.diagnosis.pipeline import backward, pieces
 from mha.parity.diagnosis.pipeline.backward import Backward
@@ -39,14 +39,14 @@ def on_the_way(changes: Mapping[str, Callable[[Array], Array]], back: Backward) 
     return replace(back, on_the_way={**before, **both})
 
 
-def stopped(*names: str) -> GradientChange:
+def stop(*names: str) -> GradientChange:
     """Make a form: gradients stop at these places."""
     return partial(on_the_way, dict.fromkeys(names, np.zeros_like))
 
 
-def detached(role: str) -> dict[str, GradientChange]:
+def detach(role: str) -> dict[str, GradientChange]:
     """Make the forms of detached queries, keys or values."""
-    return {"after the projection": stopped(role), "before the projection": stopped(ROLES[role])}
+    return {"after the projection": stop(role), "before the projection": stop(ROLES[role])}
 
 
 def of_parameters(factor: Callable[[Backward], float], kinds: tuple[str, ...], back: Backward) -> Backward | None:
@@ -56,7 +56,7 @@ def of_parameters(factor: Callable[[Backward], float], kinds: tuple[str, ...], b
     return on_the_way({name: lambda X: X * times for name in names}, back) if names and times != 1 else None
 
 
-def whole(factor: Callable[[Backward], float], back: Backward) -> Backward | None:
+def rescale_output(factor: Callable[[Backward], float], back: Backward) -> Backward | None:
     """Multiply the gradient of the output by a factor."""
     times = factor(back)
     return None if times == 1 else on_the_way({"output": lambda X: X * times}, back)
@@ -67,7 +67,7 @@ def straight_cap(back: Backward) -> Backward | None:
     return None if back.plan.softcap is None else replace(back, through_cap=lambda back, by_capped: by_capped)
 
 
-def unhidden(normalized: bool, back: Backward) -> Backward | None:
+def unhide(normalized: bool, back: Backward) -> Backward | None:
     """Recompute the attention weights with nothing hidden; normalized: so that they add up to 1."""
     if back.visible.all():
         return None
@@ -100,7 +100,7 @@ def in_empty_rows(change: PlanChange, added: bool, kept: str, back: Backward) ->
         back.computed[key] = backward.backward(wrong, back.cotangent)
     made, right = back.computed[key], back.through_softmax
     weights = pieces.widen(made.results["weights"])  # (B, H, Q, K)
-    if change is not divided_by_nothing and np.isnan(weights).any():  # a bias of minus infinity leaves nothing to weigh
+    if change is not divide_by_nothing and np.isnan(weights).any():  # a bias of minus infinity leaves nothing to weigh
         return None
 
     def through_softmax(back: Backward, by_weights: Array) -> Array:
@@ -121,7 +121,7 @@ def without_sum(back: Backward) -> Backward:
     )
 
 
-def rescaled(factor: Callable[[Backward], float], roles: str, back: Backward) -> Backward | None:
+def rescale(factor: Callable[[Backward], float], roles: str, back: Backward) -> Backward | None:
     """Multiply the gradients of scaled scores by a factor, on their way to queries or keys."""
     if back.plan.config.pooling != "dot" or factor(back) == 1:
         return None
@@ -129,7 +129,7 @@ def rescaled(factor: Callable[[Backward], float], roles: str, back: Backward) ->
     return on_the_way({f"scaled_{role}": lambda X: X * times for role in roles}, back)
 
 
-def turned(names: tuple[str, ...], back: Backward) -> Backward | None:
+def transpose(names: tuple[str, ...], back: Backward) -> Backward | None:
     """Transpose the gradients of these kernels, if they are square."""
     kernels = [f"{name}.kernel" for name in names]
     if any(back.plan.weights[name].shape != back.plan.weights[name].T.shape for name in kernels):
@@ -137,7 +137,7 @@ def turned(names: tuple[str, ...], back: Backward) -> Backward | None:
     return on_the_way(dict.fromkeys(kernels, np.transpose), back)
 
 
-def unsummed(mean: bool, back: Backward) -> Backward | None:
+def without_group_sum(mean: bool, back: Backward) -> Backward | None:
     """Take the gradient of the first head of a group, or the mean, instead of the sum."""
     if back.plan.groups == back.plan.heads:
         return None
@@ -150,18 +150,18 @@ def unsummed(mean: bool, back: Backward) -> Backward | None:
     return replace(back, unshare=unshare)
 
 
-def unturned(again: bool, back: Backward) -> Backward | None:
+def without_turn_back(again: bool, back: Backward) -> Backward | None:
     """Do not turn gradients back; again: turn them as heads are turned."""
     if back.plan.frequencies is None:
         return None
 
     def turn_back(back: Backward, role: str, by_X: Array) -> Array:
-        return backward.turned(back.plan, role, by_X) if again else by_X
+        return backward.rotate_heads(back.plan, role, by_X) if again else by_X
 
     return replace(back, turn_back=turn_back)
 
 
-def fixed_norm(back: Backward) -> Backward | None:
+def constant_norm(back: Backward) -> Backward | None:
     """Take what a norm divides by, and its mean, for constants."""
     if not back.plan.norms:
         return None
@@ -196,57 +196,57 @@ AFTERWARDS = {
 ALIKE: PlanChange = partial(uniform_over, True)
 
 GRADIENT_MISTAKES = (
-    GradientMistake("queries are detached", "no gradient flows back through queries", detached("q")),
-    GradientMistake("keys are detached", "no gradient flows back through keys", detached("k")),
-    GradientMistake("values are detached", "no gradient flows back through values", detached("v")),
+    GradientMistake("queries are detached", "no gradient flows back through queries", detach("q")),
+    GradientMistake("keys are detached", "no gradient flows back through keys", detach("k")),
+    GradientMistake("values are detached", "no gradient flows back through values", detach("v")),
     GradientMistake("attention weights are detached", "gradients take attention weights for constants",
-                    {"": stopped("weights")}),
+                    {"": stop("weights")}),
     GradientMistake("a projection gets no gradient", "the gradients of its kernel and bias are 0",
-                    {name: stopped(f"{name}.kernel", f"{name}.bias") for name in PROJECTIONS}
-                    | {"biases alone": stopped(*(f"{name}.bias" for name in PROJECTIONS))}),
+                    {name: stop(f"{name}.kernel", f"{name}.bias") for name in PROJECTIONS}
+                    | {"biases alone": stop(*(f"{name}.bias" for name in PROJECTIONS))}),
     GradientMistake("the cap's derivative is forgotten", "gradients pass the cap as if it were not there",
                     {"": straight_cap}),
     GradientMistake("gradients forget what hides keys", "hidden keys get gradients of weights that they do not have",
-                    {"": partial(unhidden, False), "and sums have all keys": partial(unhidden, True)}),
+                    {"": partial(unhide, False), "and sums have all keys": partial(unhide, True)}),
     GradientMistake("the gradient of the softmax lacks its sum", "p * by_p instead of p * (by_p - sum(p * by_p))",
                     {"": without_sum}),
     GradientMistake("the scale is forgotten in gradients", "gradients of queries or keys lack the scale of scores",
-                    {"of both": partial(rescaled, lambda back: 1 / back.plan.scale, "qk"),
-                     "of queries": partial(rescaled, lambda back: 1 / back.plan.scale, "q"),
-                     "of keys": partial(rescaled, lambda back: 1 / back.plan.scale, "k")}),
+                    {"of both": partial(rescale, lambda back: 1 / back.plan.scale, "qk"),
+                     "of queries": partial(rescale, lambda back: 1 / back.plan.scale, "q"),
+                     "of keys": partial(rescale, lambda back: 1 / back.plan.scale, "k")}),
     GradientMistake("the scale is applied twice in gradients", "gradients of queries and keys have it twice",
-                    {"": partial(rescaled, lambda back: back.plan.scale, "qk")}),
+                    {"": partial(rescale, lambda back: back.plan.scale, "qk")}),
     GradientMistake("gradients of kernels are transposed", "the gradient of a square kernel is (out, in)",
-                    {"of all": partial(turned, PROJECTIONS),
-                     **{name: partial(turned, (name,)) for name in PROJECTIONS},
-                     "of W_q, W_k and W_v": partial(turned, PROJECTIONS[:3])}),
+                    {"of all": partial(transpose, PROJECTIONS),
+                     **{name: partial(transpose, (name,)) for name in PROJECTIONS},
+                     "of W_q, W_k and W_v": partial(transpose, PROJECTIONS[:3])}),
     GradientMistake("gradients of weights are means", "sums over samples or tokens are divided by their number",
                     {f"{kind} {how}": partial(of_parameters, factor, ends) for kind, ends in KINDS.items()
                      for how, factor in MEANS.items()}),
     GradientMistake("gradients are added twice", "those of the step before were not set to 0, or a loss counts twice",
                     {"those of weights": partial(of_parameters, lambda back: 2.0, PARAMETERS),
-                     "all": partial(whole, lambda back: 2.0)}),
+                     "all": partial(rescale_output, lambda back: 2.0)}),
     GradientMistake("the loss is a mean", "gradients are those of a mean of the outputs, not of the sum",
-                    {how: partial(whole, factor) for how, factor in MEANS.items()}
-                    | {"over all numbers": partial(whole, lambda back: 1 / back.cotangent.size)}),
+                    {how: partial(rescale_output, factor) for how, factor in MEANS.items()}
+                    | {"over all numbers": partial(rescale_output, lambda back: 1 / back.cotangent.size)}),
     GradientMistake("gradients of shared heads are not summed", "a head of keys has the gradient of one of its heads",
-                    {"the first of each group": partial(unsummed, False),
-                     "their mean": partial(unsummed, True)}),
+                    {"the first of each group": partial(without_group_sum, False),
+                     "their mean": partial(without_group_sum, True)}),
     GradientMistake("gradients are not turned back", "the rotation is left out of gradients, or done again",
-                    {"not at all": partial(unturned, False),
-                     "turned again": partial(unturned, True)}),
+                    {"not at all": partial(without_turn_back, False),
+                     "turned again": partial(without_turn_back, True)}),
     GradientMistake("rows without keys are NaN", "the softmax of a row of minus infinity is NaN, and so are its "
                     "gradients, even where the loss leaves the row out or the NaN became 0 afterwards",
                     {f"{'a mask is added' if added else 'hidden scores are filled in'}{AFTERWARDS[kept]}":
-                     partial(in_empty_rows, divided_by_nothing, added, kept)
+                     partial(in_empty_rows, divide_by_nothing, added, kept)
                      for added in (True, False) for kept in AFTERWARDS if added or kept != "weights"}),
     GradientMistake("rows without keys are uniform", "a query that sees no key has weights, and they have gradients",
                     {"hidden scores are filled in": partial(in_empty_rows, ALIKE, False, ""),
                      "a mask is added": partial(in_empty_rows, ALIKE, True, ""),
-                     "a mask of -10000 is added": partial(in_empty_rows, partial(filled, -1e4, True), True, "")}),
-    GradientMistake("sinks get no gradient", "they are taken for constants", {"": stopped("sinks")}),
+                     "a mask of -10000 is added": partial(in_empty_rows, partial(fill_hidden, -1e4, True), True, "")}),
+    GradientMistake("sinks get no gradient", "they are taken for constants", {"": stop("sinks")}),
     GradientMistake("a norm is a constant in gradients", "gradients do not flow through what a norm divides by",
-                    {"": fixed_norm}),
+                    {"": constant_norm}),
 )  # fmt: skip
 DROPOUT = GradientMistake(
     "dropout's scale in gradients alone", "gradients are multiplied by 1 / (1 - p), the output is not", {}

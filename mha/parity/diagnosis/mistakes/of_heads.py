@@ -14,7 +14,7 @@ from mha.parity.diagnosis.pipeline.pieces import Array
 from mha.parity.diagnosis.pipeline.plan import Plan, replace
 
 
-def interleaved(names: Iterable[str], inward: bool, plan: Plan) -> Plan | None:
+def interleave(names: Iterable[str], inward: bool, plan: Plan) -> Plan | None:
     """Read columns of kernels and biases (rows of W_o) as (d, H) instead of (H, d); inward: or the other way round."""
     changed: dict[str, Array | None] = {}
     for name in names:
@@ -24,18 +24,18 @@ def interleaved(names: Iterable[str], inward: bool, plan: Plan) -> Plan | None:
             if X is None or (name == "W_o" and kind == "bias"):
                 continue
             how = 0 if name == "W_o" else -1, heads, inward
-            changed[f"{name}.{kind}"] = plan.once(how, partial(mixed, *how), X)
+            changed[f"{name}.{kind}"] = plan.once(how, partial(mix_axis, *how), X)
     return with_weights(plan, changed)
 
 
-def mixed(axis: int, heads: int, inward: bool, X: Array) -> Array:
+def mix_axis(axis: int, heads: int, inward: bool, X: Array) -> Array:
     """Read an axis as (d, H) instead of (H, d); inward: or the other way round."""
     X = np.moveaxis(X, axis, 0)  # (H*d, ...)
     grid = (heads, -1) if inward else (X.shape[0] // heads, heads)
     return np.moveaxis(X.reshape(*grid, *X.shape[1:]).swapaxes(0, 1).reshape(X.shape), 0, axis)
 
 
-def split_interleaved(plan: Plan) -> Plan:
+def interleave_split(plan: Plan) -> Plan:
     """Split columns as (d, H)."""
 
     def split(X: Array, heads: int) -> Array:
@@ -45,22 +45,22 @@ def split_interleaved(plan: Plan) -> Plan:
     return replace(plan, split=split)
 
 
-def split_interleaved_and_merged(plan: Plan) -> Plan:
+def interleave_split_and_merge(plan: Plan) -> Plan:
     """Split columns as (d, H), and merge them so."""
 
     def merge(X: Array) -> Array:
         B, H, T, d = X.shape
         return X.transpose(0, 2, 3, 1).reshape(B, T, d * H)  # (B, T, d*H)
 
-    return replace(split_interleaved(plan), merge=merge)
+    return replace(interleave_split(plan), merge=merge)
 
 
-def split_unpermuted(plan: Plan) -> Plan:
+def split_without_permute(plan: Plan) -> Plan:
     """Split without the permute."""
     return replace(plan, split=lambda X, heads: X.reshape(len(X), heads, X.shape[1], -1))  # (B, H, T, d)
 
 
-def merge_unpermuted(plan: Plan) -> Plan:
+def merge_without_permute(plan: Plan) -> Plan:
     """Merge without the permute."""
     return replace(plan, merge=lambda X: X.reshape(len(X), X.shape[2], -1), rows=slice(None))  # (B, T, H*d)
 
@@ -85,7 +85,7 @@ def tile(X: Array, times: int) -> Array:
     return np.tile(X, (1, times, 1, 1))  # (B, H, K, d)
 
 
-def tiled_heads(keys: bool, values: bool, plan: Plan) -> Plan | None:
+def tile_heads(keys: bool, values: bool, plan: Plan) -> Plan | None:
     """Tile the heads of keys or values, or of both."""
     if plan.groups in (1, plan.heads):
         return None
@@ -93,16 +93,16 @@ def tiled_heads(keys: bool, values: bool, plan: Plan) -> Plan | None:
     return replace(plan, share=shares[0], share_values=shares[1])
 
 
-def regrouped(back: bool, plan: Plan) -> Array | None:
+def regroup_queries(back: bool, plan: Plan) -> Array | None:
     """Return the heads of queries, which lie as (g, r), in the order (r, g); back: or the other way round."""
     if plan.groups in (1, plan.heads):
         return None
     return np.arange(plan.heads).reshape(-1 if back else plan.groups, plan.groups if back else -1).T.ravel()  # (H,)
 
 
-def split_regrouped(back: bool, plan: Plan) -> Plan | None:
+def regroup_split(back: bool, plan: Plan) -> Plan | None:
     """Split heads of queries as (r, g)."""
-    if (order := regrouped(back, plan)) is None:
+    if (order := regroup_queries(back, plan)) is None:
         return None
 
     def reorder(X: Array) -> Array:
@@ -112,15 +112,15 @@ def split_regrouped(back: bool, plan: Plan) -> Plan | None:
     return with_weights(plan, {name: plan.once(("heads", *order), reorder, X) for name, X in found.items()})
 
 
-def merge_regrouped(back: bool, plan: Plan) -> Plan | None:
+def regroup_merge(back: bool, plan: Plan) -> Plan | None:
     """Merge heads of queries as (r, g)."""
-    if (order := regrouped(back, plan)) is None:
+    if (order := regroup_queries(back, plan)) is None:
         return None
     right = plan.merge
     return replace(plan, merge=lambda X: right(X[:, order]))
 
 
-def regated(change: Callable[[Array], Array] | None, plan: Plan) -> Plan | None:
+def change_gates(change: Callable[[Array], Array] | None, plan: Plan) -> Plan | None:
     """Change the gates; None = make them all 1."""
     if plan.gates is None:
         return None
@@ -129,19 +129,19 @@ def regated(change: Callable[[Array], Array] | None, plan: Plan) -> Plan | None:
 
 OF_HEADS = (
     Mistake("the heads are interleaved", "columns are taken as (d, H) instead of (H, d)", ALL,
-            {"by the split": split_interleaved, "by the split and the merge": split_interleaved_and_merged,
-             "in W_q, W_k, W_v": partial(interleaved, QKV, True),
-             "in W_q, W_k, W_v, the other way": partial(interleaved, QKV, False),
-             "in all four": partial(interleaved, PROJECTIONS, True),
-             "in all four, the other way": partial(interleaved, PROJECTIONS, False)}),
+            {"by the split": interleave_split, "by the split and the merge": interleave_split_and_merge,
+             "in W_q, W_k, W_v": partial(interleave, QKV, True),
+             "in W_q, W_k, W_v, the other way": partial(interleave, QKV, False),
+             "in all four": partial(interleave, PROJECTIONS, True),
+             "in all four, the other way": partial(interleave, PROJECTIONS, False)}),
     *(Mistake(f"the heads of {name} are interleaved", f"{'rows' if name == 'W_o' else 'columns'} of {name} are taken "
               "as (d, H) instead of (H, d)", (PART[name],),
-              {"": partial(interleaved, (name,), True), "the other way": partial(interleaved, (name,), False)})
+              {"": partial(interleave, (name,), True), "the other way": partial(interleave, (name,), False)})
       for name in PROJECTIONS),
     Mistake("the split lacks the permute", "(B, T, H*d) is reshaped to (B, H, T, d) as it lies", ("q", "k", "v"),
-            one(split_unpermuted)),
+            one(split_without_permute)),
     Mistake("the merge lacks the permute", "(B, H, T, d) is reshaped to (B, T, H*d) as it lies", ("output",),
-            one(merge_unpermuted)),
+            one(merge_without_permute)),
     Mistake("another number of heads", "the features are split into more or fewer heads",
             ("q", "k", "v", "scores", "weights"),
             {f"{heads} heads": partial(other_heads, heads)
@@ -152,19 +152,19 @@ OF_HEADS = (
 OF_GROUPS = (
     Mistake("heads of keys are tiled, not repeated", "query head h reads head h % G instead of h // (H / G)",
             ("scores", "pooled"),
-            {"": partial(tiled_heads, True, True), "alone": partial(tiled_heads, True, False)}),
+            {"": partial(tile_heads, True, True), "alone": partial(tile_heads, True, False)}),
     Mistake("heads of values are tiled, not repeated", "query head h pools values of head h % G, with the right keys",
-            ("pooled",), one(partial(tiled_heads, False, True))),
+            ("pooled",), one(partial(tile_heads, False, True))),
     Mistake("heads of queries are split as (r, g)", "head r * G + g is taken for head g * (H / G) + r", ("q",),
-            {"": partial(split_regrouped, True), "the other way": partial(split_regrouped, False)}),
+            {"": partial(regroup_split, True), "the other way": partial(regroup_split, False)}),
     Mistake("heads are merged as (r, g)", "head g * (H / G) + r comes where head r * G + g should", ("output",),
-            {"": partial(merge_regrouped, False), "the other way": partial(merge_regrouped, True)}),
+            {"": partial(regroup_merge, False), "the other way": partial(regroup_merge, True)}),
 )  # fmt: skip
 
 
 OF_GATES = (
     Mistake("gates of other heads", "the heads' factors come in another order", ("pooled",),
-            {"reversed": partial(regated, lambda X: X[:, ::-1]),
-             "one head further": partial(regated, lambda X: np.roll(X, 1, 1))}),
-    Mistake("gates are forgotten", "the heads have no factors", ("pooled",), one(partial(regated, None))),
+            {"reversed": partial(change_gates, lambda X: X[:, ::-1]),
+             "one head further": partial(change_gates, lambda X: np.roll(X, 1, 1))}),
+    Mistake("gates are forgotten", "the heads have no factors", ("pooled",), one(partial(change_gates, None))),
 )  # fmt: skip

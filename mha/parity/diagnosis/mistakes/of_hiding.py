@@ -11,12 +11,12 @@ from mha.parity.diagnosis.mistakes.mistake import Mistake, hiding, one
 from mha.parity.diagnosis.mistakes.of_masks import (  # fmt: skip
     MOVED,
     SINGLE,
-    moved,
+    change_all,
+    change_mask,
+    move_mask,
     of_padding,
     opposite,
-    remade,
-    transposed,
-    whole,
+    transpose_mask,
     without_padding,
 )
 from mha.parity.diagnosis.pipeline.pieces import Array
@@ -28,13 +28,13 @@ def of_lengths(change: Callable[[Plan], Array], plan: Plan) -> Plan | None:
     return replace(plan, lengths=change(plan)) if "lengths" in plan.hiding else None
 
 
-def tiled(plan: Plan) -> Array:
+def tile_lengths(plan: Plan) -> Array:
     """Return the lengths tiled, instead of repeated, for the heads: those of b * H + h."""
     B = len(plan.queries)
     return np.tile(plan.lengths[:, 0], (plan.heads, 1, 1)).reshape(B, plan.heads, -1, 1)  # (B, H, 1 or Q, 1)
 
 
-def of_queries(plan: Plan) -> Plan | None:
+def hide_queries(plan: Plan) -> Plan | None:
     """Hide rows of queries, from the length on, instead of keys."""
     if "lengths" not in plan.hiding or plan.lengths.shape[2] > 1:
         return None
@@ -42,7 +42,7 @@ def of_queries(plan: Plan) -> Plan | None:
     return hiding("lengths", lambda plan: rows < plan.lengths, plan)
 
 
-def ordered_from(offsets: Callable[[Plan], Array], plan: Plan) -> Plan | None:
+def order_from(offsets: Callable[[Plan], Array], plan: Plan) -> Plan | None:
     """Take other positions of the first query for the causal order."""
     return replace(plan, order_offsets=offsets(plan)) if "order" in plan.hiding else None
 
@@ -52,7 +52,7 @@ def lower_right(plan: Plan) -> Array:
     return 0 * plan.offsets + plan.num_keys - plan.queries.shape[1]
 
 
-def by_rows(name: str, plan: Plan) -> Plan | None:
+def hide_by_rows(name: str, plan: Plan) -> Plan | None:
     """Let a condition go by the numbers of rows, where positions are given."""
     if name not in plan.hiding or (plan.positions is None and plan.key_positions is None):
         return None
@@ -65,7 +65,7 @@ def by_rows(name: str, plan: Plan) -> Plan | None:
     return hiding(name, condition, plan)
 
 
-def inverted(name: str, plan: Plan) -> Plan | None:
+def invert(name: str, plan: Plan) -> Plan | None:
     """Invert one condition for a key to be seen."""
     if name not in plan.hiding:
         return None
@@ -73,7 +73,7 @@ def inverted(name: str, plan: Plan) -> Plan | None:
     return hiding(name, lambda plan: ~right(plan), plan)
 
 
-def windowed(change: Callable[[Any, Any], tuple[Any, Any]], plan: Plan) -> Plan | None:
+def set_window(change: Callable[[Any, Any], tuple[Any, Any]], plan: Plan) -> Plan | None:
     """Take another window."""
     return replace(plan, window=change(*plan.window)) if "window" in plan.hiding else None
 
@@ -81,10 +81,10 @@ def windowed(change: Callable[[Any, Any], tuple[Any, Any]], plan: Plan) -> Plan 
 def looking_ahead(plan: Plan) -> Plan | None:
     """Take a window as far ahead as back, in place of the causal order."""
     made = hiding("order", None, plan)
-    return made and windowed(lambda left, right: (left, left), made)
+    return made and set_window(lambda left, right: (left, left), made)
 
 
-def resized(to_left: int, to_right: int, left: int | None, right: int | None) -> tuple[int | None, int | None]:
+def resize(to_left: int, to_right: int, left: int | None, right: int | None) -> tuple[int | None, int | None]:
     """Make the sides of a window longer by so many; None stays None, and both if one of two cannot be changed."""
     changed = more(left, to_left), more(right, to_right)
     both = to_left != 0 and to_right != 0
@@ -96,29 +96,29 @@ def more(side: int | None, by: int) -> int | None:
     return None if side is None else max(0, side + by)
 
 
-def chunked(change: Callable[[Plan], dict[str, Any]], plan: Plan) -> Plan | None:
+def change_chunks(change: Callable[[Plan], dict[str, Any]], plan: Plan) -> Plan | None:
     """Take other chunks."""
     return replace(plan, **change(plan)) if "chunk" in plan.hiding else None
 
 
-def apart(plan: Plan) -> Array:
+def within_chunk(plan: Plan) -> Array:
     """Return whether keys are less than a chunk away from the query, on either side."""
     return np.abs(plan.key_places - plan.query_places(plan.chunk_offsets)) < plan.chunk
 
 
 OF_HIDING = (
     Mistake("the mask is inverted", "True is taken as hide", ("weights",),
-            {"": partial(inverted, "mask"), "that of the lengths": partial(inverted, "lengths"),
-             "that of the causal order": in_part(partial(inverted, "order")),
+            {"": partial(invert, "mask"), "that of the lengths": partial(invert, "lengths"),
+             "that of the causal order": in_part(partial(invert, "order")),
              "that of the padding": partial(of_padding, opposite),
-             "all of it": partial(whole, opposite, but=SINGLE)}),
+             "all of it": partial(change_all, opposite, but=SINGLE)}),
     Mistake("the mask is ignored", "no mask is applied", ("weights",),
             {"": partial(hiding, "mask", None), "that of the bias": partial(hiding, "bias", None),
              "that of the padding": without_padding}),
     Mistake("the mask is moved", "each key has the mask of its neighbour", ("weights",),
-            {f"of the one {side}{more}": partial(change, partial(moved, by))
+            {f"of the one {side}{more}": partial(change, partial(move_mask, by))
              for side, by in (("before", 1), ("after", -1))
-             for more, change in (("", remade), (", all of it", partial(whole, but=MOVED)))}),
+             for more, change in (("", change_mask), (", all of it", partial(change_all, but=MOVED)))}),
     Mistake("the lengths are ignored", "padding is attended to", ("weights",),
             one(partial(hiding, "lengths", None))),
     Mistake("lengths are one too long", "j <= length instead of j < length", ("weights",),
@@ -126,25 +126,25 @@ OF_HIDING = (
     Mistake("lengths are one too short", "j < length - 1 instead of j < length", ("weights",),
             one(anywhere(partial(of_lengths, lambda plan: plan.lengths - 1)))),
     Mistake("lengths are tiled, not repeated", "heads get the lengths of other samples", ("weights",),
-            one(partial(of_lengths, tiled))),
+            one(partial(of_lengths, tile_lengths))),
     Mistake("the padding mask is on the axis of queries", "it hides rows of queries instead of keys", ("weights",),
-            {"that of the lengths": of_queries, "the mask is transposed": partial(remade, transposed),
-             "that of the padding": partial(of_padding, transposed),
-             "all of it is transposed": partial(whole, transposed, but=SINGLE)}),
+            {"that of the lengths": hide_queries, "the mask is transposed": partial(change_mask, transpose_mask),
+             "that of the padding": partial(of_padding, transpose_mask),
+             "all of it is transposed": partial(change_all, transpose_mask, but=SINGLE)}),
     Mistake("causal order is ignored", "queries see what follows them", ("weights",),
             one(in_part(partial(hiding, "order", None)))),
     Mistake("causal order is reversed", "j >= i instead of j <= i: `triu` for `tril`", ("weights",),
             one(in_part(partial(hiding, "order",
                                 lambda plan: plan.key_places >= plan.query_places(plan.order_offsets))))),
     Mistake("causal order is aligned to the lower right", "the last query sees the last key", ("weights",),
-            one(anywhere(partial(ordered_from, lower_right)))),
+            one(anywhere(partial(order_from, lower_right)))),
     Mistake("causal order is off by one", "j <= i + 1, or j < i, instead of j <= i", ("weights",),
-            {"one too many": anywhere(partial(ordered_from, lambda plan: plan.order_offsets + 1)),
-             "one too few": anywhere(partial(ordered_from, lambda plan: plan.order_offsets - 1))}),
+            {"one too many": anywhere(partial(order_from, lambda plan: plan.order_offsets + 1)),
+             "one too few": anywhere(partial(order_from, lambda plan: plan.order_offsets - 1))}),
     Mistake("causal order begins again at every offset", "the offset is left out of the causal order", ("weights",),
-            one(anywhere(partial(ordered_from, lambda plan: plan.order_offsets - plan.offsets)))),
+            one(anywhere(partial(order_from, lambda plan: plan.order_offsets - plan.offsets)))),
     Mistake("causal order goes by rows", "the positions that are given are left out of the causal order", ("weights",),
-            one(partial(by_rows, "order"))),
+            one(partial(hide_by_rows, "order"))),
     Mistake("padding at positions below 0 is seen", "keys there are not hidden", ("weights",),
             one(partial(hiding, "key_positions", None))),
     Mistake("everything is seen", "nothing hides keys", ("weights",),
@@ -154,15 +154,16 @@ OF_HIDING = (
 
 OF_WINDOWS = (
     Mistake("the window is symmetric", "queries look ahead as far as they look back", ("weights",),
-            {"": anywhere(partial(windowed, lambda left, right: (left, right if left is None else left))),
+            {"": anywhere(partial(set_window, lambda left, right: (left, right if left is None else left))),
              "and causal order is ignored": anywhere(looking_ahead)}),
     Mistake("the window only looks back", "queries do not look ahead", ("weights",),
-            one(anywhere(partial(windowed, lambda left, right: (left, 0))))),
+            one(anywhere(partial(set_window, lambda left, right: (left, 0))))),
     Mistake("the window is ignored on one side", "queries see all keys before them, or all after them", ("weights",),
-            {"to the left": anywhere(partial(windowed, lambda left, right: (left if right is None else None, right))),
-             "to the right": anywhere(partial(windowed, lambda left, right: (left, right if left is None else None)))}),
+            {"to the left": anywhere(partial(set_window, lambda left, right: (left if right is None else None, right))),
+             "to the right": anywhere(
+                 partial(set_window, lambda left, right: (left, right if left is None else None)))}),
     *(Mistake(f"the window is one {change} {where}", what, ("weights",),
-              one(anywhere(partial(windowed, partial(resized, by * to_left, by * to_right)))))
+              one(anywhere(partial(set_window, partial(resize, by * to_left, by * to_right)))))
       for where, to_left, to_right, sides in (("to the left", 1, 0, "before the query"),
                                               ("to the right", 0, 1, "after the query"),
                                               ("on both sides", 1, 1, "before and after the query"))
@@ -173,7 +174,7 @@ OF_WINDOWS = (
             one(lambda plan: replace(plan, window_offsets=plan.window_offsets - plan.offsets)
                 if "window" in plan.hiding else None)),
     Mistake("the window goes by rows", "the positions that are given are left out of the window", ("weights",),
-            one(partial(by_rows, "window"))),
+            one(partial(hide_by_rows, "window"))),
 )  # fmt: skip
 
 
@@ -181,13 +182,13 @@ OF_CHUNKS = (
     Mistake("the chunks are ignored", "queries see keys of other chunks", ("weights",),
             one(partial(hiding, "chunk", None))),
     Mistake("the chunk is one longer", "one position more in each", ("weights",),
-            one(partial(chunked, lambda plan: {"chunk": plan.chunk + 1}))),
+            one(partial(change_chunks, lambda plan: {"chunk": plan.chunk + 1}))),
     Mistake("the chunk is one shorter", "one position fewer in each", ("weights",),
-            one(partial(chunked, lambda plan: {"chunk": max(1, plan.chunk - 1)}))),
+            one(partial(change_chunks, lambda plan: {"chunk": max(1, plan.chunk - 1)}))),
     Mistake("the chunk is counted from the query", "keys less than a chunk away are seen, as in a window", ("weights",),
-            one(partial(hiding, "chunk", apart))),
+            one(partial(hiding, "chunk", within_chunk))),
     Mistake("the chunks begin again at every offset", "the offset is left out of the chunks", ("weights",),
-            one(partial(chunked, lambda plan: {"chunk_offsets": plan.chunk_offsets - plan.offsets}))),
+            one(partial(change_chunks, lambda plan: {"chunk_offsets": plan.chunk_offsets - plan.offsets}))),
     Mistake("the chunks go by rows", "the positions that are given are left out of the chunks", ("weights",),
-            one(partial(by_rows, "chunk"))),
+            one(partial(hide_by_rows, "chunk"))),
 )  # fmt: skip

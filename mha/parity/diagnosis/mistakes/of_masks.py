@@ -6,31 +6,31 @@ from functools import partial
 
 import numpy as np
 
-from mha.parity.diagnosis.mistakes.equivalent_masks import as_mask, hides, seen_by, taken_apart
+from mha.parity.diagnosis.mistakes.equivalent_masks import as_mask, hides, pairs_left_by, take_apart
 from mha.parity.diagnosis.mistakes.mistake import Change, Mistake
-from mha.parity.diagnosis.pipeline.pieces import Array, added
+from mha.parity.diagnosis.pipeline.pieces import Array, finite_bias
 from mha.parity.diagnosis.pipeline.plan import Plan, replace
 
 OfArray = Callable[[Plan, Array], Array | None]
 GROUPS = frozenset({"order", "window", "chunk"}), frozenset({"segments"})  # conditions that a port has in one mask
 
 
-def remade(change: OfArray, plan: Plan | None) -> Plan | None:
+def change_mask(change: OfArray, plan: Plan | None) -> Plan | None:
     """Change the mask, (B or 1, H or 1, Q or 1, K or 1)."""
     if plan is None or "mask" not in plan.hiding or (changed := change(plan, plan.mask)) is None:
         return None
     return replace(plan, mask=changed)
 
 
-def whole(change: OfArray, plan: Plan, but: Sequence[frozenset[str]]) -> Plan | None:
+def change_all(change: OfArray, plan: Plan, but: Sequence[frozenset[str]]) -> Plan | None:
     """Change all hidden keys as one mask; but: conditions that have mistakes of their own where no other hides."""
     names = hides(plan)
-    return None if not names or names in but else remade(change, as_mask(names, plan))
+    return None if not names or names in but else change_mask(change, as_mask(names, plan))
 
 
 def in_mask(plan: Plan) -> tuple[Plan, set[str]]:
     """Find the padding in a mask that hides more: return the plan with it as a condition, and its conditions."""
-    parts = taken_apart(plan, 2)
+    parts = take_apart(plan, 2)
     return (plan, set()) if parts is None else (parts, {"lengths", "mask"} & parts.hiding.keys())
 
 
@@ -40,7 +40,7 @@ def of_padding(change: OfArray, plan: Plan) -> Plan | None:
     if not names:
         names = {"key_positions", "key_segments"} & hides(plan)
         names = names if hides(plan) - names else set()
-    return remade(change, as_mask(names, parts)) if names else None
+    return change_mask(change, as_mask(names, parts)) if names else None
 
 
 def without_padding(plan: Plan) -> Plan | None:
@@ -51,18 +51,18 @@ def without_padding(plan: Plan) -> Plan | None:
 
 def unlike(plan: Plan) -> set[str]:
     """Return the conditions that hide other keys in one sample than in another."""
-    found = {name: seen_by([name], plan) for name in plan.hiding}
+    found = {name: pairs_left_by([name], plan) for name in plan.hiding}
     return {name for name, seen in found.items() if not (seen == seen[:1]).all()}
 
 
 def of_all_samples(change: OfArray, but: str, plan: Plan) -> Plan | None:
     """Change all hidden keys as one mask, if the samples' masks differ, and not by one condition alone."""
-    return remade(change, as_mask(hides(plan), plan)) if unlike(plan) - {but} else None
+    return change_mask(change, as_mask(hides(plan), plan)) if unlike(plan) - {but} else None
 
 
 def of_the_mask(change: OfArray, plan: Plan) -> Plan | None:
     """Change the mask alone, where the samples differ by other conditions, too."""
-    return remade(change, plan) if unlike(plan) - {"mask"} else None
+    return change_mask(change, plan) if unlike(plan) - {"mask"} else None
 
 
 def by_sample(change: OfArray, but: str = "") -> dict[str, Change]:
@@ -103,7 +103,7 @@ def over_queries(plan: Plan, X: Array) -> Array | None:
     return X.transpose(1, 2, 0, 3)  # (1, 1, Q, K)
 
 
-def over_samples(plan: Plan, X: Array) -> Array | None:
+def heads_over_samples(plan: Plan, X: Array) -> Array | None:
     """Take the axis of heads as that of samples, if there are as many."""
     B = len(plan.queries)
     return X.swapaxes(0, 1) if X.shape[:2] == (1, B) and B > 1 else None  # (B, 1, Q or 1, K or 1)
@@ -120,19 +120,19 @@ AXES: dict[str, OfArray] = {
 }
 
 
-def of_first(plan: Plan, X: Array) -> Array | None:
+def first_for_all(plan: Plan, X: Array) -> Array | None:
     """Take the array of the first sample for all; None where a search begins with that one, as the worst sample."""
     return None if isinstance(plan.samples, list) and plan.samples[0] == 0 else X[:1]
 
 
-def transposed(plan: Plan, X: Array) -> Array | None:
+def transpose_mask(plan: Plan, X: Array) -> Array | None:
     """Take the axis of keys as that of queries, if there are as many."""
     if plan.queries.shape[1] != plan.num_keys or max(X.shape[2:]) == 1:
         return None
     return X.swapaxes(2, 3)  # (B or 1, H or 1, K, Q or 1)
 
 
-def moved(by: int, plan: Plan, X: Array) -> Array | None:
+def move_mask(by: int, plan: Plan, X: Array) -> Array | None:
     """Move a mask by so many keys; what goes out at one end comes in at the other."""
     return None if X.shape[3] == 1 else np.roll(X, by, 3)
 
@@ -142,13 +142,13 @@ def opposite(plan: Plan, X: Array) -> Array:
     return ~X
 
 
-def joined_by_or(plan: Plan) -> Plan | None:
+def join_by_or(plan: Plan) -> Plan | None:
     """Let a key be seen that one of several masks leaves visible."""
-    parts = taken_apart(plan) or plan
+    parts = take_apart(plan) or plan
     names = hides(parts)
-    masks = [seen_by(joint, parts) for group in GROUPS if (joint := [name for name in names if name in group])]
+    masks = [pairs_left_by(joint, parts) for group in GROUPS if (joint := [name for name in names if name in group])]
     padding = [name for name in names if not any(name in group for group in GROUPS)]
-    masks += [seen_by(padding, parts)] if padding else []
+    masks += [pairs_left_by(padding, parts)] if padding else []
     if len(masks) < 2:
         return None
     seen = functools.reduce(np.logical_or, masks)  # (B or 1, H or 1, Q or 1, K or 1)
@@ -166,9 +166,9 @@ def of_bias(change: OfArray, plan: Plan) -> Plan | None:
 def of_joint_bias(change: OfArray, plan: Plan) -> Plan | None:
     """Change the bias of scores and all hidden keys likewise, as where they are one array."""
     made, names = of_bias(change, plan), hides(plan) - {"bias"}
-    if made is None or not unlike(plan) - {"bias"} or not added(plan).any():
+    if made is None or not unlike(plan) - {"bias"} or not finite_bias(plan).any():
         return None
-    return remade(change, as_mask(names, made))
+    return change_mask(change, as_mask(names, made))
 
 
 def of_samples_alone(change: OfArray, plan: Plan, X: Array) -> Array | None:
@@ -186,11 +186,11 @@ OF_MASKS = (
             by_sample(heads_first, "lengths") | {"of heads of keys": partial(of_all_samples, groups_first, "")}),
     Mistake("the mask is broadcast over another axis", "its axis of samples is taken as another one, of as many",
             ("weights",), {how: partial(of_all_samples, change, "") for how, change in AXES.items()}
-            | {"heads over samples": partial(remade, over_samples)}),
+            | {"heads over samples": partial(change_mask, heads_over_samples)}),
     Mistake("all samples have the mask of the first", "the mask lacks the axis of samples", ("weights",),
-            by_sample(of_first)),
+            by_sample(first_for_all)),
     Mistake("masks are joined by or, not and", "a key is seen if one of the masks leaves it visible", ("weights",),
-            {"": joined_by_or}),
+            {"": join_by_or}),
     Mistake("the bias is tiled, not repeated", "what is meant for row h * B + b of (B*H) is in row b * H + h",
             ("scores", "weights"),
             {"": partial(of_bias, partial(of_samples_alone, heads_first)),
@@ -198,5 +198,5 @@ OF_MASKS = (
              "with the mask": partial(of_joint_bias, heads_first)}),
     Mistake("the bias is broadcast over another axis", "its axis of samples is taken as another one, of as many",
             ("scores", "weights"), {how: partial(of_bias, change) for how, change in AXES.items()}
-            | {"heads over samples": partial(of_bias, over_samples)}),
+            | {"heads over samples": partial(of_bias, heads_over_samples)}),
 )  # fmt: skip

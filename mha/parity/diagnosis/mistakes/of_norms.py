@@ -14,20 +14,20 @@ from mha.parity.diagnosis.pipeline.plan import Plan
 EPSILONS = (1e-5, 1e-6, 1e-8, 1e-12, 1e-3, 1e-2)
 
 
-def changed(plan: Plan, roles: Collection[str] = ("q", "k"), **options: Any) -> Plan | None:
+def set_options(plan: Plan, roles: Collection[str] = ("q", "k"), **options: Any) -> Plan | None:
     """Take norms with other options for these roles, if their own differ from these."""
     norms = {role: replace(own, **options) if role in roles else own for role, own in plan.norms.items()}
     return None if norms == plan.norms else replace(plan, norms=norms)
 
 
-def rescaled(change: Callable[[Array], Array], plan: Plan) -> Plan | None:
+def change_scales(change: Callable[[Array], Array], plan: Plan) -> Plan | None:
     """Change the scales of the norms."""
     if "q" not in plan.norms:
         return None
     return with_weights(plan, {name: change(plan.weights[name]) for name in ("q_norm.scale", "k_norm.scale")})
 
 
-def swapped_norms(names: Mapping[str, str], plan: Plan) -> Plan | None:
+def swap_norms(names: Mapping[str, str], plan: Plan) -> Plan | None:
     """Take the scales of norms from others, by name."""
     if "q" not in plan.norms or plan.weights["q_norm.scale"].shape != plan.weights["k_norm.scale"].shape:
         return None
@@ -35,12 +35,12 @@ def swapped_norms(names: Mapping[str, str], plan: Plan) -> Plan | None:
     return with_weights(plan, {f"{name}_norm.scale": X for name, X in scales.items()})
 
 
-def moved(after: bool, plan: Plan) -> Plan | None:
+def move_norm(after: bool, plan: Plan) -> Plan | None:
     """Norm after the rotation, or before it."""
-    return None if plan.frequencies is None else changed(plan, after=after)
+    return None if plan.frequencies is None else set_options(plan, after=after)
 
 
-def unnormed(kept: tuple[str, ...], plan: Plan) -> Plan | None:
+def norm_only(kept: tuple[str, ...], plan: Plan) -> Plan | None:
     """Apply the norms of these roles alone."""
     norms = {role: own for role, own in plan.norms.items() if role in kept}
     return None if norms == plan.norms else replace(plan, norms=norms)
@@ -53,38 +53,38 @@ def eps_outside(plan: Plan) -> Plan | None:
 
 # Of others than these, see `search.numbers`.
 ANOTHER_EPSILON = Mistake("another epsilon", "a norm adds another number under its root", ("q", "k"),
-                          {f"{eps:g}": partial(changed, eps=eps) for eps in EPSILONS})  # fmt: skip
+                          {f"{eps:g}": partial(set_options, eps=eps) for eps in EPSILONS})  # fmt: skip
 
 
 OF_NORMS = (
     Mistake("1 + w is forgotten", "a norm multiplies by w where the model has 1 + w", ("q", "k"),
-            one(partial(rescaled, lambda X: X - X.dtype.type(1)))),
+            one(partial(change_scales, lambda X: X - X.dtype.type(1)))),
     Mistake("1 is added to the scale of a norm", "a norm multiplies by 1 + w where the model has w", ("q", "k"),
-            one(partial(rescaled, lambda X: X + X.dtype.type(1)))),
+            one(partial(change_scales, lambda X: X + X.dtype.type(1)))),
     Mistake("the scale of a norm is forgotten", "a norm multiplies by nothing", ("q", "k"),
-            one(partial(rescaled, np.ones_like))),
+            one(partial(change_scales, np.ones_like))),
     Mistake("RMS norm for layer norm", "the mean is not taken out", ("q", "k"),
-            one(partial(changed, kind="rms"))),
-    Mistake("layer norm for RMS norm", "the mean is taken out", ("q", "k"), one(partial(changed, kind="layer"))),
+            one(partial(set_options, kind="rms"))),
+    Mistake("layer norm for RMS norm", "the mean is taken out", ("q", "k"), one(partial(set_options, kind="layer"))),
     Mistake("the norm comes after the rotation", "heads turn first and are normed then", ("q", "k"),
-            one(partial(moved, True))),
+            one(partial(move_norm, True))),
     Mistake("the norm comes before the rotation", "heads are normed first and turn then", ("q", "k"),
-            one(partial(moved, False))),
-    Mistake("the norms are forgotten", "queries and keys have no norm", ("q", "k"), one(partial(unnormed, ("v",)))),
-    Mistake("keys have no norm", "queries alone have a norm", ("k",), one(partial(unnormed, ("q", "v")))),
-    Mistake("queries have no norm", "keys alone have a norm", ("q",), one(partial(unnormed, ("k", "v")))),
+            one(partial(move_norm, False))),
+    Mistake("the norms are forgotten", "queries and keys have no norm", ("q", "k"), one(partial(norm_only, ("v",)))),
+    Mistake("keys have no norm", "queries alone have a norm", ("k",), one(partial(norm_only, ("q", "v")))),
+    Mistake("queries have no norm", "keys alone have a norm", ("q",), one(partial(norm_only, ("k", "v")))),
     Mistake("the norm of queries for that of keys", "both have the scale of queries, or both are swapped", ("q", "k"),
-            {"for both": partial(swapped_norms, {"k": "q"}), "swapped": partial(swapped_norms, {"k": "q", "q": "k"}),
-             "that of keys for both": partial(swapped_norms, {"q": "k"})}),
+            {"for both": partial(swap_norms, {"k": "q"}), "swapped": partial(swap_norms, {"k": "q", "q": "k"}),
+             "that of keys for both": partial(swap_norms, {"q": "k"})}),
     ANOTHER_EPSILON,
     Mistake("epsilon is outside the root", "a norm divides by sqrt(mean) + eps instead of sqrt(mean + eps)", ("q", "k"),
             one(eps_outside)),
     Mistake("the norm is over all heads", "means are taken over the whole width, not over each head", ("q", "k"),
-            one(partial(changed, over="all"))),
+            one(partial(set_options, over="all"))),
     Mistake("the norm is over each head", "means are taken over each head, not over the whole width", ("q", "k"),
-            one(partial(changed, over="head"))),
+            one(partial(set_options, over="head"))),
     Mistake("values have no norm", "queries and keys alone have a norm, if at all", ("v",),
-            one(partial(unnormed, ("q", "k")))),
+            one(partial(norm_only, ("q", "k")))),
     Mistake("the norm of values has another epsilon", "it adds another number under its root", ("v",),
-            {f"{eps:g}": partial(changed, roles=("v",), eps=eps) for eps in EPSILONS}),
+            {f"{eps:g}": partial(set_options, roles=("v",), eps=eps) for eps in EPSILONS}),
 )  # fmt: skip

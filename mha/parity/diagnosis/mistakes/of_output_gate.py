@@ -7,17 +7,17 @@ from functools import partial
 import numpy as np
 
 from mha.parity.diagnosis.mistakes.mistake import Mistake, one, with_weights
-from mha.parity.diagnosis.mistakes.of_heads import regrouped
+from mha.parity.diagnosis.mistakes.of_heads import regroup_queries
 from mha.parity.diagnosis.pipeline.pieces import Array, widen
 from mha.parity.diagnosis.pipeline.plan import Plan, replace
 
 
-def opened(function: Callable[[Array], Array], plan: Plan) -> Plan | None:
+def open_by(function: Callable[[Array], Array], plan: Plan) -> Plan | None:
     """Open the gate by another function than the sigmoid, of projections (B, H, T, dv or 1)."""
     return None if plan.opened is None else replace(plan, opened=function)
 
 
-def softmax(axis: int, X: Array) -> Array:
+def softmax_over(axis: int, X: Array) -> Array:
     """Return the softmax over an axis."""
     shares = np.exp(widen(X) - widen(X).max(axis, keepdims=True))
     return shares / shares.sum(axis, keepdims=True)
@@ -30,7 +30,7 @@ def softplus(X: Array) -> Array:
 
 def of_features(plan: Plan) -> Plan | None:
     """Take the softmax over the features of a head."""
-    return opened(partial(softmax, 3), plan) if plan.config.output_gate == "element" else None
+    return open_by(partial(softmax_over, 3), plan) if plan.config.output_gate == "element" else None
 
 
 def after_output(plan: Plan) -> Plan | None:
@@ -51,7 +51,7 @@ def columns(order: Callable[[Plan, int], Array | None], plan: Plan) -> Plan | No
     return with_weights(plan, {name: X[..., chosen.ravel()] for name, X in mine.items()})
 
 
-def of_heads(heads: Callable[[Plan], Array | None], plan: Plan, width: int) -> Array | None:
+def order_by_heads(heads: Callable[[Plan], Array | None], plan: Plan, width: int) -> Array | None:
     """Return the order of columns for an order of heads (H,)."""
     chosen = heads(plan)
     return None if chosen is None else np.arange(plan.heads * width).reshape(plan.heads, width)[chosen]  # (H, dv or 1)
@@ -80,7 +80,7 @@ def beside_queries(stored: bool, plan: Plan) -> Plan | None:
     return with_weights(plan, changed)
 
 
-def swapped(plan: Plan) -> Plan | None:
+def swap_kernels(plan: Plan) -> Plan | None:
     """Take W_g for W_q, and W_q for W_g, if they are of one shape."""
     if plan.opened is None or plan.weights["W_g.kernel"].shape != plan.weights["W_q.kernel"].shape:
         return None
@@ -91,21 +91,21 @@ def swapped(plan: Plan) -> Plan | None:
 
 OF_OUTPUT_GATE = (
     Mistake("the output gate is left out", "heads are merged as they are pooled", ("pooled",),
-            one(partial(opened, np.ones_like))),
+            one(partial(open_by, np.ones_like))),
     Mistake("the output gate comes after W_o", "the output is multiplied by it, not what is pooled",
             ("pooled", "output"), one(after_output)),
     Mistake("the output gate is of another function", "it is no sigmoid", ("pooled",),
             {"softmax over the features of a head": of_features,
-             "softmax over the heads": partial(opened, partial(softmax, 1)),
-             "softplus": partial(opened, softplus), "tanh": partial(opened, lambda X: np.tanh(widen(X)))}),
+             "softmax over the heads": partial(open_by, partial(softmax_over, 1)),
+             "softplus": partial(open_by, softplus), "tanh": partial(open_by, lambda X: np.tanh(widen(X)))}),
     Mistake("the output gate is of other heads", "columns of W_g are taken in another order", ("pooled",),
-            {"reversed": partial(columns, partial(of_heads, lambda plan: np.arange(plan.heads)[::-1])),
-             "as (r, g)": partial(columns, partial(of_heads, partial(regrouped, True))),
-             "as (r, g), the other way": partial(columns, partial(of_heads, partial(regrouped, False))),
+            {"reversed": partial(columns, partial(order_by_heads, lambda plan: np.arange(plan.heads)[::-1])),
+             "as (r, g)": partial(columns, partial(order_by_heads, partial(regroup_queries, True))),
+             "as (r, g), the other way": partial(columns, partial(order_by_heads, partial(regroup_queries, False))),
              "as (dv, H)": partial(columns, partial(by_feature, False)),
              "as (dv, H), the other way": partial(columns, partial(by_feature, True))}),
     Mistake("the output gate is cut from queries otherwise", "one array has q and gate of each head, and is cut after "
             "all of q, or the other way", ("q", "pooled"),
             {"": partial(beside_queries, True), "the other way": partial(beside_queries, False),
-             "gate before q": swapped}),
+             "gate before q": swap_kernels}),
 )  # fmt: skip

@@ -30,7 +30,7 @@ def by_heads(order: Array, X: Array) -> Array:
     return X.reshape(*X.shape[:-1], -1, len(order))[..., order].reshape(X.shape)  # (..., H*d)
 
 
-def repaired(interleave: bool, names: Sequence[str], plan: Plan) -> Plan | None:
+def change_pairing(interleave: bool, names: Sequence[str], plan: Plan) -> Plan | None:
     """Put the components of each head that turn into the order of the other pairing, in some weights.
 
     interleave: from halves to neighbours, or else back; names: the beginnings of the names of weights.
@@ -42,24 +42,24 @@ def repaired(interleave: bool, names: Sequence[str], plan: Plan) -> Plan | None:
     whatever = not plan.config.bias and all(name.endswith(".kernel") for name in names)  # no bias stays behind
     if whatever or not all(any(name.startswith(one) for name in chosen) for one in names):
         return None
-    return with_weights(plan, {name: reordered(plan, order, X) for name, X in chosen.items()})
+    return with_weights(plan, {name: reorder_once(plan, order, X) for name, X in chosen.items()})
 
 
-def reordered(plan: Plan, order: Array, X: Array) -> Array:
+def reorder_once(plan: Plan, order: Array, X: Array) -> Array:
     """Return `by_heads` of an order, computed once."""
     return plan.once(("components", *order), partial(by_heads, order), X)
 
 
 def in_both_ways(forms: Mapping[str, tuple[str, ...]]) -> dict[str, Change]:
-    """Make the forms of `repaired`, by the names of weights of each."""
+    """Make the forms of `change_pairing`, by the names of weights of each."""
     return {
-        f"{way}{', ' * bool(where)}{where}": partial(repaired, interleave, names)
+        f"{way}{', ' * bool(where)}{where}": partial(change_pairing, interleave, names)
         for where, names in forms.items()
         for way, interleave in WAYS.items()
     }
 
 
-def permuted(
+def permute(
     block: Callable[[Plan, int], Block | None], roles: str, steps: Sequence[Permutation], plan: Plan
 ) -> Plan | None:
     """Permute kernels and biases in other blocks of columns than heads have.
@@ -79,12 +79,12 @@ def permuted(
         for name, X in plan.weights.items():
             if name.startswith(f"W_{role}."):
                 for order in orders:
-                    X = reordered(plan, order, X)
+                    X = reorder_once(plan, order, X)
                 changed[name] = X
     return with_weights(plan, changed)
 
 
-def of_heads(count: Callable[[Plan, int], int]) -> Callable[[Plan, int], Block | None]:
+def blocks_of_heads(count: Callable[[Plan, int], int]) -> Callable[[Plan, int], Block | None]:
     """Make a function to the blocks of another number of heads; count: from the right number to that."""
 
     def block(plan: Plan, heads: int) -> Block | None:
@@ -110,13 +110,13 @@ def of_width(plan: Plan, heads: int) -> int:
 
 
 BLOCKS = {
-    "W_k as of H heads": (of_heads(lambda plan, heads: plan.heads), "k"),
-    "W_q as of G heads": (of_heads(lambda plan, heads: plan.groups), "q"),
-    "both as of 2H heads": (of_heads(lambda plan, heads: 2 * plan.heads), "qk"),
-    "both as of H / 2 heads": (of_heads(lambda plan, heads: plan.heads // 2), "qk"),
-    "as of half as many heads": (of_heads(lambda plan, heads: heads // 2), "qk"),
-    "as of twice as many heads": (of_heads(lambda plan, heads: 2 * heads), "qk"),
-    "as of heads of width D / H": (of_heads(of_width), "qk"),
+    "W_k as of H heads": (blocks_of_heads(lambda plan, heads: plan.heads), "k"),
+    "W_q as of G heads": (blocks_of_heads(lambda plan, heads: plan.groups), "q"),
+    "both as of 2H heads": (blocks_of_heads(lambda plan, heads: 2 * plan.heads), "qk"),
+    "both as of H / 2 heads": (blocks_of_heads(lambda plan, heads: plan.heads // 2), "qk"),
+    "as of half as many heads": (blocks_of_heads(lambda plan, heads: heads // 2), "qk"),
+    "as of twice as many heads": (blocks_of_heads(lambda plan, heads: 2 * heads), "qk"),
+    "as of heads of width D / H": (blocks_of_heads(of_width), "qk"),
     "over the whole head": (of_whole_head, "qk"),
     "over the whole head of W_q": (of_whole_head, "q"),
     "over the whole head of W_k": (of_whole_head, "k"),
@@ -148,7 +148,7 @@ OF_PERMUTATIONS = (
             rare=True),
     Mistake("rotary components are permuted in other blocks", "columns are permuted for the other pairing as if of "
             "another number of heads, or over whole heads of which only a part turns", ("q", "k"),
-            {f"{which}: {way}{more}": partial(permuted, block, roles, steps)
+            {f"{which}: {way}{more}": partial(permute, block, roles, steps)
              for which, (block, roles) in BLOCKS.items() for way, interleave in WAYS.items()
              for more, steps in steps_of(interleave).items()}, rare=True),
 )  # fmt: skip

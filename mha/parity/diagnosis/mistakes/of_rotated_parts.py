@@ -107,7 +107,7 @@ def rest_before(roles: str) -> Change:
     return lambda plan: after_turning(rest_first, roles, plan) if is_part(plan) else None
 
 
-def narrowed(plan: Plan) -> Plan | None:
+def narrow_heads(plan: Plan) -> Plan | None:
     """Leave out the components that do not turn, and scale by the width of the others."""
     made = after_turning(without_rest, "qk", plan)
     if made is None or plan.config.pooling != "dot" or plan.config.scale is not None:
@@ -145,7 +145,7 @@ OF_ROTATED_PARTS = (
             rare=True),
     Mistake("components that do not turn are dropped", "they count as 0, or the heads end before them",
             ("q", "k", "scores"), {"": partial(after_turning, without_rest, "qk"),
-                                   "and scaled by the width of the others": narrowed}, rare=True),
+                                   "and scaled by the width of the others": narrow_heads}, rare=True),
     Mistake("components that turn come last", "in queries or keys alone, the others are put first", ("q", "k"),
             {"of queries": rest_before("q"), "of keys": rest_before("k")}, rare=True),
     Mistake("the last components turn", "the last `dim` components of a head turn instead of the first", ("q", "k"),

@@ -16,7 +16,7 @@ FACTORS = (8, 32, 4, 2, 16)  # of linear scaling
 TABLES = (512, 1024, 2048, 4096, 8192)  # positions
 
 
-def turned_by(places: Callable[[Plan, str, Array], Array], plan: Plan) -> Plan | None:
+def turn_by(places: Callable[[Plan, str, Array], Array], plan: Plan) -> Plan | None:
     """Turn by other positions; places: a function of the plan, the role and those without this mistake."""
     if plan.frequencies is None:
         return None
@@ -31,21 +31,21 @@ def of_one(role: str, by: int) -> Callable[[Plan, str, Array], Array]:
     return lambda plan, given, places: places + by * (given == role)
 
 
-def begun_again(plan: Plan, role: str, places: Array) -> Array:
+def restart(plan: Plan, role: str, places: Array) -> Array:
     """Return the positions of queries without the offset."""
     return places - plan.offsets if role == "q" else places
 
 
-def by_rows(plan: Plan) -> Plan | None:
+def turn_by_rows(plan: Plan) -> Plan | None:
     """Turn by the numbers of rows, where positions are given."""
     if plan.positions is None and plan.key_positions is None:
         return None
-    return turned_by(lambda plan, role, places: np.arange(places.shape[1])[None], plan)
+    return turn_by(lambda plan, role, places: np.arange(places.shape[1])[None], plan)
 
 
-def of_first(plan: Plan) -> Plan | None:
+def turn_as_first(plan: Plan) -> Plan | None:
     """Turn all samples by the positions of the first."""
-    return turned_by(lambda plan, role, places: places[:1], plan) if len(plan.queries) > 1 else None
+    return turn_by(lambda plan, role, places: places[:1], plan) if len(plan.queries) > 1 else None
 
 
 def within_table(size: int, plan: Plan, role: str, places: Array) -> Array:
@@ -53,7 +53,7 @@ def within_table(size: int, plan: Plan, role: str, places: Array) -> Array:
     return np.minimum(places, size - 1)
 
 
-def paired(plan: Plan) -> Plan | None:
+def pair_otherwise(plan: Plan) -> Plan | None:
     """Pair the components the other way."""
     return None if plan.frequencies is None else replace(plan, interleaved=not plan.interleaved)
 
@@ -84,7 +84,7 @@ def slower(factor: float, base: float | None, plan: Plan) -> Plan | None:
     return made and replace(made, frequencies=made.frequencies / factor)
 
 
-def mixed_up(plan: Plan) -> Plan | None:
+def mix_up(plan: Plan) -> Plan | None:
     """Slow the fast pairs down by the factors of the slow ones, and the other way round."""
     plain = of_base(None, plan)
     if plain is None:
@@ -95,19 +95,19 @@ def mixed_up(plan: Plan) -> Plan | None:
     return replace(plan, frequencies=plain.frequencies * (shares.max() + shares.min() - shares))
 
 
-def shares_of(plan: Plan) -> Array | None:
+def frequency_ratios(plan: Plan) -> Array | None:
     """Return the model's own frequencies by those of its base alone; None if these are the same."""
     plain = of_base(None, plan)
     shares = None if plain is None else plan.frequencies / plain.frequencies
     return None if shares is None or np.abs(shares - 1).max() < 1e-6 else shares
 
 
-def scaled_back(gradual: bool, plan: Plan) -> Plan | None:
+def scale_back(gradual: bool, plan: Plan) -> Plan | None:
     """Multiply frequencies by the factor that the model divides them by; gradual: blend 1 and it as the model does.
 
     Pairs that do not turn stay so.
     """
-    if (shares := shares_of(plan)) is None or not (turning := shares > 0).any():
+    if (shares := frequency_ratios(plan)) is None or not (turning := shares > 0).any():
         return None
     inverse = np.divide(1, shares, out=np.zeros_like(shares), where=turning)
     if gradual:
@@ -123,7 +123,7 @@ def upside_down(plain: bool, plan: Plan) -> Plan | None:
 
     Such angles are large, and their rounding is that of float32 in an implementation in a lower precision.
     """
-    if plan.frequencies is None or (plain and shares_of(plan) is None):
+    if plan.frequencies is None or (plain and frequency_ratios(plan) is None):
         return None
     by_base = of_base(None, plan)
     turning = plan.frequencies != 0
@@ -134,7 +134,7 @@ def upside_down(plain: bool, plan: Plan) -> Plan | None:
     return replace(plan, frequencies=inverse, angles=angles)
 
 
-def magnified(roles: tuple[str, ...], plan: Plan) -> Plan | None:
+def magnify(roles: tuple[str, ...], plan: Plan) -> Plan | None:
     """Multiply only these by the magnitude."""
     return None if plan.magnitude == 1 else replace(plan, magnified=roles)
 
@@ -176,7 +176,7 @@ def coarse(plan: Plan) -> Plan | None:
         return None
     import ml_dtypes
 
-    return turned_by(lambda plan, role, places: places.astype(ml_dtypes.bfloat16).astype(np.float64), plan)
+    return turn_by(lambda plan, role, places: places.astype(ml_dtypes.bfloat16).astype(np.float64), plan)
 
 
 # Of bases beyond these, see `search.numbers`.
@@ -188,43 +188,43 @@ ANOTHER_BASE = Mistake(
 
 OF_ROTATIONS = (
     Mistake("rotary components are paired the other way", "halves for neighbours, or neighbours for halves", ("q", "k"),
-            one(paired)),
+            one(pair_otherwise)),
     Mistake("the rotation is off by one", "queries or keys turn as their neighbours should", ("q", "k"),
-            {"queries one further": partial(turned_by, of_one("q", 1)),
-             "queries one back, or keys one further": partial(turned_by, of_one("k", 1)),
-             "both, from position 1 on": partial(turned_by, lambda plan, role, places: places + 1)}),
+            {"queries one further": partial(turn_by, of_one("q", 1)),
+             "queries one back, or keys one further": partial(turn_by, of_one("k", 1)),
+             "both, from position 1 on": partial(turn_by, lambda plan, role, places: places + 1)}),
     Mistake("the rotation begins again at every offset", "positions of queries start at 0 after a cache", ("q", "k"),
-            {"of queries": partial(turned_by, begun_again)}),
+            {"of queries": partial(turn_by, restart)}),
     Mistake("the rotation goes by rows", "the positions that are given are left out of the rotation", ("q", "k"),
-            one(by_rows)),
+            one(turn_by_rows)),
     Mistake("all samples turn as the first", "positions of the first sample are taken for all", ("q", "k"),
-            one(of_first)),
+            one(turn_as_first)),
     Mistake("the rotation goes backwards", "sines have the other sign", ("q", "k"),
-            one(partial(turned_by, lambda plan, role, places: -places))),
+            one(partial(turn_by, lambda plan, role, places: -places))),
     Mistake("the rotation is forgotten", "queries or keys do not turn", ("q", "k"),
-            {"of both": partial(turned_by, lambda plan, role, places: 0 * places),
-             "of queries": partial(turned_by, lambda plan, role, places: places * (role != "q")),
-             "of keys": partial(turned_by, lambda plan, role, places: places * (role != "k"))}),
+            {"of both": partial(turn_by, lambda plan, role, places: 0 * places),
+             "of queries": partial(turn_by, lambda plan, role, places: places * (role != "q")),
+             "of keys": partial(turn_by, lambda plan, role, places: places * (role != "k"))}),
     ANOTHER_BASE,
     Mistake("frequencies are scaled linearly", "all are divided by one factor, where the model has its own, or none is",
             ("q", "k"),
             {f"by {factor}{f', base {base:g}' if base else ''}": partial(slower, factor, base)
              for base in (None, 500000.0) for factor in FACTORS}),
     Mistake("keys turn twice", "as a cache stores them, and again as they are read", ("q", "k"),
-            {"": partial(turned_by, lambda plan, role, places: places * (1 + (role == "k"))),
-             "those before the first query": partial(turned_by, again),
-             "queries, too": partial(turned_by, lambda plan, role, places: 2 * places)}),
+            {"": partial(turn_by, lambda plan, role, places: places * (1 + (role == "k"))),
+             "those before the first query": partial(turn_by, again),
+             "queries, too": partial(turn_by, lambda plan, role, places: 2 * places)}),
     Mistake("values turn, too", "the rotation is applied to values as to keys", ("pooled",), one(values_too)),
     Mistake("slow and fast pairs are mixed up", "the fast ones are slowed down by what the slow ones should, as where "
-            "the ends of YaRN's ramp are swapped", ("q", "k"), one(mixed_up)),
+            "the ends of YaRN's ramp are swapped", ("q", "k"), one(mix_up)),
     Mistake("the magnitude of the rotation is forgotten", "cosines and sines are not multiplied by it", ("q", "k"),
-            {"": partial(magnified, ()), "of keys": partial(magnified, ("q",)),
-             "of queries": partial(magnified, ("k",))}),
+            {"": partial(magnify, ()), "of keys": partial(magnify, ("q",)),
+             "of queries": partial(magnify, ("k",))}),
     Mistake("the magnitude multiplies whole heads", "or scores by its square, where only some components turn",
             ("q", "k", "scores"), one(whole_heads)),
     Mistake("the scaling of frequencies is inverted", "multiplied by the factor that should divide them, or positions "
             "divided by what should multiply them", ("q", "k"),
-            {"": partial(scaled_back, False), "the factor, where it is gradual": partial(scaled_back, True)}),
+            {"": partial(scale_back, False), "the factor, where it is gradual": partial(scale_back, True)}),
     Mistake("frequencies are not inverted", "base ** (2i / dim) for base ** (-2i / dim)", ("q", "k"),
             {"": partial(upside_down, False), "but for the model's own scaling": partial(upside_down, True)},
             rare=True),
@@ -233,5 +233,5 @@ OF_ROTATIONS = (
     Mistake("positions in half precision", "positions beyond 256 are rounded to bfloat16 before they turn",
             ("q", "k"), one(coarse)),
     Mistake("the table of angles is too short", "positions beyond its end turn as the last one does", ("q", "k"),
-            {f"{size} positions": partial(turned_by, partial(within_table, size)) for size in TABLES}),
+            {f"{size} positions": partial(turn_by, partial(within_table, size)) for size in TABLES}),
 )  # fmt: skip

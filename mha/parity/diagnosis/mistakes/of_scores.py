@@ -2,8 +2,8 @@
 
 from functools import partial
 
-from mha.parity.diagnosis.mistakes.mistake import Mistake, one, scaled, with_weights
-from mha.parity.diagnosis.pipeline.pieces import Array, Steps, added, widen
+from mha.parity.diagnosis.mistakes.mistake import Mistake, multiply_scale, one, with_weights
+from mha.parity.diagnosis.pipeline.pieces import Array, Steps, finite_bias, widen
 from mha.parity.diagnosis.pipeline.plan import Plan, replace
 from mha.parity.rule.problem import Problem
 
@@ -14,7 +14,7 @@ def cap_last(plan: Plan) -> Plan | None:
         return None
 
     def bend(plan: Plan, X: Array) -> Steps:
-        biased = X + added(plan)
+        biased = X + finite_bias(plan)
         return {"biased": biased, "capped": plan.cap(plan, biased) if plan.softcap else biased}
 
     return replace(plan, bend=bend)
@@ -34,16 +34,16 @@ def cap_alone(plan: Plan) -> Plan | None:
     return None if plan.softcap is None else replace(plan, cap=lambda plan, X: right(plan, X) / plan.softcap)
 
 
-def of_turned(plan: Plan) -> Plan | None:
+def by_turning_width(plan: Plan) -> Plan | None:
     """Scale by the width that turns, where that is a part of the head."""
     rotary = plan.config.rotary
     if rotary is None or rotary.dim is None or rotary.dim == plan.config.key_dim:
         return None
     width = rotary.dim
-    return scaled(lambda plan: width**-0.5 / plan.scale, plan)
+    return multiply_scale(lambda plan: width**-0.5 / plan.scale, plan)
 
 
-def scaled_before_bias(plan: Plan) -> Plan | None:
+def scale_before_bias(plan: Plan) -> Plan | None:
     """Scale the product with W_q alone, and add its bias afterwards."""
     bias = plan.weights.get("W_q.bias")
     if bias is None or plan.config.pooling != "dot" or "q" in plan.norms or plan.scale == 1:
@@ -56,7 +56,7 @@ def default_scale(plan: Plan) -> float:
     return plan.config.key_dim**-0.5 / plan.scale
 
 
-def scale_of(problem: Problem) -> float | None:
+def own_scale(problem: Problem) -> float | None:
     """Return the scale of dot products; None with another pooling."""
     config = problem.config
     if config.pooling != "dot":
@@ -69,7 +69,7 @@ def of_scale(scale: float, plan: Plan) -> Plan | None:
     return replace(plan, scale=scale) if plan.config.pooling == "dot" else None
 
 
-def multiplied(times: float, plan: Plan) -> Plan:
+def multiply(times: float, plan: Plan) -> Plan:
     """Multiply scores, capped and biased, and sinks, before their softmax."""
     right = plan.softmax
     if "sinks" in plan.weights:
@@ -84,26 +84,26 @@ SCORES_MULTIPLIED = Mistake("scores are multiplied", "by a number, after the cap
 
 OF_SCALE = (
     Mistake("no scale", "dot products are not scaled", ("scores",),
-            one(partial(scaled, lambda plan: 1 / plan.scale))),
+            one(partial(multiply_scale, lambda plan: 1 / plan.scale))),
     Mistake("the scale of D for that of d", "1 / sqrt(D) of the model instead of 1 / sqrt(d) of a head", ("scores",),
-            one(partial(scaled, lambda plan: plan.config.num_hiddens**-0.5 / plan.scale))),
+            one(partial(multiply_scale, lambda plan: plan.config.num_hiddens**-0.5 / plan.scale))),
     Mistake("the scale is applied twice", "dot products are scaled twice", ("scores",),
-            one(partial(scaled, lambda plan: plan.scale))),
+            one(partial(multiply_scale, lambda plan: plan.scale))),
     Mistake("the scale lacks its root", "1 / d instead of 1 / sqrt(d)", ("scores",),
-            one(partial(scaled, lambda plan: plan.config.key_dim**-1 / plan.scale))),
+            one(partial(multiply_scale, lambda plan: plan.config.key_dim**-1 / plan.scale))),
     Mistake("the bias of W_q is not scaled", "queries are scaled before their bias is added", ("q",),
-            one(scaled_before_bias)),
+            one(scale_before_bias)),
     Mistake("the scale of the rotated width", "1 / sqrt(dim) of the components that turn instead of 1 / sqrt(d)",
-            ("scores",), one(of_turned)),
+            ("scores",), one(by_turning_width)),
 )  # fmt: skip
 
 
 OF_SCORES = (
     Mistake("the default scale for the model's own", "1 / sqrt(d) where the model has another scale", ("scores",),
-            one(lambda plan: None if plan.config.scale is None else scaled(default_scale, plan))),
+            one(lambda plan: None if plan.config.scale is None else multiply_scale(default_scale, plan))),
     Mistake("the default scale on top of the model's own", "both scales are applied", ("scores",),
             one(lambda plan: None if plan.config.scale is None
-                else scaled(lambda plan: plan.config.key_dim**-0.5, plan))),
+                else multiply_scale(lambda plan: plan.config.key_dim**-0.5, plan))),
     Mistake("the cap comes after the bias", "the bias is capped too", ("scores",), one(cap_last)),
     Mistake("the cap comes before the scale", "dot products are capped, then scaled", ("scores",), one(cap_first)),
     Mistake("the cap is not multiplied back", "tanh(scores / cap) without the factor cap", ("scores",), one(cap_alone)),

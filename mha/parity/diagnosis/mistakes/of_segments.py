@@ -8,20 +8,20 @@ import numpy as np
 
 from mha.parity.diagnosis.mistakes.equivalent_masks import anywhere, in_part
 from mha.parity.diagnosis.mistakes.mistake import Mistake, hiding, one
-from mha.parity.diagnosis.mistakes.of_hiding import by_rows
+from mha.parity.diagnosis.mistakes.of_hiding import hide_by_rows
 from mha.parity.diagnosis.pipeline.pieces import CONDITIONS, Array
 from mha.parity.diagnosis.pipeline.plan import OFFSETS, Plan, replace
 
 
-def ignored(padding: bool, plan: Plan) -> Plan | None:
+def ignore(padding: bool, plan: Plan) -> Plan | None:
     """Drop the condition of segments; padding: whether padding stays hidden."""
     if padding:
-        return None if "key_segments" not in plan.hiding or (plan.key_segments >= 0).all() else unpacked(plan)
-    apart = unpacked(plan)
+        return None if "key_segments" not in plan.hiding or (plan.key_segments >= 0).all() else unpack(plan)
+    apart = unpack(plan)
     return None if apart is None else hiding("key_segments", None, apart) or apart
 
 
-def unpacked(plan: Plan) -> Plan | None:
+def unpack(plan: Plan) -> Plan | None:
     """Let tokens see those of other texts."""
     return hiding("segments", None, plan)
 
@@ -29,13 +29,13 @@ def unpacked(plan: Plan) -> Plan | None:
 def in_rows(plan: Plan) -> Plan:
     """Let order, window and chunks go by rows, if positions are given."""
     for name in ("order", "window", "chunk"):
-        plan = by_rows(name, plan) or plan
+        plan = hide_by_rows(name, plan) or plan
     return plan
 
 
 def leaking(padding: bool, plan: Plan) -> Plan | None:
     """Ignore the segments, and let what hides go by rows, where positions begin again with each text."""
-    made = None if plan.positions is None and plan.key_positions is None else ignored(padding, plan)
+    made = None if plan.positions is None and plan.key_positions is None else ignore(padding, plan)
     return made and in_rows(made)
 
 
@@ -49,7 +49,7 @@ def turning_by_rows(plan: Plan) -> Plan | None:
     return replace(made, positions=None, key_positions=None, **offsets)
 
 
-def numbered_by_text(by_place: bool, plan: Plan) -> Plan | None:
+def number_by_text(by_place: bool, plan: Plan) -> Plan | None:
     """Ignore the segments, and count positions from the first token of each text on, where none are given.
 
     by_place: whether order goes by them, too; else only what turns.
@@ -60,14 +60,14 @@ def numbered_by_text(by_place: bool, plan: Plan) -> Plan | None:
     if not turns and not (by_place and "order" in plan.hiding):
         return None
     rows = np.arange(own.shape[1])
-    starts = np.where(own != shifted(1, own), rows, 0)  # (B or 1, Q)
+    starts = np.where(own != shift_numbers(1, own), rows, 0)  # (B or 1, Q)
     places = rows - np.maximum.accumulate(starts, 1)
     offsets: dict[str, Any] = dict.fromkeys(OFFSETS, places - rows)
-    made = ignored(False, replace(plan, positions=places, key_positions=places, **offsets))
+    made = ignore(False, replace(plan, positions=places, key_positions=places, **offsets))
     return made if by_place else made and in_rows(made)
 
 
-def kept_apart(plan: Plan) -> Plan | None:
+def keep_apart(plan: Plan) -> Plan | None:
     """Let tokens see their own text alone, which ends where positions begin again."""
     places = plan.positions
     if places is None or "segments" in plan.hiding or not np.array_equal(places, plan.key_positions):
@@ -77,29 +77,31 @@ def kept_apart(plan: Plan) -> Plan | None:
     return replace(plan, hiding=kept, segments=numbers, key_segments=numbers)
 
 
-def compared(how: Callable[[Array, Array], Array], plan: Plan) -> Plan | None:
+def compare_otherwise(how: Callable[[Array, Array], Array], plan: Plan) -> Plan | None:
     """Compare the segments of keys with those of queries in another way."""
     return hiding("segments", lambda plan: how(plan.key_segments[:, None, None], plan.segments[:, None, :, None]), plan)
 
 
-def moved(by: int, plan: Plan) -> Plan | None:
+def move_segments(by: int, plan: Plan) -> Plan | None:
     """Give each key the segment of another one, so many places before it."""
     return replace(plan, key_segments=np.roll(plan.key_segments, by, 1)) if "segments" in plan.hiding else None
 
 
-def begun(by: int, plan: Plan) -> Plan | None:
+def begin_later(by: int, plan: Plan) -> Plan | None:
     """Let each text begin so many tokens later, and the first where it does; order goes by rows, as it does there."""
     if "segments" not in plan.hiding:
         return None
-    return in_rows(replace(plan, segments=shifted(by, plan.segments), key_segments=shifted(by, plan.key_segments)))
+    return in_rows(
+        replace(plan, segments=shift_numbers(by, plan.segments), key_segments=shift_numbers(by, plan.key_segments))
+    )
 
 
-def shifted(by: int, X: Array) -> Array:
+def shift_numbers(by: int, X: Array) -> Array:
     """Take the numbers so many places before, (B or 1, T); at the end, the first or last one."""
     return np.asarray(X[:, np.clip(np.arange(X.shape[1]) - by, 0, X.shape[1] - 1)])
 
 
-def numbered_from_one(plan: Plan) -> Plan | None:
+def number_from_one(plan: Plan) -> Plan | None:
     """Take segment 0 as padding."""
     if "segments" not in plan.hiding:
         return None
@@ -108,25 +110,25 @@ def numbered_from_one(plan: Plan) -> Plan | None:
 
 OF_SEGMENTS = (
     Mistake("the segments are ignored", "tokens see those of other texts in their row, and padding", ("weights",),
-            {"": in_part(partial(ignored, False)), "but padding is hidden": in_part(partial(ignored, True))}),
+            {"": in_part(partial(ignore, False)), "but padding is hidden": in_part(partial(ignore, True))}),
     Mistake("texts see those before them", "segments are ignored, and order goes by rows, not by the positions that "
             "begin again with each text", ("q", "k", "weights"),
             {"": anywhere(partial(leaking, False)), "but padding is hidden": anywhere(partial(leaking, True)),
              "and the rotation goes by rows": anywhere(turning_by_rows),
-             "where positions begin again": anywhere(partial(numbered_by_text, False)),
-             "in the order of positions that begin again": anywhere(partial(numbered_by_text, True))}),
+             "where positions begin again": anywhere(partial(number_by_text, False)),
+             "in the order of positions that begin again": anywhere(partial(number_by_text, True))}),
     Mistake("texts are kept apart", "tokens see those since positions began again alone, as if segments were given",
-            ("weights",), one(kept_apart)),
+            ("weights",), one(keep_apart)),
     Mistake("other segments are seen", "segments are compared as lengths are, by their order", ("weights",),
-            {"earlier ones, too": in_part(partial(compared, np.less_equal)),
-             "later ones, too": in_part(partial(compared, np.greater_equal))}),
+            {"earlier ones, too": in_part(partial(compare_otherwise, np.less_equal)),
+             "later ones, too": in_part(partial(compare_otherwise, np.greater_equal))}),
     Mistake("the segments of keys are moved", "each key has the segment of its neighbour", ("weights",),
-            {"one later": in_part(partial(moved, 1)), "one earlier": in_part(partial(moved, -1))}),
+            {"one later": in_part(partial(move_segments, 1)), "one earlier": in_part(partial(move_segments, -1))}),
     Mistake("texts begin beside their first token", "the segments of queries and keys are those of their neighbours",
             ("weights",),
-            {"one later": anywhere(partial(begun, 1)), "one earlier": anywhere(partial(begun, -1))}),
+            {"one later": anywhere(partial(begin_later, 1)), "one earlier": anywhere(partial(begin_later, -1))}),
     Mistake("segment 0 is padding", "texts are numbered from 1 on in the port", ("weights",),
-            one(anywhere(numbered_from_one))),
+            one(anywhere(number_from_one))),
     Mistake("padding is a segment like others", "tokens of padding see padding: a number below 0 is compared like any",
             ("weights",), one(partial(hiding, "key_segments", None))),
 )  # fmt: skip

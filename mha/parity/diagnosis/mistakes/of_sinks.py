@@ -11,18 +11,18 @@ from mha.parity.diagnosis.pipeline.pieces import Array, widen
 from mha.parity.diagnosis.pipeline.plan import Plan, replace
 
 
-def resunk(change: Callable[[Plan, Array], Array | None], plan: Plan) -> Plan | None:
+def change_sinks(change: Callable[[Plan, Array], Array | None], plan: Plan) -> Plan | None:
     """Change the sinks (H,); None = take them away."""
     sinks = plan.weights.get("sinks")
     return None if sinks is None else with_weights(plan, {"sinks": change(plan, sinks)})
 
 
-def scaled(plan: Plan, sinks: Array) -> Array:
+def scale_sinks(plan: Plan, sinks: Array) -> Array:
     """Scale sinks as dot products."""
     return sinks if plan.config.pooling != "dot" else (widen(sinks) * plan.scale).astype(sinks.dtype)
 
 
-def capped(plan: Plan, sinks: Array) -> Array:
+def cap_sinks(plan: Plan, sinks: Array) -> Array:
     """Cap sinks as scores."""
     return sinks if plan.softcap is None else plan.cap(plan, widen(sinks)).astype(sinks.dtype)
 
@@ -34,7 +34,7 @@ def of_group(by_place: bool, plan: Plan, sinks: Array) -> Array:
     return sinks.reshape(sizes).T.ravel()
 
 
-def shared(by_place: bool, plan: Plan, sinks: Array) -> Array:
+def share_sinks(by_place: bool, plan: Plan, sinks: Array) -> Array:
     """Give the heads that share keys one sink, that of the head of keys' number; by_place: head h has that of h % G."""
     G = plan.groups
     return np.tile(sinks[:G], len(sinks) // G) if by_place else np.repeat(sinks[:G], len(sinks) // G)
@@ -42,7 +42,7 @@ def shared(by_place: bool, plan: Plan, sinks: Array) -> Array:
 
 def several(times: float, plan: Plan) -> Plan | None:
     """Count sinks so many times: exp(sink + log(times)) is times exp(sink)."""
-    return resunk(lambda plan, sinks: (widen(sinks) + np.log(times)).astype(sinks.dtype), plan)
+    return change_sinks(lambda plan, sinks: (widen(sinks) + np.log(times)).astype(sinks.dtype), plan)
 
 
 def by_visits(size: int, plan: Plan) -> Plan | None:
@@ -59,7 +59,7 @@ def by_visits(size: int, plan: Plan) -> Plan | None:
     return replace(plan, softmax=softmax)
 
 
-def unshifted(plan: Plan) -> Plan | None:
+def shift_scores_alone(plan: Plan) -> Plan | None:
     """Subtract the largest score from scores alone, not from sinks."""
     sinks = plan.weights.get("sinks")
     if sinks is None:
@@ -89,7 +89,7 @@ def with_value(key: int, plan: Plan) -> Plan | None:
     return replace(plan, softmax=softmax)
 
 
-def shifted(plan: Plan) -> Plan | None:
+def shift_weights(plan: Plan) -> Plan | None:
     """Put the weights of sinks before those of keys, and leave out the last."""
     if "sinks" not in plan.weights:
         return None
@@ -108,25 +108,25 @@ SINKS_SEVERAL_TIMES = Mistake("sinks count several times", "as where each block 
 
 OF_SINKS = (
     Mistake("sinks are forgotten", "the weights of a query add up to 1", ("weights",),
-            one(partial(resunk, lambda plan, sinks: None))),
+            one(partial(change_sinks, lambda plan, sinks: None))),
     Mistake("sinks are scaled", "they are multiplied by the scale of dot products", ("weights",),
-            one(partial(resunk, scaled))),
-    Mistake("sinks are capped", "the cap bends them, too", ("weights",), one(partial(resunk, capped))),
+            one(partial(change_sinks, scale_sinks))),
+    Mistake("sinks are capped", "the cap bends them, too", ("weights",), one(partial(change_sinks, cap_sinks))),
     Mistake("sinks are left out of the maximum", "the largest score is subtracted from scores alone, and sinks have "
-            "another share", ("weights",), one(unshifted)),
+            "another share", ("weights",), one(shift_scores_alone)),
     Mistake("sinks pool a value", "they are as a key that has a value, the weight of which does not vanish",
             ("weights",), {"that of the first key": partial(with_value, 0),
                            "that of the last key": partial(with_value, -1),
-                           "with every weight one key further": shifted}),
+                           "with every weight one key further": shift_weights}),
     Mistake("sinks of other heads", "they come in another order", ("weights",),
-            {"reversed": partial(resunk, lambda plan, sinks: sinks[::-1]),
-             "as (r, g)": partial(resunk, partial(of_group, True)),
-             "as (r, g), the other way": partial(resunk, partial(of_group, False)),
-             "one head further": partial(resunk, lambda plan, sinks: np.roll(sinks, 1)),
-             "one head back": partial(resunk, lambda plan, sinks: np.roll(sinks, -1)),
-             "of the first head, for all": partial(resunk, lambda plan, sinks: np.repeat(sinks[:1], len(sinks))),
-             "one for the heads that share keys": partial(resunk, partial(shared, False)),
-             "that of h % G": partial(resunk, partial(shared, True))}),
+            {"reversed": partial(change_sinks, lambda plan, sinks: sinks[::-1]),
+             "as (r, g)": partial(change_sinks, partial(of_group, True)),
+             "as (r, g), the other way": partial(change_sinks, partial(of_group, False)),
+             "one head further": partial(change_sinks, lambda plan, sinks: np.roll(sinks, 1)),
+             "one head back": partial(change_sinks, lambda plan, sinks: np.roll(sinks, -1)),
+             "of the first head, for all": partial(change_sinks, lambda plan, sinks: np.repeat(sinks[:1], len(sinks))),
+             "one for the heads that share keys": partial(change_sinks, partial(share_sinks, False)),
+             "that of h % G": partial(change_sinks, partial(share_sinks, True))}),
     Mistake(SEVERAL, "of keys in which its query sees any, as its sum is begun with a sink", ("weights",),
             {f"blocks of {size}": partial(by_visits, size) for size in BLOCKS}, rare=True),
 )  # fmt: skip

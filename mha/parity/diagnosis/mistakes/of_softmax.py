@@ -22,7 +22,7 @@ def along(axis: int, plan: Plan) -> Plan:
     return replace(plan, axis=axis, rows=slice(None))
 
 
-def filled(fill: float, added: bool, plan: Plan) -> Plan | None:
+def fill_hidden(fill: float, added: bool, plan: Plan) -> Plan | None:
     """Set hidden scores to a number, or add it to them, and hide nothing else."""
     if not plan.hiding:
         return None
@@ -30,21 +30,21 @@ def filled(fill: float, added: bool, plan: Plan) -> Plan | None:
     def softmax(plan: Plan, scores: Array, visible: Array) -> Array:
         low = fill if np.isfinite(fill) else np.finfo(scores.dtype).min
         hidden = scores + scores.dtype.type(low) if added else low
-        return pieces.normalized(plan, np.where(visible, scores, hidden).astype(scores.dtype))
+        return pieces.softmax_of_all(plan, np.where(visible, scores, hidden).astype(scores.dtype))
 
     return replace(plan, softmax=softmax)
 
 
-def chosen_of(names: frozenset[str] | None, plan: Plan) -> frozenset[str] | None:
+def choose_conditions(names: frozenset[str] | None, plan: Plan) -> frozenset[str] | None:
     """Choose some of the conditions that hide, None = all; return None if there are none, or if named ones are all."""
     given = hides(plan)
     chosen = given if names is None else names & given
     return None if not chosen or (names is not None and chosen == given) else chosen
 
 
-def added_as_numbers(names: frozenset[str] | None, plan: Plan) -> Plan | None:
+def add_as_numbers(names: frozenset[str] | None, plan: Plan) -> Plan | None:
     """Add 1 to the scores of keys that some conditions leave visible; the others hide as ever; None = all of them."""
-    if (chosen := chosen_of(names, plan)) is None:
+    if (chosen := choose_conditions(names, plan)) is None:
         return None
     right = plan.softmax
 
@@ -54,19 +54,19 @@ def added_as_numbers(names: frozenset[str] | None, plan: Plan) -> Plan | None:
     return replace(plan, softmax=softmax)
 
 
-def capped_when_hidden(names: frozenset[str] | None, last: bool, plan: Plan) -> Plan | None:
+def cap_hidden(names: frozenset[str] | None, last: bool, plan: Plan) -> Plan | None:
     """Give keys that some conditions hide the score minus the cap; the others hide as ever; None = all of them.
 
     last: whether the cap comes after the bias, too.
     """
-    if plan.softcap is None or (chosen := chosen_of(names, plan)) is None:
+    if plan.softcap is None or (chosen := choose_conditions(names, plan)) is None:
         return None
     made, right, least = cap_last(plan) if last else plan, plan.softmax, -plan.softcap
-    if made is None or (last and not pieces.added(plan).any()):
+    if made is None or (last and not pieces.finite_bias(plan).any()):
         return None
 
     def softmax(plan: Plan, scores: Array, visible: Array) -> Array:
-        low = least + (0 if last or plan.score_bias is None else pieces.added(plan))
+        low = least + (0 if last or plan.score_bias is None else pieces.finite_bias(plan))
         scores = np.where(plan.visible_by(chosen), scores, low).astype(scores.dtype)
         return right(plan, scores, plan.visible_by(plan.hiding.keys() - chosen))
 
@@ -97,13 +97,13 @@ def uniform_over(all_keys: bool, plan: Plan) -> Plan | None:
     def softmax(plan: Plan, scores: Array, visible: Array) -> Array:
         empty = ~visible.any(-1, keepdims=True)
         shares = right(plan, scores, visible)
-        instead = 1 / scores.shape[-1] if all_keys else pieces.normalized(replace(plan, axis=3), scores)
+        instead = 1 / scores.shape[-1] if all_keys else pieces.softmax_of_all(replace(plan, axis=3), scores)
         return np.where(empty, instead, shares).astype(scores.dtype)
 
     return replace(plan, softmax=softmax)
 
 
-def divided_by_nothing(plan: Plan) -> Plan | None:
+def divide_by_nothing(plan: Plan) -> Plan | None:
     """Give NaN, which is 0 / 0, to a query that sees no key."""
     if not plan.hiding:
         return None
@@ -138,13 +138,13 @@ def overflowing(hidden_too: bool, blank: bool, plan: Plan) -> Plan | None:
     return replace(plan, scores=scores, softmax=spread)
 
 
-def renormalised_late(plan: Plan) -> Plan | None:
+def hide_after_softmax(plan: Plan) -> Plan | None:
     """Blank hidden keys after the softmax over all keys, so that weights do not add up to 1."""
     if not plan.hiding:
         return None
 
     def softmax(plan: Plan, scores: Array, visible: Array) -> Array:
-        return np.where(visible, pieces.normalized(plan, scores), 0).astype(scores.dtype)
+        return np.where(visible, pieces.softmax_of_all(plan, scores), 0).astype(scores.dtype)
 
     return replace(plan, softmax=softmax)
 
@@ -160,12 +160,12 @@ def lowest_for_each(together: frozenset[str], plan: Plan) -> Plan | None:
         for mask in masks:
             seen = plan.visible_by(mask & plan.hiding.keys())
             scores = np.where(seen, scores, scores + np.finfo(scores.dtype).min)
-        return pieces.normalized(plan, scores)
+        return pieces.softmax_of_all(plan, scores)
 
     return replace(plan, softmax=softmax)
 
 
-def not_rescaled(size: int, sum_too: bool, plan: Plan) -> Plan:
+def without_rescaling(size: int, sum_too: bool, plan: Plan) -> Plan:
     """Sum blocks of keys one after the other, each by its largest score so far; sum_too: the sum of weights, too."""
     right = plan.softmax
 
@@ -186,14 +186,14 @@ def not_rescaled(size: int, sum_too: bool, plan: Plan) -> Plan:
     return replace(plan, softmax=softmax)
 
 
-def averaged(plan: Plan) -> Plan:
+def average(plan: Plan) -> Plan:
     """Average the weights over the heads."""
     return replace(plan, after=lambda X: np.broadcast_to(X.mean(1, keepdims=True), X.shape))
 
 
 OF_NAN = (
     Mistake("rows without keys are NaN", "the softmax of a row of minus infinity divides 0 by 0", ("weights",),
-            one(divided_by_nothing)),
+            one(divide_by_nothing)),
     Mistake("dot products overflow float16", "they are made in float16 and scaled afterwards: what is above 65504 is "
             "infinite, and its row NaN", ("scores", "weights"),
             {f"{keys}{', and NaN becomes 0' * blank}": partial(overflowing, hidden, blank)
@@ -208,22 +208,22 @@ OF_SOFTMAX = (
     Mistake("the softmax is over another axis", "weights add up to 1 over queries or heads, not keys", ("weights",),
             {"over queries": partial(along, 2), "over heads": partial(along, 1)}),
     Mistake("hidden keys are blanked after the softmax", "weights do not add up to 1", ("weights",),
-            one(renormalised_late)),
+            one(hide_after_softmax)),
     Mistake("weights are averaged over the heads", "every head pools with the mean of all weights", ("weights",),
-            one(averaged)),
+            one(average)),
     Mistake("rows without keys are uniform", "a query that sees no key sees all padding alike, as in the book",
             ("weights",), {"": partial(uniform_over, True), "by its scores": partial(uniform_over, False)}),
     Mistake("weak mask fill", "hidden scores get a number that is not low enough, or add it", ("weights",),
-            {f"{fill:g}{', added' * added}": partial(filled, fill, added) for fill in (-np.inf, *FILLS, *SMALL)
+            {f"{fill:g}{', added' * added}": partial(fill_hidden, fill, added) for fill in (-np.inf, *FILLS, *SMALL)
              for added in (False, True) if not added or fill in FILLS}),
     Mistake("booleans are added to the scores", "True adds 1 where a key is seen, and False hides nothing",
-            ("weights",), {"": partial(added_as_numbers, None), PARTLY: in_part(partial(added_as_numbers, PADDING))}),
+            ("weights",), {"": partial(add_as_numbers, None), PARTLY: in_part(partial(add_as_numbers, PADDING))}),
     Mistake("hidden scores are capped", "the mask comes before the cap, which makes minus the cap of minus infinity",
-            ("weights",), {"": partial(capped_when_hidden, None, False),
-                           PARTLY: in_part(partial(capped_when_hidden, PADDING, False))}),
+            ("weights",), {"": partial(cap_hidden, None, False),
+                           PARTLY: in_part(partial(cap_hidden, PADDING, False))}),
     Mistake("the cap comes after the bias and the mask", "as ONNX' `Attention` first had it: the bias is capped, and "
             "hidden keys have the score minus the cap", ("scores", "weights"),
-            {"": partial(capped_when_hidden, None, True), PARTLY: in_part(partial(capped_when_hidden, PADDING, True))}),
+            {"": partial(cap_hidden, None, True), PARTLY: in_part(partial(cap_hidden, PADDING, True))}),
     Mistake("1 is added to the sum of the softmax", "weights add up to less than 1, as beside a sink that is not there",
             ("weights",), {"": partial(with_one_more, False),
                            "after the largest is subtracted": partial(with_one_more, True)}),
@@ -232,6 +232,6 @@ OF_SOFTMAX = (
              "causal order and window are one mask": partial(lowest_for_each, frozenset({"order", "window"}))}),
     Mistake("the accumulator of blocks is not rescaled", "earlier blocks of keys keep the scale of their own maximum",
             ("weights",),
-            {f"blocks of {size}{', nor the sum of weights' * sum_too}": partial(not_rescaled, size, sum_too)
+            {f"blocks of {size}{', nor the sum of weights' * sum_too}": partial(without_rescaling, size, sum_too)
              for size in BLOCKS for sum_too in (False, True)}),
 )  # fmt: skip

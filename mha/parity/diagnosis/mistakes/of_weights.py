@@ -19,15 +19,15 @@ ALL = ("q", "k", "v", "output")  # the parts that have weights
 PART = {"W_q": "q", "W_k": "k", "W_v": "v", "W_o": "output"}
 
 
-def untransposed(names: Iterable[str], plan: Plan) -> Plan | None:
+def transpose_kernels(names: Iterable[str], plan: Plan) -> Plan | None:
     """Transpose the kernels of these projections, if they are square."""
     kernels = {f"{name}.kernel": plan.weights[f"{name}.kernel"] for name in names}
     if any(X.shape != X.T.shape for X in kernels.values()):
         return None
-    return with_weights(plan, {name: plan.once("transposed", turned, X) for name, X in kernels.items()})
+    return with_weights(plan, {name: plan.once("transposed", transpose, X) for name, X in kernels.items()})
 
 
-def turned(X: Array) -> Array:
+def transpose(X: Array) -> Array:
     """Return the transpose of a kernel."""
     return np.ascontiguousarray(X.T)
 
@@ -39,7 +39,7 @@ def without_bias(names: Iterable[str], plan: Plan) -> Plan | None:
     return with_weights(plan, {f"{name}.bias": None for name in names})
 
 
-def reordered(order: tuple[str, ...], kinds: tuple[str, ...], plan: Plan) -> Plan | None:
+def reorder_weights(order: tuple[str, ...], kinds: tuple[str, ...], plan: Plan) -> Plan | None:
     """Give W_q, W_k and W_v the weights of those in `order`."""
     changed: dict[str, Array | None] = {}
     for name, source in zip(PROJECTIONS, order, strict=False):
@@ -133,25 +133,25 @@ QKV = PROJECTIONS[:3]
 
 OF_KERNELS = (
     *(Mistake(f"{name}.kernel is not transposed", f"the kernel of {name} is taken as (out, in)", (PART[name],),
-              one(partial(untransposed, (name,)))) for name in PROJECTIONS),
+              one(partial(transpose_kernels, (name,)))) for name in PROJECTIONS),
     Mistake("the kernels of W_q, W_k and W_v are not transposed", "all three are taken as (out, in)", ("q", "k", "v"),
-            one(partial(untransposed, QKV))),
+            one(partial(transpose_kernels, QKV))),
     Mistake("no kernel is transposed", "all four kernels are taken as (out, in)", ALL,
-            one(partial(untransposed, PROJECTIONS))),
+            one(partial(transpose_kernels, PROJECTIONS))),
 )  # fmt: skip
 
 
 OF_ORDERS_AND_BIASES = (
     Mistake("Q and K are swapped", "queries are projected as keys, and keys as queries", ("q", "k"),
-            {"kernels and biases": partial(reordered, ("W_k", "W_q", "W_v"), ("kernel", "bias")),
-             "kernels": partial(reordered, ("W_k", "W_q", "W_v"), ("kernel",)),
+            {"kernels and biases": partial(reorder_weights, ("W_k", "W_q", "W_v"), ("kernel", "bias")),
+             "kernels": partial(reorder_weights, ("W_k", "W_q", "W_v"), ("kernel",)),
              "inputs": partial(other_inputs, ("keys", "queries", "values"))}),
     Mistake("K and V are swapped", "keys are projected as values, and values as keys", ("k", "v"),
-            {"kernels and biases": partial(reordered, ("W_q", "W_v", "W_k"), ("kernel", "bias")),
-             "kernels": partial(reordered, ("W_q", "W_v", "W_k"), ("kernel",)),
+            {"kernels and biases": partial(reorder_weights, ("W_q", "W_v", "W_k"), ("kernel", "bias")),
+             "kernels": partial(reorder_weights, ("W_q", "W_v", "W_k"), ("kernel",)),
              "inputs": partial(other_inputs, ("queries", "values", "keys"))}),
     Mistake("packed kernels in another order", "one array of Q, K and V is cut in another order", ("q", "k", "v"),
-            {", ".join(order): partial(reordered, order, ("kernel", "bias"))
+            {", ".join(order): partial(reorder_weights, order, ("kernel", "bias"))
              for order in ORDERS if sum(a == b for a, b in zip(order, QKV, strict=True)) == 0 or order[1] == "W_k"}),
     Mistake("packed heads are cut as packed kernels", "columns of q, k and v of one head, or group, after the other, "
             "(H, 3, d) or (G, H / G + 2, d), are taken for all of q, then k, then v; or the other way", ("q", "k", "v"),
@@ -159,7 +159,7 @@ OF_ORDERS_AND_BIASES = (
              for where, kinds in {"": ("kernel", "bias"), "in the biases alone": ("bias",)}.items()
              for way in ("", "the other way")}),
     Mistake("packed biases in another order", "one array of three biases is cut in another order than the kernels",
-            ("q", "k", "v"), {", ".join(order): partial(reordered, order, ("bias",)) for order in ORDERS}),
+            ("q", "k", "v"), {", ".join(order): partial(reorder_weights, order, ("bias",)) for order in ORDERS}),
     *(Mistake(f"{name}.bias is dropped", f"{name} adds no bias", (PART[name],), one(partial(without_bias, (name,))))
       for name in PROJECTIONS),
     Mistake("the biases of W_q, W_k and W_v are dropped", "the three add no bias", ("q", "k", "v"),

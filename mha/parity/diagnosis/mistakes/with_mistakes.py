@@ -7,7 +7,7 @@ from mha.parity.diagnosis.mistakes.emptied import empties
 from mha.parity.diagnosis.mistakes.mistake import Form
 from mha.parity.diagnosis.pipeline.parts import PART_OF, PARTS, ROLES, WHOLE, compute
 from mha.parity.diagnosis.pipeline.pieces import Array, Steps
-from mha.parity.diagnosis.pipeline.plan import OF_HIDING, Plan, plan_of, same
+from mha.parity.diagnosis.pipeline.plan import OF_HIDING, Plan, equal_plans, make_plan
 from mha.parity.rule.problem import Problem
 
 State = tuple[Form, ...]
@@ -22,7 +22,7 @@ class Bench:
     """
 
     def __init__(self, problem: Problem, dtype: Any, samples: Any = ALL, rows: Any = ALL, features: Any = ALL) -> None:
-        self.plan, self.samples, self.rows = plan_of(problem, dtype, samples, rows, features), samples, rows
+        self.plan, self.samples, self.rows = make_plan(problem, dtype, samples, rows, features), samples, rows
         self.parts: dict[tuple[str, bool, State], tuple[Steps, Array]] = {}
         self.plans: dict[State, Plan | None] = {(): self.plan}
         self.latest: tuple[State, Plan | None] = (), self.plan
@@ -45,7 +45,9 @@ class Bench:
 
     def possible(self, forms: Sequence[Form]) -> list[Form]:
         """List the forms of mistakes that change the plan."""
-        return [form for form in forms if (plan := self.plan_with((form,))) is not None and not same(plan, self.plan)]
+        return [
+            form for form in forms if (plan := self.plan_with((form,))) is not None and not equal_plans(plan, self.plan)
+        ]
 
     def whole(self, state: State) -> bool:
         """Return whether these mistakes need queries beyond those that are computed."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from mha.parity.diagnosis.pipeline.parts import PARTS, ROLES, compute, projected_gates, tempered, turned
+from mha.parity.diagnosis.pipeline.parts import PARTS, ROLES, apply_temperature, compute, project_gates, rotate_heads
 from mha.parity.diagnosis.pipeline.pieces import (
     Array,
     Steps,
@@ -49,7 +49,7 @@ def unshare(by_X: Array, groups: int) -> Array:
 def turn_back(back: "Backward", role: str, by_X: Array) -> Array:
     """Turn gradients by rotated heads back, by minus their positions."""
     plan = dataclasses.replace(back.plan, rotary_offsets=lambda plan, role, places: -places)
-    return turned(plan, role, by_X)
+    return rotate_heads(plan, role, by_X)
 
 
 def through_norm(back: "Backward", role: str, by_X: Array) -> tuple[Array, Array]:
@@ -177,7 +177,7 @@ class Backward:
         by_pooled = split(by_merged, self.plan.heads)  # (B, H, Q, dv)
         if self.plan.opened is not None:
             X = self.blank_unseen(widen(self.plan.queries), self.visible.any((1, 3)))
-            gates = sigmoid(projected_gates(dataclasses.replace(self.plan, queries=X)))  # (B, H, Q, dv or 1)
+            gates = sigmoid(project_gates(dataclasses.replace(self.plan, queries=X)))  # (B, H, Q, dv or 1)
             by_gates = by_pooled * widen(self.steps.get("head_gated", self.steps["pooled"])) * gates * (1 - gates)
             by_gates = by_gates if gates.shape[3] > 1 else by_gates.sum(3, keepdims=True)  # (B, H, Q, dv or 1)
             found["queries"], by_weights = through_dense(self, "W_g", X, merge(by_gates))
@@ -243,7 +243,7 @@ class Backward:
         plan, name = self.plan, ROLES[role]
         found: Steps = {}
         if plan.temperature is not None and role in plan.tempered:
-            by_heads = tempered(plan, role, by_heads)
+            by_heads = apply_temperature(plan, role, by_heads)
         own = plan.norms.get(role)
         if own and own.after:
             by_heads, found[f"{role}_norm.scale"] = self.through_norm(self, role, by_heads)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 
 import numpy as np
 
-from mha.parity.diagnosis.pipeline.pieces import Array, Steps, norm, regrouped, split, widen
+from mha.parity.diagnosis.pipeline.pieces import Array, Steps, norm, regroup, split, widen
 from mha.parity.diagnosis.pipeline.plan import Plan
 from mha.parity.rule.layouts import CACHED, MEANS, PAIRS, PLACED, means
 
@@ -31,9 +31,9 @@ PART_OF = {
 def compute(part: str, plan: Plan, before: dict[str, Array]) -> tuple[Steps, Array]:
     """Compute the steps of one part, and its result; before: the results of the parts that it needs."""
     if part in ROLES:
-        return prepared(plan, part)
+        return prepare_heads(plan, part)
     if part == "scores":
-        k = plan.seen_keys("k", before["k"])
+        k = plan.read_slots("k", before["k"])
         q, k = before["q"][:, :, plan.rows], plan.share(k, plan.heads // plan.groups)
         first = plan.rounded(plan.scores(plan, q, k))
         steps = {"scores": first} | plan.bend(plan, first)
@@ -43,20 +43,20 @@ def compute(part: str, plan: Plan, before: dict[str, Array]) -> tuple[Steps, Arr
         given = plan.by_slots(weights.astype(plan.queries.dtype))
         return {"weights": given, MEANS: means(given)}, weights
     if part == "pooled":
-        values = plan.seen_keys("v", before["v"])
+        values = plan.read_slots("v", before["v"])
         weights, values = before["weights"], plan.share_values(values, plan.heads // plan.groups)
         if plan.blanked and not np.isfinite(widen(values).sum()):  # 0 * NaN is NaN
             values = np.where((weights != 0).any(2)[..., None], values, 0)  # (B, H, K, dv)
         pooled = plan.product(weights, widen(values)).astype(plan.queries.dtype)  # (B, H, Q, dv)
-        steps = {"pooled": regrouped(pooled, plan.config.num_heads)}
+        steps = {"pooled": regroup(pooled, plan.config.num_heads)}
         if plan.gates is not None:
             steps["head_gated"] = pooled = plan.rounded(pooled * plan.of_samples(plan.gates))
         if plan.opened is not None:
-            pooled = plan.rounded(gated(pooled, plan.opened(projected_gates(plan)[:, :, plan.rows])))
-            steps["gated"] = regrouped(pooled, plan.config.num_heads)
+            pooled = plan.rounded(apply_gates(pooled, plan.opened(project_gates(plan)[:, :, plan.rows])))
+            steps["gated"] = regroup(pooled, plan.config.num_heads)
         return steps, pooled
     if part == "cache":
-        return in_slots(plan, before), before["k"]
+        return fill_slots(plan, before), before["k"]
     merged = plan.merge(before["pooled"])  # (B, Q, H*dv)
     output = plan.output(merged)
     if plan.closed is not None:
@@ -65,18 +65,18 @@ def compute(part: str, plan: Plan, before: dict[str, Array]) -> tuple[Steps, Arr
     return {"merged": split(merged, plan.config.num_heads), "output": output}, output
 
 
-def projected_gates(plan: Plan) -> Array:
+def project_gates(plan: Plan) -> Array:
     """Project the queries for the output gate, (B, H, T, dv or 1)."""
     return split(plan.project("W_g", plan.queries), plan.heads)
 
 
-def gated(pooled: Array, gates: Array) -> Array:
+def apply_gates(pooled: Array, gates: Array) -> Array:
     """Multiply pooled heads (B, H, Q, dv) by gates (B, H, Q, dv or 1); queries that see nothing stay 0."""
     nothing = (pooled == 0).all(-1, keepdims=True)  # 0 * NaN is NaN
     return np.where(nothing, 0, widen(pooled) * gates).astype(pooled.dtype)
 
 
-def in_slots(plan: Plan, before: dict[str, Array]) -> Steps:
+def fill_slots(plan: Plan, before: dict[str, Array]) -> Steps:
     """Return the slots after a call: its keys, values and positions are written into them; {} without a cache."""
     if plan.columns is None:
         return {}
@@ -84,26 +84,26 @@ def in_slots(plan: Plan, before: dict[str, Array]) -> Steps:
         f"cache.{ROLES[role]}": plan.by_slots(plan.behind_slots(role, plan.stored(plan, role, before[role])), 2)
         for role in "kv"
     }
-    found = {name: regrouped(X, plan.config.num_key_value_heads) for name, X in written.items()}
+    found = {name: regroup(X, plan.config.num_key_value_heads) for name, X in written.items()}
     return found | {PLACED: plan.by_slots(plan.of_samples(plan.key_places[:, 0, 0]), 1)}
 
 
-def prepared(plan: Plan, role: str) -> tuple[Steps, Array]:
+def prepare_heads(plan: Plan, role: str) -> tuple[Steps, Array]:
     """Compute queries, keys or values from the projection up to the heads that are scored or pooled."""
     heads = plan.heads if role == "q" else plan.groups
     projected = plan.project(f"W_{role}", getattr(plan, ROLES[role]))  # (B, T, H*d)
     X = plan.split(projected, heads)  # (B, H, T, d)
     whole = plan.config.num_heads if role == "q" else plan.config.num_key_value_heads
-    steps = {f"W_{role}": split(projected, whole), f"split_{role}": regrouped(X, whole)}
+    steps = {f"W_{role}": split(projected, whole), f"split_{role}": regroup(X, whole)}
     changes: dict[str, Callable[[Array], Array]] = {}
     if own := plan.norms.get(role):
         changes[f"norm_{role}"] = lambda X: plan.rounded(norm(plan, role, X))
     if plan.frequencies is not None and role != "v":
-        changes[f"rotate_{role}"] = lambda X: plan.rounded(turned(plan, role, X))
+        changes[f"rotate_{role}"] = lambda X: plan.rounded(rotate_heads(plan, role, X))
     for name in reversed(changes) if own and own.after else changes:
         steps[name] = X = changes[name](X)
     if plan.temperature is not None and role in plan.tempered:
-        X = plan.rounded(tempered(plan, role, X))
+        X = plan.rounded(apply_temperature(plan, role, X))
     if plan.temperature is not None and role == "q":
         steps["tempered_q"] = X
     return steps, X
@@ -114,7 +114,7 @@ def places_of(plan: Plan, role: str, T: int) -> Array:
     return plan.offsets + np.arange(T) if role == "q" else plan.key_places[:, 0, 0, -T:]
 
 
-def tempered(plan: Plan, role: str, X: Array) -> Array:
+def apply_temperature(plan: Plan, role: str, X: Array) -> Array:
     """Multiply queries, gradients by them, or by mistake keys, by a factor that grows with their positions."""
     numbers, scale, floor = places_of(plan, role, X.shape[2]), plan.temperature.scale, plan.temperature.floor
     if plan.tempered_places is not None:
@@ -124,7 +124,7 @@ def tempered(plan: Plan, role: str, X: Array) -> Array:
     return (widen(X) * factors[:, None, :, None]).astype(X.dtype)
 
 
-def turned(plan: Plan, role: str, X: Array) -> Array:
+def rotate_heads(plan: Plan, role: str, X: Array) -> Array:
     """Rotate queries or keys by their positions."""
     places = places_of(plan, role, X.shape[2])
     if plan.rotary_offsets is not None:

@@ -47,7 +47,7 @@ def merge(X: Array) -> Array:
     return X.transpose(0, 2, 1, 3).reshape(B, T, H * d)  # (B, T, H*d)
 
 
-def regrouped(X: Array, heads: int) -> Array:
+def regroup(X: Array, heads: int) -> Array:
     """Split the features of any number of heads into H heads, to compare them: (B, any, T, any) -> (B, H, T, d)."""
     return X if X.shape[1] == heads else split(merge(X), heads)  # (B, H, T, d)
 
@@ -117,15 +117,15 @@ def shares(plan: Any, scores: Array, visible: Array) -> Array:
     """Return the softmax over the visible keys, (B, H, Q, K), with one more column for sinks, if there are any."""
     scores, visible = beside_sinks(plan, scores), beside_sinks(plan, visible, True)
     hidden = np.where(visible.any(plan.axis, keepdims=True), -np.inf, 0).astype(scores.dtype)
-    return np.where(visible, plain(np.where(visible, scores, hidden), plan.axis), 0).astype(scores.dtype)
+    return np.where(visible, plain_softmax(np.where(visible, scores, hidden), plan.axis), 0).astype(scores.dtype)
 
 
-def normalized(plan: Any, scores: Array) -> Array:
+def softmax_of_all(plan: Any, scores: Array) -> Array:
     """Return the softmax over all keys, hidden ones too, and sinks."""
-    return plain(beside_sinks(plan, scores), plan.axis)[..., : scores.shape[3]]
+    return plain_softmax(beside_sinks(plan, scores), plan.axis)[..., : scores.shape[3]]
 
 
-def plain(scores: Array, axis: int) -> Array:
+def plain_softmax(scores: Array, axis: int) -> Array:
     """Return the softmax over an axis, nothing hidden."""
     exponentials = np.exp(scores - scores.max(axis, keepdims=True, initial=np.finfo(scores.dtype).min))
     return exponentials / exponentials.sum(axis, keepdims=True)
@@ -159,11 +159,11 @@ def bend(plan: Any, X: Array) -> Steps:
     if plan.softcap is not None:
         steps["capped"] = X = plan.cap(plan, X)
     if plan.score_bias is not None:
-        steps["biased"] = X = X + added(plan)
+        steps["biased"] = X = X + finite_bias(plan)
     return steps
 
 
-def added(plan: Any) -> Array:
+def finite_bias(plan: Any) -> Array:
     """Return the bias of scores where it is finite, 0 elsewhere, in the samples and queries to compute."""
     bias = widen(plan.once("finite", finite, plan.score_bias))
     return np.asarray(plan.of_pairs(bias))

@@ -19,7 +19,7 @@ from mha.parity.diagnosis.pipeline.pieces import (
     bend,
     cap,
     merge,
-    regrouped,
+    regroup,
     root,
     rotate,
     scores,
@@ -196,7 +196,7 @@ class Plan:
             seen = seen & self.of_pairs(self.hiding[name](self))
         return np.broadcast_to(seen, (B, self.heads, Q, self.num_keys))
 
-    def seen_keys(self, role: str, X: Array) -> Array:
+    def read_slots(self, role: str, X: Array) -> Array:
         """Return the keys or values that the call sees, (B, G, T, any); X: those of its own tokens, (B, G, K, any)."""
         plan = self if self.read_k is None else dataclasses.replace(self, kept_k=self.read_k)
         return self.cached(plan.behind_slots(role, self.read(self, role, X)))
@@ -204,7 +204,7 @@ class Plan:
     def behind_slots(self, role: str, X: Array) -> Array:
         """Put keys or values of the call, (B, G, K, any), behind those in the slots: (B, G, T, any)."""
         kept = self.kept_k if role == "k" else self.kept_v
-        return X if kept is None else np.concatenate([regrouped(self.of_samples(kept), X.shape[1]), X], 2)
+        return X if kept is None else np.concatenate([regroup(self.of_samples(kept), X.shape[1]), X], 2)
 
     def by_slots(self, X: Array, axis: int = 3) -> Array:
         """Take what the slots hold after the call, of S slots and K tokens in an axis; X: of the samples to compute."""
@@ -223,7 +223,7 @@ def replace(plan: Plan, **changes: Any) -> Plan:
     return made
 
 
-def plan_of(
+def make_plan(
     problem: Problem, dtype: Any, samples: Any = slice(None), rows: slice = slice(None), features: Any = slice(None)
 ) -> Plan:
     """Make the plan of a call, without mistakes, in a dtype; samples, rows, features: those to compute."""
@@ -247,12 +247,12 @@ def plan_of(
         temperature=config.temperature, opened=sigmoid if config.output_gate else None,
         magnitude=1.0 if config.rotary is None else config.rotary.magnitude,
         heads=config.num_heads, groups=config.num_key_value_heads, samples=samples, rows=rows,
-        features=features, **kept(problem, kind),
-        **of_hiding(problem.call),
+        features=features, **slot_fields(problem, kind),
+        **hiding_fields(problem.call),
     )  # fmt: skip
 
 
-def kept(problem: Problem, kind: Any) -> dict[str, Any]:
+def slot_fields(problem: Problem, kind: Any) -> dict[str, Any]:
     """Make the fields of a plan that describe the slots of a cache."""
     if not isinstance(problem, Decoding):
         return {}
@@ -260,13 +260,13 @@ def kept(problem: Problem, kind: Any) -> dict[str, Any]:
     return {"kept_k": slots.keys.astype(kind), "kept_v": slots.values.astype(kind), "columns": slots.columns}
 
 
-def of_hiding(call: Call) -> dict[str, Any]:
+def hiding_fields(call: Call) -> dict[str, Any]:
     """Make the fields of a plan that tell which query sees which key, from the arguments of a checked call."""
     lengths = None if call.valid_lens is None else call.valid_lens.reshape(len(call.valid_lens), 1, -1, 1)
     mask, bias = (None if X is None else four_axes(X) for X in (call.mask, call.score_bias))
     if mask is None and bias is not None and hides_alone(bias[..., :1, :]) and hides_alone(bias):
         mask, bias = bias == 0, None
-    by_token = call.placed() | call.packed()
+    by_token = call.position_ids() | call.segment_ids()
     placed = {name: None if X is None else X.reshape(-1, X.shape[-1]) for name, X in by_token.items()}
     given = {
         "lengths": lengths, "mask": mask, "bias": bias, "order": call.causal or None, "window": call.plan.window,
@@ -289,7 +289,7 @@ def same_call(one: Plan, other: Plan) -> bool:
     return all(getattr(one, field) is getattr(other, field) for field in OF_CALL)
 
 
-def same(one: Plan, other: Plan) -> bool:
+def equal_plans(one: Plan, other: Plan) -> bool:
     """Return whether two plans are equal, field by field: then the change between them is no mistake here."""
     return all(
         one.computed is other.computed

@@ -9,15 +9,15 @@ import numpy as np
 from mha.parity.diagnosis.mistakes.of_gradients import GRADIENT_MISTAKES, GradientChange, GradientMistake, with_dropout
 from mha.parity.diagnosis.pipeline.backward import Backward, backward
 from mha.parity.diagnosis.pipeline.pieces import Array, Steps
-from mha.parity.diagnosis.pipeline.plan import plan_of
-from mha.parity.diagnosis.search.time_budget import Effort, untried
-from mha.parity.diagnosis.search.verdicts import REFUTED, Verdict, apart, floor
+from mha.parity.diagnosis.pipeline.plan import make_plan
+from mha.parity.diagnosis.search.time_budget import Effort, describe_untried
+from mha.parity.diagnosis.search.verdicts import REFUTED, MistakeVerdict, apart, floor
 from mha.parity.rule.layouts import GRADIENT, INPUTS, OF_INPUTS
-from mha.parity.rule.problem import Problem, scale_of
+from mha.parity.rule.problem import Problem, rounding_scale
 from mha.parity.rule.rules import bound, error, fraction
 
 
-class Form(NamedTuple):
+class GradientForm(NamedTuple):
     """One form of a mistake in gradients."""
 
     mistake: GradientMistake
@@ -41,7 +41,7 @@ class Gradients:
     def __init__(self, problem: Problem, theirs: Mapping[str, Array], effort: Effort) -> None:
         self.problem, self.theirs, self.effort = problem, theirs, effort
         dtype = problem.config.dtype
-        self.oracle, self.base = (backward(plan_of(problem, kind), problem.cotangent) for kind in ("float64", dtype))
+        self.oracle, self.base = (backward(make_plan(problem, kind), problem.cotangent) for kind in ("float64", dtype))
         self.right = {name: problem.expected(name) for name in theirs}
         far = {name: error(X, self.right[name].X) for name, X in theirs.items()}
         self.far = {name: distance if distance < np.inf else 0.0 for name, distance in far.items()}  # NaN has no size
@@ -50,10 +50,10 @@ class Gradients:
         self.alone: dict[GradientChange, dict[str, Effect]] = {}
         self.tried, self.untried = 0, {1: 0, 2: 0}
 
-    def run(self) -> list[tuple[tuple[Form, ...], Verdict]]:
+    def run(self) -> list[tuple[tuple[GradientForm, ...], MistakeVerdict]]:
         """Search for one mistake, then for two: return those that give their gradients, with their verdicts."""
         forms = [
-            Form(one, how, change)
+            GradientForm(one, how, change)
             for one in (*GRADIENT_MISTAKES, *self.of_dropout())
             for how, change in one.forms.items()
             if self.possible(change)
@@ -74,7 +74,7 @@ class Gradients:
                 yield with_dropout(1 - 1 / factor)
                 return
 
-    def among(self, states: list[tuple[Form, ...]]) -> list[tuple[tuple[Form, ...], Verdict]]:
+    def among(self, states: list[tuple[GradientForm, ...]]) -> list[tuple[tuple[GradientForm, ...], MistakeVerdict]]:
         """Judge these sets of mistakes, as far as the time reaches, and return those that give their gradients."""
         found = []
         left = len(states)
@@ -87,17 +87,21 @@ class Gradients:
             self.untried[len(states[0])] = left
         return found
 
-    def compute(self, back: Backward, state: tuple[Form, ...]) -> Steps | None:
+    def compute(self, back: Backward, state: tuple[GradientForm, ...]) -> Steps | None:
         """Compute their gradients with these mistakes, in the shapes in which they are compared; None = impossible."""
         changed: Backward | None = back
         for form in state:
             changed = None if changed is None else form.change(changed)
-        return None if changed is None else shaped(changed.gradients(), {n: X.shape for n, X in self.theirs.items()})
+        return (
+            None
+            if changed is None
+            else reshape_gradients(changed.gradients(), {n: X.shape for n, X in self.theirs.items()})
+        )
 
-    def verdict_on(self, state: tuple[Form, ...]) -> Verdict:
+    def verdict_on(self, state: tuple[GradientForm, ...]) -> MistakeVerdict:
         """Judge how far their gradients are from those with these mistakes."""
-        none = Verdict(np.inf, np.inf, np.inf, 0)
-        if self.refuted(state) or (narrow := self.compute(self.base, state)) is None:
+        none = MistakeVerdict(np.inf, np.inf, np.inf, 0)
+        if self.rules_out(state) or (narrow := self.compute(self.base, state)) is None:
             return none
         effects = {name: self.effect(name, narrow[name]) for name in self.theirs}
         if len(state) == 1:
@@ -111,13 +115,13 @@ class Gradients:
         ratio = left = noise = 0.0
         for name, X in self.theirs.items():
             short, there = name.removeprefix(GRADIENT), X.astype(np.float64)
-            limit = bound(dtype, wide[name], narrow[name], gradient=True, scale=scale_of(short, everything))
+            limit = bound(dtype, wide[name], narrow[name], gradient=True, scale=rounding_scale(short, everything))
             ratio = max(ratio, fraction(error(X, wide[name]), limit))
             if name in self.wrong and (rest := apart(there, wide[name])):
                 left = max(left, rest / apart(there, self.right[name].X))
             if "16" in dtype:
                 noise = max(noise, fraction(apart(there, wide[name]), floor(dtype, wide[name], narrow[name])))
-        return Verdict(ratio, left, noise, 0)
+        return MistakeVerdict(ratio, left, noise, 0)
 
     def effect(self, name: str, X: Array) -> Effect:
         """Return the effect of mistakes on a gradient, which is X with them."""
@@ -126,7 +130,7 @@ class Gradients:
         near = REFUTED * max(self.right[name].limit, 0.01 * self.far[name])
         return Effect(True, error(self.theirs[name], X) <= near)
 
-    def refuted(self, state: tuple[Form, ...]) -> bool:
+    def rules_out(self, state: tuple[GradientForm, ...]) -> bool:
         """Return whether two mistakes cannot be it: a gradient that one of them alone changes is far then."""
         if len(state) < 2:
             return False
@@ -137,12 +141,12 @@ class Gradients:
         return False
 
     @property
-    def missed(self) -> str:
+    def untried_note(self) -> str:
         """Return the words for mistakes that were not tried, since there was no time; "" if all were."""
-        return untried(self.untried[1], self.untried[2])
+        return describe_untried(self.untried[1], self.untried[2])
 
 
-def shaped(found: Steps, shapes: Mapping[str, tuple[int, ...]]) -> Steps:
+def reshape_gradients(found: Steps, shapes: Mapping[str, tuple[int, ...]]) -> Steps:
     """Return gradients by their names in a report, in these shapes."""
     if GRADIENT + INPUTS in shapes:
         found = found | {INPUTS: np.sum([found[name] for name in OF_INPUTS], 0)}

@@ -9,13 +9,13 @@ import numpy as np
 from mha.core.options.config import needs_scores
 from mha.core.options.names import FloatName
 from mha.parity.diagnosis.mistakes.mistake import Change, Form, Mistake
-from mha.parity.diagnosis.mistakes.of_norms import ANOTHER_EPSILON, changed
+from mha.parity.diagnosis.mistakes.of_norms import ANOTHER_EPSILON, set_options
 from mha.parity.diagnosis.mistakes.of_rotations import ANOTHER_BASE, of_base
-from mha.parity.diagnosis.mistakes.of_scores import ANOTHER_SCALE, SCORES_MULTIPLIED, multiplied, of_scale, scale_of
+from mha.parity.diagnosis.mistakes.of_scores import ANOTHER_SCALE, SCORES_MULTIPLIED, multiply, of_scale, own_scale
 from mha.parity.diagnosis.mistakes.of_sinks import SINKS_SEVERAL_TIMES, several
 from mha.parity.diagnosis.mistakes.with_mistakes import Bench
 from mha.parity.diagnosis.pipeline.pieces import Array
-from mha.parity.diagnosis.search.sample import Focus, counted
+from mha.parity.diagnosis.search.sample import Focus, blank_unused
 from mha.parity.diagnosis.search.time_budget import Effort
 from mha.parity.rule.problem import Problem
 
@@ -64,26 +64,28 @@ def times_of(problem: Problem) -> float | None:
     return 1.0 if bends or problem.call.score_bias is not None else None
 
 
-def once(problem: Problem) -> float | None:
+def sink_times(problem: Problem) -> float | None:
     """Return 1, how often a sink counts, where there are sinks; else None."""
     return 1.0 if problem.config.sinks else None
 
 
 NUMBERS = (
-    Number(ANOTHER_SCALE, partial(partial, of_scale), scale_of, 1e-4, 100.0, 0.25, said=True),
-    Number(SCORES_MULTIPLIED, partial(partial, multiplied), times_of, 1e-4, 100.0, 0.25),
-    Number(ANOTHER_EPSILON, lambda eps: partial(changed, eps=eps), epsilon_of, 1e-12, 10.0, 0.5),
-    Number(SINKS_SEVERAL_TIMES, partial(partial, several), once, 0.1, 1e4, 0.25),
+    Number(ANOTHER_SCALE, partial(partial, of_scale), own_scale, 1e-4, 100.0, 0.25, said=True),
+    Number(SCORES_MULTIPLIED, partial(partial, multiply), times_of, 1e-4, 100.0, 0.25),
+    Number(ANOTHER_EPSILON, lambda eps: partial(set_options, eps=eps), epsilon_of, 1e-12, 10.0, 0.5),
+    Number(SINKS_SEVERAL_TIMES, partial(partial, several), sink_times, 0.1, 1e4, 0.25),
     Number(ANOTHER_BASE, partial(partial, of_base), base_of, 10.0, 1e9, 0.1),
 )
 
 
-def fitted(number: Number, problem: Problem, theirs: Mapping[str, Array], focus: Focus, effort: Effort) -> Form | None:
+def fit_number(
+    number: Number, problem: Problem, theirs: Mapping[str, Array], focus: Focus, effort: Effort
+) -> Form | None:
     """Fit a number to the last of their arrays that differs, in a few queries; None if none comes near.
 
     The number must change the first array that differs, too: the base of the rotation changes nothing before it.
     """
-    wrong = [name for name, X in theirs.items() if problem.expected(name).ratio(counted(problem, name, X)) > 1]
+    wrong = [name for name, X in theirs.items() if problem.expected(name).ratio(blank_unused(problem, name, X)) > 1]
     right = number.right(problem)
     if right is None or not wrong:
         return None
@@ -95,7 +97,7 @@ def fitted(number: Number, problem: Problem, theirs: Mapping[str, Array], focus:
     if len(left) < len(grid):
         return None
     fine = Fit(number, right, problem, wrong[-1], theirs[wrong[-1]], focus, "float64")
-    best, at = min(fine.refined(rough.nearer(at)) for _, at in left[:BEST])
+    best, at = min(fine.refine(rough.nearer(at)) for _, at in left[:BEST])
     if not best < BETTER * fine.right:
         return None
     return number.form(fine.shortest(best, at), right, problem.config.dtype)
@@ -111,7 +113,7 @@ class Fit:
         self.bench, self.name, self.dtype = Bench(problem, dtype, *focus), name, dtype
         self.counts = self.bench.cut(name, problem.matters(name))
         self.there = self.blank(self.bench.cut(name, X))
-        self.right = size(self.there - self.blank(self.bench.steps((), name)))
+        self.right = root_mean_square(self.there - self.blank(self.bench.steps((), name)))
 
     def blank(self, X: Array | None) -> Array:
         """Return numbers in float64, 0 where they do not matter."""
@@ -125,7 +127,7 @@ class Fit:
 
     def left(self, at: float) -> float:
         """Return the root mean square of the errors that are left."""
-        return size(self.errors(at))
+        return root_mean_square(self.errors(at))
 
     def goes_by_number(self, name: str) -> bool:
         """Return whether a step depends on the number."""
@@ -140,7 +142,7 @@ class Fit:
             best = min(best, *((self.left(near), near) for near in best[1] + step * np.array([-2, -1, 1, 2])))
         return float(best[1])
 
-    def refined(self, at: float) -> tuple[float, float]:
+    def refine(self, at: float) -> tuple[float, float]:
         """Refine a number by steps along the slope of the errors, as Gauss and Newton do; return its error, and it."""
         best = self.left(at), at
         while True:
@@ -157,6 +159,6 @@ class Fit:
         return next((one for one in numbers if self.left(np.log(one)) <= ALIKE * left), float(np.exp(at)))
 
 
-def size(X: Array) -> float:
+def root_mean_square(X: Array) -> float:
     """Return the root mean square."""
     return float(np.sqrt((X * X).mean()))

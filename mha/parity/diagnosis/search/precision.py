@@ -10,12 +10,12 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from mha.core.cache import attended
+from mha.core.cache import last_heads
 from mha.parity.diagnosis.mistakes.mistake import Form, forms_of
 from mha.parity.diagnosis.mistakes.of_precision import ROUNDINGS
 from mha.parity.diagnosis.mistakes.with_mistakes import ALL, Bench, State
 from mha.parity.diagnosis.pipeline.pieces import Array, widen
-from mha.parity.diagnosis.search.sample import Focus, counted
+from mha.parity.diagnosis.search.sample import Focus, blank_unused
 from mha.parity.rule.problem import Problem
 from mha.parity.rule.rules import error, fraction
 
@@ -77,7 +77,7 @@ def imitations(
     counts = {name: np.broadcast_to(oracle.cut(name, problem.matters(name)), X.shape) for name, X in there.items()}
     far = {name: np.where(counts[name], differences(X, exact[name]), 0) for name, X in there.items()}
     ratio = max(fraction(float(np.abs(X).max()), problem.expected(name).limit) for name, X in far.items())
-    wrong = [name for name, X in theirs.items() if problem.expected(name).ratio(counted(problem, name, X)) > 1]
+    wrong = [name for name, X in theirs.items() if problem.expected(name).ratio(blank_unused(problem, name, X)) > 1]
     for form in forms:
         if (imitated := base.all_of((*state, form), theirs)) is not None:
             same = {name: np.where(counts[name], differences(X, exact[name]), 0) for name, X in imitated.items()}
@@ -103,32 +103,32 @@ def remaining(far: Array, same: Array) -> float:
 
 def dropout(problem: Problem, theirs: Mapping[str, Array]) -> Imprecision | None:
     """Find whether attention weights were dropped: then the others are too large by one factor."""
-    found = dropped(problem, theirs)
+    found = find_dropout(problem, theirs)
     far = [
-        fraction(error(counted(problem, name, X), problem.expected(name).X), problem.expected(name).limit)
+        fraction(error(blank_unused(problem, name, X), problem.expected(name).X), problem.expected(name).limit)
         for name, X in theirs.items()
     ]
     return found and dataclasses.replace(found, ratio=max(far))
 
 
-def dropped(problem: Problem, theirs: Mapping[str, Array]) -> Imprecision | None:
+def find_dropout(problem: Problem, theirs: Mapping[str, Array]) -> Imprecision | None:
     """Find dropout by attention weights, or else by pooled heads."""
     right, there = problem.oracle["weights"], theirs.get("weights")
     if there is not None and error(there.astype(np.float64), right) > problem.expected("weights").limit:
-        clear = problem.counted_pairs & (right > 1e-3)
+        clear = problem.pairs_that_count & (right > 1e-3)
         return by_shares(problem, there.astype(np.float64)[clear] / right[clear])
-    if (pooled := pooled_of(problem, theirs)) is None:
+    if (pooled := pooled_heads(problem, theirs)) is None:
         return None
     groups = problem.config.num_heads // problem.config.num_key_value_heads
-    values = np.repeat(attended(problem.oracle, "v"), groups, 1)
-    counts = np.where(np.isfinite(pooled).all(3), (problem.counted_pairs & (right > 1e-3)).sum(3), 0)  # (B, H, Q)
+    values = np.repeat(last_heads(problem.oracle, "v"), groups, 1)
+    counts = np.where(np.isfinite(pooled).all(3), (problem.pairs_that_count & (right > 1e-3)).sum(3), 0)  # (B, H, Q)
     places = np.argsort(counts, axis=None, kind="stable")[(counts == 0).sum() :]
     rows = [np.unravel_index(place, counts.shape) for place in places[:ROWS]]
     parts = []
     for row in rows:
-        seen = problem.counted_pairs[row] & (right[row] > 1e-3)
+        seen = problem.pairs_that_count[row] & (right[row] > 1e-3)
         parts.append(values[row[:2]][seen] * right[row][seen][:, None])  # (keys, dv)
-    shares = [shares_of(part, pooled[row]) for part, row in zip(parts, rows, strict=True)]
+    shares = [solve_shares(part, pooled[row]) for part, row in zip(parts, rows, strict=True)]
     found = by_shares(problem, np.array(list(itertools.chain.from_iterable(shares))))
     return found or by_spread(parts, [pooled[row] for row in rows])
 
@@ -162,14 +162,14 @@ def by_spread(parts: list[Array], pooled: list[Array]) -> Imprecision | None:
     return Imprecision("dropout left on", f"p about {mean / (1 + mean):.2g}", DROPOUT, np.inf, 1.0, False)
 
 
-def shares_of(parts: Array, pooled: Array) -> list[float]:
+def solve_shares(parts: Array, pooled: Array) -> list[float]:
     """Solve for the shares with which parts (keys, dv) add up to pooled (dv); none if there is no sure solution."""
     if len(parts) <= parts.shape[1]:
         return np.linalg.lstsq(parts.T, pooled, rcond=None)[0].tolist() if np.linalg.cond(parts) < 1e3 else []
-    return enumerated(parts, pooled) if len(parts) <= ENUMERATED and parts.shape[1] >= 3 else []
+    return enumerate_shares(parts, pooled) if len(parts) <= ENUMERATED and parts.shape[1] >= 3 else []
 
 
-def enumerated(parts: Array, pooled: Array) -> list[float]:
+def enumerate_shares(parts: Array, pooled: Array) -> list[float]:
     """Find the shares, 0 or one factor, with which parts (keys, dv) add up to pooled (dv); NaN if there are none."""
     n = len(parts)
     chosen = (np.arange(1, 2**n)[:, None] >> np.arange(n) & 1).astype(np.float64)  # (2^n - 1, keys)
@@ -181,7 +181,7 @@ def enumerated(parts: Array, pooled: Array) -> list[float]:
     return (chosen[best] * factors[best]).tolist() if far[best] <= 1e-3 * np.abs(pooled).max() else [np.nan]
 
 
-def pooled_of(problem: Problem, theirs: Mapping[str, Array]) -> Array | None:
+def pooled_heads(problem: Problem, theirs: Mapping[str, Array]) -> Array | None:
     """Return their pooled heads (B, H, Q, dv) in float64, given or solved from the output; None if that is not sure."""
     if "pooled" in theirs:
         return theirs["pooled"].astype(np.float64)

@@ -31,7 +31,7 @@ class Focus(NamedTuple):
         return Focus(list(dict.fromkeys((*self.samples, sample))), rows, self.features)
 
 
-def counted(problem: Problem, name: str, X: Array) -> Array:
+def blank_unused(problem: Problem, name: str, X: Array) -> Array:
     """Return an array in float64, 0 where it does not matter."""
     return np.where(problem.matters(name), X, 0).astype(np.float64)
 
@@ -42,12 +42,12 @@ def distances(X: Array, expected: Array) -> Array:
     return np.nan_to_num(far, nan=1e300, posinf=1e300)
 
 
-def errors(X: Array, expected: Array) -> Array:
+def errors_by_sample(X: Array, expected: Array) -> Array:
     """Sum the errors of each sample, (B,)."""
     return distances(X, expected).reshape(len(X), -1).sum(1)
 
 
-def of_queries(name: str, X: Array, expected: Array) -> Array | None:
+def errors_by_query(name: str, X: Array, expected: Array) -> Array | None:
     """Sum the errors of each query of each sample, (B, Q); None for an array of keys, values or slots."""
     if PART_OF[name] in ("k", "v", "cache"):
         return None
@@ -58,7 +58,7 @@ def of_queries(name: str, X: Array, expected: Array) -> Array | None:
 def last_wrong(problem: Problem, theirs: Mapping[str, Array]) -> tuple[str, Array, Array] | None:
     """Return the last array that exceeds its bound: its name, theirs and what is expected; None if none does."""
     for name in reversed(list(theirs)):
-        expected, there = problem.expected(name), counted(problem, name, theirs[name])
+        expected, there = problem.expected(name), blank_unused(problem, name, theirs[name])
         if expected.ratio(there) > 1:
             return name, there, expected.X
     return None
@@ -68,7 +68,7 @@ def worst_first(problem: Problem, theirs: Mapping[str, Array]) -> list[int]:
     """Order the samples by their error, the largest first, in the last array that exceeds its bound."""
     if (wrong := last_wrong(problem, theirs)) is None:
         return list(range(len(problem.queries)))
-    return np.argsort(-errors(*wrong[1:]), kind="stable").tolist()
+    return np.argsort(-errors_by_sample(*wrong[1:]), kind="stable").tolist()
 
 
 def telling(problem: Problem, theirs: Mapping[str, Array], sample: int) -> Any:
@@ -84,7 +84,7 @@ def telling(problem: Problem, theirs: Mapping[str, Array], sample: int) -> Any:
     chosen = {*np.linspace(0, Q - 1, SPREAD).astype(int).tolist(), int(seen.min(0).argmin())}
     chosen.add(int(np.where(seen.min(0) > 0, seen.min(0), Q * problem.sizes.K).argmin()))
     wrong = last_wrong(problem, theirs)
-    if wrong is not None and (far := of_queries(*wrong)) is not None:
+    if wrong is not None and (far := errors_by_query(*wrong)) is not None:
         chosen |= set(np.argsort(-far[sample], kind="stable")[:WORST].tolist())
     return tuple(sorted(chosen))
 
@@ -93,5 +93,5 @@ def features_of(problem: Problem, theirs: Mapping[str, Array]) -> Any:
     """Choose the features of the output with the largest errors; where there are few, all."""
     if "output" not in theirs or problem.config.num_hiddens <= FEATURES:
         return ALL
-    far = distances(counted(problem, "output", theirs["output"]), problem.expected("output").X).sum((0, 1))
+    far = distances(blank_unused(problem, "output", theirs["output"]), problem.expected("output").X).sum((0, 1))
     return sorted(np.argsort(-far, kind="stable")[:FEATURES].tolist())

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from mha.parity.diagnosis.mistakes.emptied import emptied
+from mha.parity.diagnosis.mistakes.emptied import other_forms
 from mha.parity.diagnosis.mistakes.mistake import Form
 from mha.parity.diagnosis.mistakes.with_mistakes import Bench, State
 from mha.parity.diagnosis.pipeline.parts import PART_OF
@@ -48,7 +48,7 @@ class Search:
         self.small = {name: self.bench.cut(name, X).astype(kind) for name, X in theirs.items()}
         self.counts = {name: self.bench.cut(name, problem.matters(name)) for name in theirs}
         # Whether every query that counts sees a key.
-        self.all_see = bool((problem.visible.any(3) | ~problem.counted_rows[:, None]).all())
+        self.all_see = bool((problem.visible.any(3) | ~problem.rows_that_count[:, None]).all())
         self.limits = {name: self.limit(name) for name in theirs}
         seen = [] if before is None else [state for state in before.known if state and before.progress(state) == 0]
         self.known: dict[State, list[float]] = {state: [np.inf] for state in seen}
@@ -78,7 +78,7 @@ class Search:
         for form in self.effort.within(forms):
             self.unlooked -= 1
             if self.bench.possible([form]):
-                others = emptied(form) if self.all_see and self.bench.empties(form) else ()
+                others = other_forms(form) if self.all_see and self.bench.empties(form) else ()
                 found += [one for one in (form, *others) if one in known or self.changes(one)]
         return found
 
@@ -127,7 +127,7 @@ class Search:
         self.reached = reached
         return sorted((state for state in frontier if state), key=lambda state: round(max(self.distances(state)), 2))
 
-    def tightened(self, state: State) -> bool:
+    def tighten(self, state: State) -> bool:
         """Lower the limits to a quarter of the errors that these mistakes leave; return whether any fell clearly."""
         room = False
         for name, distance in zip(self.small, self.distances(state), strict=True):
@@ -184,7 +184,7 @@ class Search:
         """Return how many arrays the best of these sets of mistakes give, each with any addition, and these sets."""
         best = 0
         found: list[State] = []
-        further = dict.fromkeys(itertools.chain.from_iterable(extended(state, additions) for state in states))
+        further = dict.fromkeys(itertools.chain.from_iterable(extend(state, additions) for state in states))
         for state in self.effort.within([state for state in further if state not in self.known]):
             self.progress(state)
         tried = [state for state in further if state in self.known]
@@ -199,7 +199,7 @@ class Search:
         return best, found if best == len(self.small) else found[:BRANCHES]
 
 
-def extended(state: State, additions: Iterable[State]) -> Iterable[State]:
+def extend(state: State, additions: Iterable[State]) -> Iterable[State]:
     """Yield the state with each addition, in the order of the catalogue, without two forms of one mistake."""
     for addition in additions:
         places = {form.place for form in (*state, *addition)}

@@ -7,8 +7,8 @@ from mha.parity.diagnosis.mistakes.with_mistakes import State
 from mha.parity.diagnosis.pipeline.pieces import Array
 from mha.parity.diagnosis.search.sample import Focus, features_of, telling, worst_first
 from mha.parity.diagnosis.search.search import CONFIRMED, Search
-from mha.parity.diagnosis.search.time_budget import Effort, untried
-from mha.parity.diagnosis.search.verdicts import Judge, Verdict
+from mha.parity.diagnosis.search.time_budget import Effort, describe_untried
+from mha.parity.diagnosis.search.verdicts import Judge, MistakeVerdict
 from mha.parity.rule.problem import Problem
 
 SAMPLES, ROUNDS = 3, 6  # of searches, at most
@@ -26,7 +26,7 @@ class Searches:
         self.first = Focus(self.order[:1], telling(problem, theirs, self.order[0]), features_of(problem, theirs))
         self.judge = Judge(problem, theirs, self.first)
         self.made: list[Search] = []
-        self.verdicts: dict[State, Verdict] = {}
+        self.verdicts: dict[State, MistakeVerdict] = {}
 
     @property
     def tried(self) -> int:
@@ -40,18 +40,18 @@ class Searches:
             self.made.append(Search(self.problem, self.theirs, self.forms, focus, self.effort, before))
         return (known or self.made)[-1]
 
-    def verdict_on(self, state: State) -> tuple[State, Verdict]:
+    def verdict_on(self, state: State) -> tuple[State, MistakeVerdict]:
         """Judge a set of mistakes in all samples, once."""
         if state not in self.verdicts:
-            self.verdicts[state] = self.judge.judged(state)
+            self.verdicts[state] = self.judge.verdict_on(state)
         return state, self.verdicts[state]
 
-    def run(self, pairs: bool) -> list[tuple[State, Verdict]]:
+    def run(self, pairs: bool) -> list[tuple[State, MistakeVerdict]]:
         """Search for mistakes, and judge what comes near in all samples; pairs: whether to try two at a time.
 
         If nothing near is the same, search again with lower limits, or with one sample and query more.
         """
-        found: list[tuple[State, Verdict]] = []
+        found: list[tuple[State, MistakeVerdict]] = []
         search = self.last = self.search(self.first)
         for _ in range(ROUNDS):
             states = search.run(pairs)
@@ -73,7 +73,7 @@ class Searches:
                 known = {state for state, _ in found}
                 alike = dict.fromkeys(other for state in same for other in search.alike(state) if other not in known)
                 return [*found, *map(self.verdict_on, alike)]
-            if not search.tightened(states[0]):
+            if not search.tighten(states[0]):
                 focus = self.counterexample(search.focus, [verdict for _, verdict in judged])
                 if focus != search.focus and len(focus.samples) <= SAMPLES:
                     search = self.search(focus, search)
@@ -81,7 +81,7 @@ class Searches:
                     break
         return found
 
-    def counterexample(self, focus: Focus, verdicts: Sequence[Verdict]) -> Focus:
+    def counterexample(self, focus: Focus, verdicts: Sequence[MistakeVerdict]) -> Focus:
         """Widen the focus by the sample and query in which the best of what came near is worst."""
         for one in sorted(verdicts, key=lambda one: one.left):
             if (wider := focus.wider(one.sample, one.row)) != focus:
@@ -89,6 +89,6 @@ class Searches:
         return focus
 
     @property
-    def missed(self) -> str:
+    def untried_note(self) -> str:
         """Return the words for mistakes that were not tried, since there was no time; "" if all were."""
-        return untried(self.last.unlooked + self.last.untried[1], self.last.untried[2])
+        return describe_untried(self.last.unlooked + self.last.untried[1], self.last.untried[2])

@@ -7,7 +7,7 @@ from typing import TypeVar
 from rich.console import Console
 from rich.progress import Progress
 
-from mha.core.tables import counted
+from mha.core.tables import plural
 
 SECONDS = 6.0  # of the search in a diagnosis, about
 QUIET = 2.0  # seconds before progress is shown
@@ -54,8 +54,8 @@ class Effort:
                 bar.stop()
 
 
-def untried(singles: int, pairs: int) -> str:
+def describe_untried(singles: int, pairs: int) -> str:
     """Return the words for forms and pairs of mistakes that were not tried, since there was no time; "" if all were."""
-    counts = [counted(number, thing) for number, thing in ((singles, "form"), (pairs, "pair")) if number]
+    counts = [plural(number, thing) for number, thing in ((singles, "form"), (pairs, "pair")) if number]
     verb = "was" if singles + pairs == 1 else "were"
     return f"{' and '.join(counts)} of mistakes {verb} not tried, there was no time" if counts else ""

@@ -9,7 +9,7 @@ import numpy as np
 from mha.core.options.names import FloatName
 from mha.parity.diagnosis.mistakes.with_mistakes import ALL, Bench, State
 from mha.parity.diagnosis.pipeline.pieces import Array
-from mha.parity.diagnosis.search.sample import Focus, errors, of_queries
+from mha.parity.diagnosis.search.sample import Focus, errors_by_query, errors_by_sample
 from mha.parity.rule.problem import Expected, Problem
 from mha.parity.rule.rules import UNIT, error, fraction
 
@@ -18,7 +18,7 @@ NOISE = 2.0  # times NumPy's own rounding that it may leave in half precision
 REFUTED = 8.0  # times the bound, in a few queries: then the others need not be computed
 
 
-class Verdict(NamedTuple):
+class MistakeVerdict(NamedTuple):
     """The verdict on a set of mistakes: how well it explains their arrays, in all samples."""
 
     ratio: float  # the worst, by the rule
@@ -57,21 +57,23 @@ class Judge:
         oracle, base = (Bench(self.problem, dtype, *focus) for dtype in ("float64", self.problem.config.dtype))
         return oracle, base
 
-    def judged(self, state: State) -> Verdict:
+    def verdict_on(self, state: State) -> MistakeVerdict:
         """Judge a set of mistakes, first in a few queries."""
         if self.focus.rows != ALL and (verdict := self.by(self.few, state)).ratio > REFUTED:
             return verdict._replace(sample=self.focus.samples[verdict.sample])
         return self.by(self.all, state)
 
-    def by(self, benches: tuple[Bench, Bench], state: State) -> Verdict:
+    def by(self, benches: tuple[Bench, Bench], state: State) -> MistakeVerdict:
         """Compute these mistakes in two pipelines, and judge how far their arrays are from that."""
-        verdict = confirmed(self.problem, self.theirs, *benches, state)
+        verdict = judge_arrays(self.problem, self.theirs, *benches, state)
         for bench in benches:
             bench.forget()
         return verdict
 
 
-def confirmed(problem: Problem, theirs: Mapping[str, Array], oracle: Bench, base: Bench, state: State) -> Verdict:
+def judge_arrays(
+    problem: Problem, theirs: Mapping[str, Array], oracle: Bench, base: Bench, state: State
+) -> MistakeVerdict:
     """Judge how far their arrays are from those with these mistakes, in the samples and queries of two pipelines."""
     dtype, rows = problem.config.dtype, oracle.rows
     worst, left, noise, sample, row = 0.0, 0.0, 0.0, 0, None
@@ -79,12 +81,12 @@ def confirmed(problem: Problem, theirs: Mapping[str, Array], oracle: Bench, base
         counts = oracle.counts(state, name, oracle.cut(name, problem.matters(name)))
         wide, narrow, there = oracle.steps(state, name), base.steps(state, name), oracle.cut(name, X)
         if wide is None or narrow is None or wide.shape != there.shape:
-            return Verdict(np.inf, np.inf, np.inf, 0)
+            return MistakeVerdict(np.inf, np.inf, np.inf, 0)
         wide, narrow, there = (np.where(counts, Y, 0).astype(np.float64) for Y in (wide, narrow, there))
         ratio = Expected.of(dtype, wide, narrow, name == "output").ratio(there)
         if ratio > worst:
-            worst, sample = ratio, int(errors(there, wide).argmax())
-            far = of_queries(name, there, wide) if rows == ALL else None
+            worst, sample = ratio, int(errors_by_sample(there, wide).argmax())
+            far = errors_by_query(name, there, wide) if rows == ALL else None
             row = None if far is None else int(far[sample].argmax())
         right = problem.expected(name)
         right = right._replace(X=np.where(counts, oracle.cut(name, right.X), 0), rows=oracle.of_bounds(right.rows))
@@ -92,7 +94,7 @@ def confirmed(problem: Problem, theirs: Mapping[str, Array], oracle: Bench, base
             left = max(left, apart(there, wide) / apart(there, right.X)) if np.isfinite(apart(there, wide)) else np.inf
         if "16" in dtype:  # its bounds are so wide that a similar mistake is within them
             noise = max(noise, fraction(apart(there, wide), floor(dtype, wide, narrow)))
-    return Verdict(worst, left, noise, sample, row)
+    return MistakeVerdict(worst, left, noise, sample, row)
 
 
 def floor(dtype: FloatName, wide: Array, narrow: Array) -> float:

@@ -17,7 +17,7 @@ FITTED = 64  # queries by which scale and shift are found
 EPSILONS = (1e-12, 1e-6, 1e-5, 1e-3)
 
 
-class Norm(NamedTuple):
+class RowNorm(NamedTuple):
     """A norm of rows, without scale and shift; centred: whether it subtracts the mean."""
 
     name: str
@@ -31,10 +31,10 @@ class Norm(NamedTuple):
         return (X / np.sqrt((X * X).mean(-1, keepdims=True) + self.eps)).astype(np.float64)
 
 
-NORMS = [Norm(*kind, eps) for kind in (("a layer norm", True), ("an RMS norm", False)) for eps in EPSILONS]
+NORMS = [RowNorm(*kind, eps) for kind in (("a layer norm", True), ("an RMS norm", False)) for eps in EPSILONS]
 
 
-class Place(NamedTuple):
+class NormPlace(NamedTuple):
     """A place of a norm, with words for it.
 
     before, added: the rows (rows, features) before the norm, and those added after it, each in float64 and in the
@@ -45,7 +45,7 @@ class Place(NamedTuple):
     before: tuple[Array, Array]
     added: tuple[Array, Array]
 
-    def after(self, norm: Norm, fit: tuple[Array, Array], dtype: FloatName, rows: slice) -> tuple[Array, Array]:
+    def after(self, norm: RowNorm, fit: tuple[Array, Array], dtype: FloatName, rows: slice) -> tuple[Array, Array]:
         """Return some rows after a norm with this scale and shift: in float64, and as computed in dtype."""
         right, rough = (norm(X[rows]) * fit[0] + fit[1] for X in self.before)
         rough = rough.astype(numpy_dtype(dtype)) + self.added[1][rows]
@@ -62,37 +62,37 @@ def more_than_attention(asked: Problem, theirs: Mapping[str, Array]) -> str:
     different = [name for name, X in steps.items() if asked.expected(name).ratio(X) > 1]
     if different != ["output"]:
         return ""
-    rows, dtype = asked.counted_rows, asked.config.dtype
+    rows, dtype = asked.rows_that_count, asked.config.dtype
     output, plain = (X["output"][rows] for X in (asked.oracle, asked.base))  # (rows, features)
     queries, there = asked.queries[rows], theirs["output"][rows].astype(np.float64)
     if not np.isfinite(there).all():  # NaN has every norm
         return ""
     nothing = (np.zeros_like(output), np.zeros_like(plain))
-    places = [Place("of the output", (output, plain), nothing)]
+    places = [NormPlace("of the output", (output, plain), nothing)]
     if queries.shape == output.shape:
         wide = queries.astype(np.float64)
         total = output + wide, plain + queries
-        if same(dtype, there, *total):
+        if is_same(dtype, there, *total):
             return "the queries are added to the output (a residual)"
-        places.append(Place("of the sum of output and queries (a residual)", total, nothing))
+        places.append(NormPlace("of the sum of output and queries (a residual)", total, nothing))
         words = "of the output, to which the queries are added (a residual)"
-        places.append(Place(words, (output, plain), (wide, queries)))
+        places.append(NormPlace(words, (output, plain), (wide, queries)))
     if len(there) < ROWS:
         return ""
     for place, norm in itertools.product(places, NORMS):
         few = slice(FITTED)
-        fit = fitted(norm(place.before[0][few]), (there - place.added[0])[few], norm.centred)
-        if all(same(dtype, there[rows], *place.after(norm, fit, dtype, rows)) for rows in (few, slice(None))):
+        fit = fit_norm(norm(place.before[0][few]), (there - place.added[0])[few], norm.centred)
+        if all(is_same(dtype, there[rows], *place.after(norm, fit, dtype, rows)) for rows in (few, slice(None))):
             return f"{norm.name} {place.words}"
     return ""
 
 
-def same(dtype: FloatName, there: Array, oracle: Array, base: Array) -> bool:
+def is_same(dtype: FloatName, there: Array, oracle: Array, base: Array) -> bool:
     """Return whether rows are the same as an oracle by the rule; base: the plain computation in the layer's dtype."""
     return Expected.of(dtype, oracle, base).ratio(there) <= 1
 
 
-def fitted(X: Array, Y: Array, shifted: bool) -> tuple[Array, Array]:
+def fit_norm(X: Array, Y: Array, shifted: bool) -> tuple[Array, Array]:
     """Find the scale and the shift of each feature with which X comes nearest to Y; shifted: False = no shift."""
     mean_x, mean_y = (Z.mean(0) if shifted else np.zeros(Z.shape[1]) for Z in (X, Y))
     X = X - mean_x

@@ -16,11 +16,11 @@ from mha.core.tables import few
 from mha.parity.diagnosis.mistakes.catalogue import FORMS
 from mha.parity.diagnosis.mistakes.equivalent_masks import only_hides
 from mha.parity.diagnosis.mistakes.mistake import Change, Mistake, forms_of
-from mha.parity.diagnosis.mistakes.of_softmax import divided_by_nothing, filled
+from mha.parity.diagnosis.mistakes.of_softmax import divide_by_nothing, fill_hidden
 from mha.parity.diagnosis.pipeline.parts import PART_OF
 from mha.parity.diagnosis.pipeline.pieces import Array
-from mha.parity.diagnosis.pipeline.plan import Plan, of_hiding, plan_of, same
-from mha.parity.diagnosis.search.sample import Focus, counted
+from mha.parity.diagnosis.pipeline.plan import Plan, equal_plans, hiding_fields, make_plan
+from mha.parity.diagnosis.search.sample import Focus, blank_unused
 from mha.parity.diagnosis.search.verdicts import NOISE, Judge, apart, floor
 from mha.parity.diagnosis.wrong_setup.near import EARLY, Near
 from mha.parity.rule.layouts import GRADIENT
@@ -31,11 +31,11 @@ SWAPPED = "samples and tokens are swapped"
 SWAPPED_EFFECT = "attention goes over the first axis, as of PyTorch's layer without batch_first"
 # The results of ports for a query that sees no key.
 EMPTY: dict[str, Change] = {
-    "0": lambda plan: plan, "NaN": divided_by_nothing, "mean": partial(filled, -np.inf, False)
+    "0": lambda plan: plan, "NaN": divide_by_nothing, "mean": partial(fill_hidden, -np.inf, False)
 }  # fmt: skip
 
 
-class Other(NamedTuple):
+class OtherCall(NamedTuple):
     """Another call; arguments: the different ones, by name; words: the same, as one writes them."""
 
     arguments: dict[str, Any]
@@ -43,12 +43,12 @@ class Other(NamedTuple):
 
 
 @np.errstate(all="ignore")
-def likely_calls(asked: Problem, theirs: Mapping[str, Array], clear: float) -> Other | None:
+def likely_calls(asked: Problem, theirs: Mapping[str, Array], clear: float) -> OtherCall | None:
     """Find a call that explains theirs, of those in which an argument was left out or the mask means something else.
 
     theirs: in the compared shapes; clear: how many bounds away the described call has to be.
     """
-    if not possible(asked, theirs, clear):
+    if not may_explain(asked, theirs, clear):
         return None
     near = Near(asked, theirs)
     for other in masks_and_order(asked):
@@ -63,24 +63,24 @@ def likely_calls(asked: Problem, theirs: Mapping[str, Array], clear: float) -> O
 
 
 @np.errstate(all="ignore")
-def unlikely_calls(asked: Problem, theirs: Mapping[str, Array], clear: float, known: bool) -> Other | None:
+def unlikely_calls(asked: Problem, theirs: Mapping[str, Array], clear: float, known: bool) -> OtherCall | None:
     """Find a call that explains theirs in which an argument that was given is left out, or is another offset.
 
     known: whether a mistake explains theirs, too; then no offsets are tried that no cache has.
     """
-    if not possible(asked, theirs, clear):
+    if not may_explain(asked, theirs, clear):
         return None
-    given = [*asked.call.given(), *["causal"] * asked.call.causal]
+    given = [*asked.call.nondefaults(), *["causal"] * asked.call.causal]
     pairs = [PACKED, PLACES] if asked.call.is_packed() else []  # of which one alone is refused
     for name in given:
         left_out = next((pair for pair in pairs if name in pair), (name,))
         words = ", ".join(f"{one}={ROWS[one].default}" for one in left_out)
-        other = Other({one: ROWS[one].default for one in left_out}, words)
+        other = OtherCall({one: ROWS[one].default for one in left_out}, words)
         if explains(asked, other, theirs, clear):
             return other
     if known and "offset" not in given:
         return None
-    moved = with_offsets(Near(asked, theirs, 1), Other({}, ""), None)
+    moved = with_offsets(Near(asked, theirs, 1), OtherCall({}, ""), None)
     return moved if moved is not None and explains(asked, moved, theirs, clear) else None
 
 
@@ -92,12 +92,12 @@ def tokens_alone(asked: Problem, theirs: Mapping[str, Array]) -> Array | None:
     """
     tokens = np.asarray(asked.visible.any((1, 2)))  # (B, K)
     said = asked.rows is not None or asked.empty_rows
-    if said or not asked.one_input or tokens.all() or not (tokens & asked.counted_rows).any():
+    if said or not asked.one_input or tokens.all() or not (tokens & asked.rows_that_count).any():
         return None
     described = replace(asked, rows=tokens)
     for name in (name for name in theirs if name in PART_OF):
         right = asked.expected(name)
-        if right.ratio(np.where(described.matters(name), counted(asked, name, theirs[name]), right.X)) > 1:
+        if right.ratio(np.where(described.matters(name), blank_unused(asked, name, theirs[name]), right.X)) > 1:
             return None
     return tokens
 
@@ -109,7 +109,7 @@ def over_samples(asked: Problem, output: Array) -> Expected | None:
     output: theirs, (B, Q, D). It is tried where nothing hides keys, and all queries count.
     """
     sizes, call = asked.sizes, asked.call
-    if sizes.B == 1 or sizes.Q != sizes.K or call.given() or call.hides() or not asked.counted_rows.all():
+    if sizes.B == 1 or sizes.Q != sizes.K or call.nondefaults() or call.hides() or not asked.rows_that_count.all():
         return None
     queries, keys, values = (X.swapaxes(0, 1) for X in (asked.queries, asked.keys, asked.values))  # (T, B, any)
     found = problem(asked.layer, queries, keys, values, {"causal": False}, angles=asked.angles).outputs()
@@ -118,30 +118,30 @@ def over_samples(asked: Problem, output: Array) -> Expected | None:
     return expected if expected.ratio(output) <= 1 else None
 
 
-def possible(asked: Problem, theirs: Mapping[str, Array], clear: float) -> bool:
+def may_explain(asked: Problem, theirs: Mapping[str, Array], clear: float) -> bool:
     """Return whether another call can explain theirs: all clear differences come after the rotation."""
     steps = {name: X for name, X in theirs.items() if name in PART_OF}
-    ratios = {name: asked.expected(name).ratio(counted(asked, name, X)) for name, X in steps.items()}
+    ratios = {name: asked.expected(name).ratio(blank_unused(asked, name, X)) for name, X in steps.items()}
     early = (name for name in steps if PART_OF[name] in EARLY and not name.startswith("rotate"))
     return max(ratios.values(), default=0.0) >= clear and all(ratios[name] <= 1 for name in early)
 
 
-def masks_and_order(asked: Problem) -> Iterator[Other]:
+def masks_and_order(asked: Problem) -> Iterator[OtherCall]:
     """Yield calls with the mask inverted or transposed, and with causal order where it was left out."""
-    for order in orders(asked):
-        for mask in [Other({}, ""), *masks(asked)]:
+    for order in causal_orders(asked):
+        for mask in [OtherCall({}, ""), *masks(asked)]:
             if mask.words or order.words:
-                yield together(mask, order)
+                yield join_calls(mask, order)
 
 
-def orders(asked: Problem) -> Iterator[Other]:
+def causal_orders(asked: Problem) -> Iterator[OtherCall]:
     """Yield the call as it is, and with causal order; a window says by itself how far queries look ahead."""
-    yield Other({}, "")
+    yield OtherCall({}, "")
     if not asked.call.causal and (asked.config.window is None or asked.config.window[1] is None):
-        yield Other({"causal": True}, "causal=True")
+        yield OtherCall({"causal": True}, "causal=True")
 
 
-def masks(asked: Problem) -> Iterator[Other]:
+def masks(asked: Problem) -> Iterator[OtherCall]:
     """Yield the other meanings of a mask: its inverse, one of keys instead of pairs, its transpose."""
     mask, sizes = asked.call.mask, asked.sizes
     if mask is None:
@@ -154,25 +154,25 @@ def masks(asked: Problem) -> Iterator[Other]:
     for words, X in readings.items():
         for inverted in (False, True):
             if inverted or words != "mask":
-                yield Other({"mask": ~X if inverted else X}, f"mask={'~' * inverted}{words}")
+                yield OtherCall({"mask": ~X if inverted else X}, f"mask={'~' * inverted}{words}")
 
 
-def bases(asked: Problem) -> Iterator[Other]:
+def bases(asked: Problem) -> Iterator[OtherCall]:
     """Yield the calls to which lengths or an offset may be added."""
-    yield from orders(asked)
+    yield from causal_orders(asked)
     if asked.call.mask is not None:
-        yield Other({"mask": None}, "mask=None")
+        yield OtherCall({"mask": None}, "mask=None")
 
 
-def together(*others: Other) -> Other:
+def join_calls(*others: OtherCall) -> OtherCall:
     """Join the changes of several calls into one."""
     arguments: dict[str, Any] = {}
     for other in others:
         arguments |= other.arguments
-    return Other(arguments, ", ".join(other.words for other in others if other.words))
+    return OtherCall(arguments, ", ".join(other.words for other in others if other.words))
 
 
-def with_offsets(near: Near, base: Other, most: int | None) -> Other | None:
+def with_offsets(near: Near, base: OtherCall, most: int | None) -> OtherCall | None:
     """Add the offset of each sample to a call, of those from 1 to `most` where none was given; None = any.
 
     That by which the last query sees the last key is tried first.
@@ -188,12 +188,12 @@ def with_offsets(near: Near, base: Other, most: int | None) -> Other | None:
     if found is None:
         return None
     one = len(set(found.tolist())) == 1
-    return together(
-        base, Other({"offset": int(found[0]) if one else found}, f"offset={found[0] if one else listed(found)}")
+    return join_calls(
+        base, OtherCall({"offset": int(found[0]) if one else found}, f"offset={found[0] if one else write_list(found)}")
     )
 
 
-def with_lengths(near: Near, base: Other) -> Other | None:
+def with_lengths(near: Near, base: OtherCall) -> OtherCall | None:
     """Add the length of each sample to a call where none were given, the longest first; not all are whole."""
     call, K = near.asked.call._replace(**base.arguments), near.asked.sizes.K
     if call.valid_lens is not None:
@@ -201,25 +201,29 @@ def with_lengths(near: Near, base: Other) -> Other | None:
     found = near.best(call, "valid_lens", list(range(K, 0, -1)))
     if found is None or (found == K).all():
         return None
-    return together(base, Other({"valid_lens": found}, f"valid_lens={listed(found)}"))
+    return join_calls(base, OtherCall({"valid_lens": found}, f"valid_lens={write_list(found)}"))
 
 
-def listed(values: Array) -> str:
+def write_list(values: Array) -> str:
     """Write the first of the values of samples as a list."""
     return f"[{', '.join(few([*map(str, values.tolist())]))}]"
 
 
-def explains(asked: Problem, other: Other, theirs: Mapping[str, Array], clear: float) -> bool:
+def explains(asked: Problem, other: OtherCall, theirs: Mapping[str, Array], clear: float) -> bool:
     """Return whether all steps are another call's by the rule, and one of them clearly not the described call's."""
     described, shown, dtype = call_with(asked, other.arguments), False, asked.config.dtype
     for name in (name for name in theirs if name in PART_OF):
         if name not in described.oracle:  # as there is no step of a bias without one
             return False
-        there, right, expected = counted(described, name, theirs[name]), asked.expected(name), described.expected(name)
+        there, right, expected = (
+            blank_unused(described, name, theirs[name]),
+            asked.expected(name),
+            described.expected(name),
+        )
         if expected.ratio(there) > 1:
             return False
         if "16" in dtype:  # its bounds are so wide that a similar call is within them
-            plain = counted(described, name, described.base[name])
+            plain = blank_unused(described, name, described.base[name])
             if fraction(apart(there, expected.X), floor(dtype, expected.X, plain)) > NOISE:
                 return False
         both = described.matters(name) & asked.matters(name) & np.isfinite(there)  # NaN shows nothing
@@ -232,13 +236,13 @@ def without_keys(asked: Problem, described: Problem, theirs: Mapping[str, Array]
 
     Ports give 0, NaN, or the mean of all values then.
     """
-    rows = asked.counted_rows & ~described.counted_rows
+    rows = asked.rows_that_count & ~described.rows_that_count
     if not rows.any():
         return True
     steps = {name: X for name, X in theirs.items() if name in PART_OF}
     judge = Judge(replace(described, rows=rows, empty_rows=True), steps, Focus())
     unseen = Mistake("what is seen where nothing is", "", ("weights",), EMPTY)
-    return any(judge.judged((form,)).ratio <= 1 for form in forms_of([unseen]))
+    return any(judge.verdict_on((form,)).ratio <= 1 for form in forms_of([unseen]))
 
 
 def call_with(asked: Problem, arguments: Mapping[str, Any]) -> Problem:
@@ -248,7 +252,7 @@ def call_with(asked: Problem, arguments: Mapping[str, Any]) -> Problem:
     return problem(asked.layer, *inputs, given, asked.cotangent, asked.rows, asked.empty_rows, asked.angles)
 
 
-def said(asked: Problem, other: Other, theirs: Mapping[str, Array]) -> str:
+def describe_call(asked: Problem, other: OtherCall, theirs: Mapping[str, Array]) -> str:
     """Describe the call that explains theirs, known mistakes that look the same, and gradients that differ even so."""
     words = f"the same, if it was called with {other.words}"
     if alike := twins(asked, other):
@@ -260,17 +264,17 @@ def said(asked: Problem, other: Other, theirs: Mapping[str, Array]) -> str:
     return words
 
 
-def twins(asked: Problem, other: Other) -> list[str]:
+def twins(asked: Problem, other: OtherCall) -> list[str]:
     """Name the known mistakes by which the described call would see what another call sees, those of one plan once."""
-    plan = plan_of(asked, numpy_dtype(asked.config.dtype))
-    wanted = replace(plan, **of_hiding(call_with(asked, other.arguments).call))
+    plan = make_plan(asked, numpy_dtype(asked.config.dtype))
+    wanted = replace(plan, **hiding_fields(call_with(asked, other.arguments).call))
     if plan.frequencies is not None and not np.array_equal(plan.offsets, wanted.offsets):
         return []
     visible, found = wanted.visible(), dict[str, Plan]()
     for form in FORMS:
         made = form.change(plan) if form.mistake.parts == ("weights",) else None
-        changed = made is not None and only_hides(made, plan) and not same(made, plan)
-        if made is None or not changed or any(same(made, one) for one in found.values()):
+        changed = made is not None and only_hides(made, plan) and not equal_plans(made, plan)
+        if made is None or not changed or any(equal_plans(made, one) for one in found.values()):
             continue
         if np.array_equal(made.visible(), visible):
             found[f"{form.mistake.name}{f' ({form.how})' * bool(form.how)}"] = made

@@ -9,8 +9,8 @@ import numpy as np
 from mha.core.call import Call
 from mha.parity.diagnosis.pipeline.parts import PART_OF, PARTS, compute
 from mha.parity.diagnosis.pipeline.pieces import Array
-from mha.parity.diagnosis.pipeline.plan import of_hiding, plan_of
-from mha.parity.diagnosis.search.sample import counted, features_of
+from mha.parity.diagnosis.pipeline.plan import hiding_fields, make_plan
+from mha.parity.diagnosis.search.sample import blank_unused, features_of
 from mha.parity.rule.problem import Problem
 
 FEW = 8  # queries with the largest errors, and as many at the end
@@ -24,14 +24,14 @@ class Near:
     def __init__(self, asked: Problem, theirs: Mapping[str, Array], few: int = FEW) -> None:
         self.asked = asked
         late = {name: X for name, X in theirs.items() if PART_OF.get(name, "q") not in EARLY}
-        self.rows, features = chosen_rows(asked, late, few), features_of(asked, late)
+        self.rows, features = worst_rows(asked, late, few), features_of(asked, late)
         self.theirs = {name: X[:, self.rows] if X.ndim == 3 else X[:, :, self.rows] for name, X in late.items()}
         if "output" in late:
             self.theirs["output"] = self.theirs["output"][..., features]
         kind = np.float64 if asked.config.dtype == "float64" else np.float32
         rows: Any = self.rows
         blanked = not np.isfinite(asked.values).all()
-        plan = replace(plan_of(asked, kind, rows=rows, features=features), blanked=blanked)  # which takes long
+        plan = replace(make_plan(asked, kind, rows=rows, features=features), blanked=blanked)  # which takes long
         results: dict[str, Array] = {}
         for part in ("q", "k", "v", "scores"):
             results[part] = np.ascontiguousarray(compute(part, plan, results)[1])
@@ -46,7 +46,7 @@ class Near:
 
     def far(self, call: Call) -> Array:
         """Return the largest error of each sample under another call, by 4 bounds, (B,); NaN where no row counts."""
-        plan, results = replace(self.plan, **of_hiding(call)), dict(self.results)
+        plan, results = replace(self.plan, **hiding_fields(call)), dict(self.results)
         turned = plan.frequencies is not None and not np.array_equal(plan.offsets, self.plan.offsets)
         steps: dict[str, Array] = {}
         for part in PARTS:
@@ -80,13 +80,13 @@ class Near:
         return np.array(values)[nearest.argmax(0)] if (far.min(0) <= 1).all() else None
 
 
-def chosen_rows(asked: Problem, theirs: Mapping[str, Array], few: int) -> Array:
+def worst_rows(asked: Problem, theirs: Mapping[str, Array], few: int) -> Array:
     """Choose a few queries: those with the largest errors in theirs, and as many at the end."""
     Q = asked.sizes.Q
     if 2 * few >= Q:
         return np.arange(Q)
     far = np.zeros(Q)
     for name, X in theirs.items():
-        distance = np.nan_to_num(np.abs(counted(asked, name, X) - asked.expected(name).X), nan=np.inf)
+        distance = np.nan_to_num(np.abs(blank_unused(asked, name, X) - asked.expected(name).X), nan=np.inf)
         far = np.maximum(far, distance.max((0, 2) if X.ndim == 3 else (0, 1, 3)) / asked.expected(name).limit)
     return np.unique([*np.argsort(-far, kind="stable")[:few], *range(Q - few, Q)])

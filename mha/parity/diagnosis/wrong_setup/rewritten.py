@@ -12,11 +12,11 @@ import numpy as np
 from mha.core.options.config import needs_scores
 from mha.core.tables import number
 from mha.parity.diagnosis.pipeline.parts import PART_OF, PARTS, compute
-from mha.parity.diagnosis.pipeline.plan import plan_of
-from mha.parity.diagnosis.search.sample import counted
+from mha.parity.diagnosis.pipeline.plan import make_plan
+from mha.parity.diagnosis.search.sample import blank_unused
 from mha.parity.rule.layouts import OF_KEYS, OF_QUERIES, PAIRS, STEPS, kind
 from mha.parity.rule.problem import Problem
-from mha.parity.rule.relations import paired
+from mha.parity.rule.relations import pairing_order
 from mha.parity.rule.rules import error, fraction, largest
 
 Array = np.ndarray
@@ -53,7 +53,7 @@ NONE = Rewritten({}, {}, {})
 
 
 @np.errstate(all="ignore")
-def rewritten(asked: Problem, taken: Mapping[str, Array], passed: Mapping[str, bool]) -> Rewritten:
+def find_rewritten(asked: Problem, taken: Mapping[str, Array], passed: Mapping[str, bool]) -> Rewritten:
     """Find the steps that differ, and are written another way.
 
     taken: arrays by name, in the compared shapes; passed: whether each is the same, in the order of `trace`.
@@ -68,7 +68,7 @@ def rewritten(asked: Problem, taken: Mapping[str, Array], passed: Mapping[str, b
         after = steps[steps.index(name) + 1 :]
         later = next((one for one in after if follows(PART_OF[name], PART_OF[one])), None)
         right = later is None or passed[later] or later in found.taken_back
-        known = decided(asked, name, taken)
+        known = products_decide(asked, name, taken)
         way = way_of(asked, name, taken[name]) if right or known or name in PAIRS else None
         bent = asked.config.sinks or (name == "scores" and {*needs_scores(asked.config)} - {"pooling"})
         if way and way.how == SHIFTED and ((later and right) or not bent):
@@ -78,7 +78,7 @@ def rewritten(asked: Problem, taken: Mapping[str, Array], passed: Mapping[str, b
                 found.taken_back[name] = way
             else:
                 found.strange[name] = later
-        elif known and (product := of_products(asked, taken, way)):
+        elif known and (product := way_by_products(asked, taken, way)):
             found.taken_back[name] = product
         elif way and later is None and not known and way.how.startswith((FACTOR, *ORDERS)):
             found.open[name] = way
@@ -104,32 +104,32 @@ def would_show(asked: Problem, name: str, X: Array, later: str) -> bool:
     """Return whether a later step would differ clearly if it were computed from theirs."""
     if PART_OF[later] == PART_OF[name]:
         return True
-    plan, handed = plan_of(asked, "float64"), dict[str, Array]()
+    plan, handed = make_plan(asked, "float64"), dict[str, Array]()
     for part in PARTS:
         steps, handed[part] = compute(part, plan, handed)
         if part == PART_OF[name]:
             handed[part] = handed[part] + np.where(asked.matters(name), X - asked.oracle[name], 0)
         if later in steps:
-            return asked.expected(later).ratio(counted(asked, later, steps[later])) >= CLEAR
+            return asked.expected(later).ratio(blank_unused(asked, later, steps[later])) >= CLEAR
     return False
 
 
-def decided(asked: Problem, name: str, taken: Mapping[str, Array]) -> bool:
+def products_decide(asked: Problem, name: str, taken: Mapping[str, Array]) -> bool:
     """Return whether the scored queries and keys were both given, this among them: their products decide then."""
     if asked.config.pooling != "dot":
         return False
-    scored = [scored_as(asked, names, taken) for names in (OF_QUERIES, OF_KEYS)]
+    scored = [scored_step(asked, names, taken) for names in (OF_QUERIES, OF_KEYS)]
     return name in scored and None not in scored
 
 
-def of_products(asked: Problem, taken: Mapping[str, Array], way: Way | None) -> Way | None:
+def way_by_products(asked: Problem, taken: Mapping[str, Array], way: Way | None) -> Way | None:
     """Return how scored queries or keys are written, if their products are the same; None if not."""
-    scored = [scored_as(asked, names, taken) for names in (OF_QUERIES, OF_KEYS)]
+    scored = [scored_step(asked, names, taken) for names in (OF_QUERIES, OF_KEYS)]
     pairs = []
     for arrays in (asked.oracle, taken):
         q, k = (arrays[one or ""].astype(np.float64) for one in scored)
         pairs.append(q @ np.repeat(k, q.shape[1] // k.shape[1], 1).swapaxes(2, 3))  # (B, H, Q, K)
-    right, there = (np.where(asked.counted_pairs, X, 0) for X in pairs)
+    right, there = (np.where(asked.pairs_that_count, X, 0) for X in pairs)
     scale = largest(asked.expected("scores").X) / largest(right) if right.any() else 0.0
     ratio = fraction(error(there, right) * scale, asked.expected("scores").limit)
     if ratio > 1:
@@ -137,7 +137,7 @@ def of_products(asked: Problem, taken: Mapping[str, Array], way: Way | None) -> 
     return Way(way.how if way else "in another basis", ratio)
 
 
-def scored_as(asked: Problem, names: tuple[str, ...], taken: Mapping[str, Array]) -> str | None:
+def scored_step(asked: Problem, names: tuple[str, ...], taken: Mapping[str, Array]) -> str | None:
     """Return the given step of queries, or of keys, that has the numbers that are scored; None if there is none."""
     there = [name for name in asked.oracle if name in names]
     last = asked.oracle[there[-1]]
@@ -151,13 +151,13 @@ def way_of(asked: Problem, name: str, X: Array) -> Way | None:
     if not np.isfinite(there).all() or not right.any() or not there.any():
         return None
     limit = expected.limit * max(1.0, largest(there) / largest(right))
-    for how, made in (of_pairs if kind(name) == "pairs" else of_rows)(asked, name, right, there, counts):
+    for how, made in (ways_of_pairs if kind(name) == "pairs" else ways_of_rows)(asked, name, right, there, counts):
         if (ratio := fraction(error(np.where(counts, made, 0), there), limit)) <= 1:
             return Way(how, ratio)
     return None
 
 
-def of_both(asked: Problem, name: str, right: Array, there: Array) -> Iterator[tuple[str, Array]]:
+def common_ways(asked: Problem, name: str, right: Array, there: Array) -> Iterator[tuple[str, Array]]:
     """Yield the ways in which any step may be written, each with its words: another step, a factor, reordered heads."""
     for other, X in asked.oracle.items():
         if other != name and kind(other) == kind(name) and X.shape == right.shape and name != "weights":
@@ -165,28 +165,28 @@ def of_both(asked: Problem, name: str, right: Array, there: Array) -> Iterator[t
     factor = float((right * there).sum() / (right * right).sum())
     if name != "weights" and factor:
         yield f"{FACTOR}{number(factor)}", factor * right
-    yield HEADS, right[:, matched(by_head(right), by_head(there))]
+    yield HEADS, right[:, nearest_rows(by_head(right), by_head(there))]
 
 
-def of_pairs(asked: Problem, name: str, right: Array, there: Array, counts: Array) -> Iterator[tuple[str, Array]]:
+def ways_of_pairs(asked: Problem, name: str, right: Array, there: Array, counts: Array) -> Iterator[tuple[str, Array]]:
     """Yield the ways in which scores (B, H, Q, K) may be written."""
-    yield from of_both(asked, name, right, there)
+    yield from common_ways(asked, name, right, there)
     if name in PAIRS and name != "weights":
         far = np.where(counts, there - right, 0)
         yield SHIFTED, right + far.sum(3, keepdims=True) / counts.sum(3, keepdims=True)
 
 
-def of_rows(asked: Problem, name: str, right: Array, there: Array, counts: Array) -> Iterator[tuple[str, Array]]:
+def ways_of_rows(asked: Problem, name: str, right: Array, there: Array, counts: Array) -> Iterator[tuple[str, Array]]:
     """Yield the ways in which the rows of heads (B, H, T, d) may be written."""
-    yield from of_both(asked, name, right, there)
+    yield from common_ways(asked, name, right, there)
     B, H, T, d = right.shape
     if name in (*OF_QUERIES, *OF_KEYS):
         for words, neighbours in zip(PAIRS_OF, (True, False), strict=True):
-            yield f"with {words}", right[..., paired(asked.config, neighbours)]
+            yield f"with {words}", right[..., pairing_order(asked.config, neighbours)]
     flat, other = (X.transpose(1, 3, 0, 2).reshape(H, d, B * T) for X in (right, there))
-    orders = [matched(*two) for two in zip(flat[..., :FEW], other[..., :FEW], strict=True)]
+    orders = [nearest_rows(*two) for two in zip(flat[..., :FEW], other[..., :FEW], strict=True)]
     yield COMPONENTS, np.stack([right[:, h][..., order] for h, order in enumerate(orders)], 1)
-    order = matched(*(X.reshape(H * d, B * T)[:, :FEW] for X in (flat, other)))
+    order = nearest_rows(*(X.reshape(H * d, B * T)[:, :FEW] for X in (flat, other)))
     mixed = right.transpose(0, 2, 1, 3).reshape(B, T, H * d)[..., order]  # (B, T, H*d)
     yield "with its features in another order", mixed.reshape(B, T, H, d).transpose(0, 2, 1, 3)  # (B, H, T, d)
     squares = (right * right).sum(3, keepdims=True)
@@ -201,7 +201,7 @@ def by_head(X: Array) -> Array:
     return X.swapaxes(0, 1).reshape(X.shape[1], -1)
 
 
-def matched(X: Array, Y: Array) -> Array:
+def nearest_rows(X: Array, Y: Array) -> Array:
     """Find the order of X's rows in which each is the nearest of Y's, (n, any)."""
     far = (X * X).sum(1)[None] - 2 * Y @ X.T  # (n of Y, n of X)
     return far.argmin(1)

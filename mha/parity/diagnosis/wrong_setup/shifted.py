@@ -16,7 +16,7 @@ from mha.parity.rule.problem import Problem
 ROTATED = ("rotate_q", "rotate_k")
 
 
-def unshifted(asked: Problem, taken: Mapping[str, Array], passed: Mapping[str, bool]) -> tuple[dict[str, Array], str]:
+def undo_shifts(asked: Problem, taken: Mapping[str, Array], passed: Mapping[str, bool]) -> tuple[dict[str, Array], str]:
     """Rotate steps with shifted positions back: return them by name, {} if none is shifted, and a note.
 
     taken: arrays by name, in the compared shapes; passed: whether each is the same, in the order of `trace`. One shift
@@ -28,7 +28,7 @@ def unshifted(asked: Problem, taken: Mapping[str, Array], passed: Mapping[str, b
         return {}, ""
     shifts = [shift_of(asked, name, taken[name]) for name in given]
     alike = all(np.array_equal(shifts[0], shift) for shift in shifts)
-    turned = {name: turned_by(asked, -shifts[0], taken[name]) for name in given}
+    turned = {name: rotate_by(asked, -shifts[0], taken[name]) for name in given}
     fits = all(asked.expected(name).ratio(np.where(asked.matters(name), X, 0)) <= 1 for name, X in turned.items())
     after = next((passed[name] for name in passed if name in (*PAIRS, *FROM_SOFTMAX)), False)
     if not (alike and fits) or (len(given) == 1 and not after):
@@ -42,7 +42,7 @@ def shift_of(asked: Problem, name: str, X: np.ndarray) -> np.ndarray:
     rotary: Any = asked.config.rotary
     counts = asked.matters(name)
     ours, theirs = (components(np.where(counts, Y, 0), rotary) for Y in (asked.oracle[name], X))  # (B, H, T, n)
-    given = [asked.call.offset, *(X for X in asked.call.placed().values() if X is not None)]
+    given = [asked.call.offset, *(X for X in asked.call.position_ids().values() if X is not None)]
     far = max(asked.sizes.Q, asked.sizes.K) + max(int(np.abs(X).max(initial=0)) for X in given)
     shifts = np.array(sorted(range(-far, far + 1), key=abs))
     turns = np.exp(-1j * shifts[:, None] * np.array(rotary.angles()))  # (shifts, n)
@@ -58,7 +58,7 @@ def components(X: np.ndarray, rotary: Any) -> np.ndarray:
     return X[..., :n] + 1j * X[..., n : 2 * n]
 
 
-def turned_by(asked: Problem, shift: np.ndarray, X: np.ndarray) -> np.ndarray:
+def rotate_by(asked: Problem, shift: np.ndarray, X: np.ndarray) -> np.ndarray:
     """Rotate heads (B, H, T, d) by so many positions a sample, (B,), in float64."""
     rotary: Any = asked.config.rotary
     return turn(X.astype(np.float64), shift[:, None], np.array(rotary.angles()), rotary.interleaved)

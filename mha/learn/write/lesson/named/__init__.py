@@ -1,11 +1,11 @@
 """Give a layer weights under the names of a checkpoint: rename its parts, or add a method that loads them."""
 
 from mha.learn.write.lesson.named import loading, renaming
-from mha.learn.write.lesson.named.renaming import biased, own_names, packs, refuse
+from mha.learn.write.lesson.named.renaming import may_have_biases, own_names, packs, refuse
 from mha.learn.write.recipe import Recipe
 from mha.learn.write.trees.program import Program
 
-__all__ = ["biased", "loads", "name", "own_names", "packs", "refuse"]
+__all__ = ["loads", "may_have_biases", "name", "own_names", "packs", "refuse"]
 
 
 def loads(recipe: Recipe) -> bool:
@@ -18,6 +18,6 @@ def name(program: Program, recipe: Recipe) -> None:
     if recipe.names is None:
         return
     if own := own_names(recipe.config, recipe.backend, recipe.names):
-        renaming.renamed(program, own)
+        renaming.rename_parts(program, own)
     else:
         loading.put(program, recipe.config, recipe.kind or recipe.backend, recipe.names)

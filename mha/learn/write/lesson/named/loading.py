@@ -12,7 +12,7 @@ from mha.learn.write.lesson.named import renaming
 from mha.learn.write.trees import nodes
 from mha.learn.write.trees.program import LAYER, Program
 from mha.weights import SCHEMES
-from mha.weights.schemes.table import Place
+from mha.weights.schemes.table import ArrayPlace
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,7 +144,7 @@ def put(program: Program, config: Config, of: str, scheme: str) -> None:
     of: a key of `IDIOMS`, its framework or the kind of its modules.
     """
     same = {name: nodes.expression(one) for name, one in facts.names(config).items()}
-    tree = nodes.replaced(nodes.statement(method(config, of, scheme)), same)
+    tree = nodes.replace(nodes.statement(method(config, of, scheme)), same)
     program.add(LAYER, tree)
     needed = {"safe_open": "from safetensors import safe_open", **IDIOMS[of].imports}
     program.imports = needed | program.imports
@@ -155,9 +155,9 @@ def method(config: Config, of: str, scheme: str) -> str:
     idiom, places = IDIOMS[of], renaming.places(config, scheme)
     said = {"library": idiom.library, "split": idiom.split, "own": idiom.own}
     if places["W_q.kernel"].part:
-        before, form, more = _packed(places, idiom, grouped=config.num_key_value_heads < config.num_heads)
+        before, form, more = _read_one_array(places, idiom, grouped=config.num_key_value_heads < config.num_heads)
     else:
-        before, form, more = _separate(places, idiom, partly=bool(SCHEMES[scheme].biases))  # type: ignore[index]
+        before, form, more = _read_arrays(places, idiom, partly=bool(SCHEMES[scheme].biases))  # type: ignore[index]
     inside = Template(form).substitute(said | more)
     for name, place in places.items():
         if not name.endswith(("kernel", "bias")):
@@ -167,11 +167,11 @@ def method(config: Config, of: str, scheme: str) -> str:
     return "".join(f"{line}\n" for line in text.split("\n") if line)
 
 
-def _packed(places: Mapping[str, Place], idiom: Idiom, grouped: bool) -> tuple[str, str, dict[str, str]]:
+def _read_one_array(places: Mapping[str, ArrayPlace], idiom: Idiom, grouped: bool) -> tuple[str, str, dict[str, str]]:
     """The code that reads one array of queries, keys and values: the statements before, a template, and its values."""
     kernel = places["W_q.kernel"]
-    (stem, weight), (_, bias) = _parted(kernel.name), _parted(places["W_q.bias"].name)
-    output = _parted(places["W_o.kernel"].name)[0]
+    (stem, weight), (_, bias) = _split_name(kernel.name), _split_name(places["W_q.bias"].name)
+    output = _split_name(places["W_o.kernel"].name)[0]
     said = {"packed": f"{stem}{{kind}}", "output": f"{output}{{kind}}", "turned": idiom.turns(kernel.axes)}
     said["axis"] = ", -1" if kernel.axes == "io" else ""
     before = "H, G = config.num_heads, config.num_key_value_heads\n" if grouped else ""
@@ -186,14 +186,14 @@ def _packed(places: Mapping[str, Place], idiom: Idiom, grouped: bool) -> tuple[s
     return before, PACKED.replace("$apart", indent(apart, " " * 4)), said
 
 
-def _separate(places: Mapping[str, Place], idiom: Idiom, partly: bool) -> tuple[str, str, dict[str, str]]:
+def _read_arrays(places: Mapping[str, ArrayPlace], idiom: Idiom, partly: bool) -> tuple[str, str, dict[str, str]]:
     """The code that reads an array for each projection: the statements before, a template, and its values."""
     kernel, bias = places["W_q.kernel"], places.get("W_q.bias")
     names = {name.partition(".")[0]: place.name for name, place in places.items() if name.endswith(".kernel")}
     if bias is None or bias.part:
         stems, ends = names, ("", "")
     else:
-        stems = {part: _parted(name)[0][:-1] for part, name in names.items()}
+        stems = {part: _split_name(name)[0][:-1] for part, name in names.items()}
         ends = kernel.name.removeprefix(stems["W_q"]), bias.name.removeprefix(stems["W_q"])
     if all(part == stem for part, stem in stems.items()):
         before, name, each = "", "{part}", f"part in ({', '.join(map(repr, stems))})"
@@ -212,7 +212,7 @@ def _separate(places: Mapping[str, Place], idiom: Idiom, partly: bool) -> tuple[
     return before, SEPARATE + (PARTLY if partly else BIASED), said | {"row": "0" if idiom.axes == "io" else ":, 0"}
 
 
-def _parted(name: str) -> tuple[str, str]:
+def _split_name(name: str) -> tuple[str, str]:
     """Split an array's name after its last dot or underscore: "c_attn." and "weight"."""
     end = re.split(r"[._](?!\d)", name)[-1]  # "vars.0" in one
     return name.removesuffix(end), end

@@ -8,13 +8,13 @@ from mha.core.options.names import BackendName
 from mha.learn.write.trees import nodes
 from mha.learn.write.trees.program import LAYER, Program
 from mha.weights import SCHEMES
-from mha.weights.schemes.table import Place
+from mha.weights.schemes.table import ArrayPlace
 
 # Where a part has an array `weight`, (out, in), and may have one `bias`, as in the files of most schemes.
 ALIKE = ("torch", "mlx")
 
 
-def places(config: Config, scheme: str) -> dict[str, Place]:
+def places(config: Config, scheme: str) -> dict[str, ArrayPlace]:
     """The place of each weight of a layer, biases included, in the files of a scheme, by its canonical name."""
     known = SCHEMES[scheme]  # type: ignore[index]
     every = known.places | dict(known.gate)
@@ -26,7 +26,7 @@ def packs(scheme: str | None) -> bool:
     return scheme is not None and SCHEMES[scheme].places["W_q.kernel"].part is not None  # type: ignore[index]
 
 
-def biased(scheme: str | None) -> bool:
+def may_have_biases(scheme: str | None) -> bool:
     """Whether the files of a scheme may have biases."""
     return scheme is None or "W_q.bias" in SCHEMES[scheme].places  # type: ignore[index]
 
@@ -71,13 +71,13 @@ def own_names(config: Config, backend: BackendName, scheme: str | None) -> dict[
     return {name: place.name for name, place in found.items()} if plain and backend in ALIKE else {}
 
 
-def renamed(program: Program, own: dict[str, str]) -> None:
+def rename_parts(program: Program, own: dict[str, str]) -> None:
     """Give the parts of a layer the names that these arrays have."""
     parts = {name.partition(".")[0]: other.partition(".")[0] for name, other in own.items()}
     by = {f"self.{part}": nodes.expression(f"self.{other}") for part, other in parts.items()}
-    program.definitions[LAYER] = nodes.replaced(program.definitions[LAYER], by, stores=True)
+    program.definitions[LAYER] = nodes.replace(program.definitions[LAYER], by, stores=True)
     scales = {other.partition(".")[2] for name, other in own.items() if name.endswith(".scale")}
     if scales and "HeadNorm" in program.definitions:
         (scale,) = scales
         norm = {"self.scale": nodes.expression(f"self.{scale}")}
-        program.definitions["HeadNorm"] = nodes.replaced(program.definitions["HeadNorm"], norm, stores=True)
+        program.definitions["HeadNorm"] = nodes.replace(program.definitions["HeadNorm"], norm, stores=True)

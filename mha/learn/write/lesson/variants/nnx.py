@@ -14,7 +14,7 @@ DRAWN = ("dense", "pooling", "dot", "additive", "nnx.Dropout")  # calls of what 
 ARRAYS = {"nn.initializers.zeros": "jnp.zeros", "nn.initializers.ones": "jnp.ones"}
 
 
-def applied(program: Program) -> None:
+def use_nnx(program: Program) -> None:
     """Put NNX in the place of linen in all classes, and pass `rngs`, by name, where linen draws by itself."""
     tree = program.function("", "dense")
     program.put("", "dense", nodes.with_body(tree, [nodes.statement(f"return {DENSE}\n")]))
@@ -22,8 +22,8 @@ def applied(program: Program) -> None:
         program.put("", name, _drawing(program.function("", name)))
     for name, each in list(program.definitions.items()):
         if isinstance(each, cst.ClassDef):
-            program.definitions[name] = _made(each, draws=name == LAYER or "Attention" in name)
-    program.map_definitions(lambda tree: nodes.calls_mapped(nodes.replaced(tree, SAME), _change))
+            program.definitions[name] = _with_constructor(each, draws=name == LAYER or "Attention" in name)
+    program.map_definitions(lambda tree: nodes.map_calls(nodes.replace(tree, SAME), _change))
     program.setup = "__init__"
     program.imports["nnx"] = "from flax import nnx"
 
@@ -34,7 +34,7 @@ def _drawing(tree: Any) -> Any:
     return tree.with_changes(params=params)
 
 
-def _made(tree: Any, draws: bool) -> Any:
+def _with_constructor(tree: Any, draws: bool) -> Any:
     """A class with a constructor in the place of its fields and of `setup`; draws: whether it takes `rngs`."""
     fields = [nodes.small(line) for line in tree.body.body if isinstance(nodes.small(line), cst.AnnAssign)]
     setup, others = None, []
@@ -46,9 +46,9 @@ def _made(tree: Any, draws: bool) -> Any:
     if setup is None and not fields:
         return tree
     names = [field.target for field in fields]
-    lines = nodes.body_of(nodes.lines_mapped(setup, _with_any_dtype)) if setup is not None else []
+    lines = nodes.body_of(nodes.map_lines(setup, _with_any_dtype)) if setup is not None else []
     arguments = {f"self.{code(name)}": name for name in names}
-    lines = [nodes.replaced(line, arguments) for line in lines]
+    lines = [nodes.replace(line, arguments) for line in lines]
     read = "".join(code(line) for line in others)
     kept = [(nodes.expression(text), name) for text, name in arguments.items() if text in read]
     lines = [*([nodes.of_pairs(kept)] if kept else []), *lines]
@@ -62,7 +62,7 @@ def _made(tree: Any, draws: bool) -> Any:
         if code(value).startswith("self.param(")
     }
     place = 1 if others and nodes.is_docstring(others[0]) else 0
-    others = [nodes.replaced(line, own) for line in others]
+    others = [nodes.replace(line, own) for line in others]
     others.insert(place, _drawing(made) if draws else made)
     return tree.with_changes(body=tree.body.with_changes(body=others))
 
@@ -79,11 +79,11 @@ def _with_any_dtype(lines: list[Any]) -> list[Any]:
     found: list[Any] = []
     by: dict[str, Any] = {}
     for line in lines:
-        made: Any = nodes.assigned(line)
+        made: Any = nodes.as_assignment(line)
         if made is not None and code(made[1]).startswith("jax.dtypes.canonicalize_dtype("):
             by[code(made[0])] = made[1].args[0].value
         else:
-            found.append(nodes.replaced(line, by))
+            found.append(nodes.replace(line, by))
     return found
 
 
