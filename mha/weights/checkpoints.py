@@ -152,7 +152,7 @@ def unread_error(
 
 
 def _entries(source: Source, scheme: SchemeName, prefix: str) -> dict[str, Entry]:
-    """Describe the arrays of a layer; ValueError as of `schemes.wanted`, UnreadError if they are packed."""
+    """Describe the arrays of a layer; ValueError as of `schemes.layer_names`, UnreadError if they are packed."""
     with _with_reason(source):
         names = schemes.layer_names(source.entries, scheme, prefix)
     entries = {name: source.entries[name] for name in names}
@@ -174,7 +174,7 @@ def quantising_method(path: Path) -> str:
 
 @contextlib.contextmanager
 def _with_reason(source: Source) -> Iterator[None]:
-    """Begin a ValueError with the words that the file lacks the layer; `opened` puts the path before both.
+    """Begin a ValueError with the words that the file lacks the layer; `open_weights` puts the path before both.
 
     An UnreadError needs no such beginning.
     """

@@ -43,7 +43,7 @@ class File:
 
     @contextlib.contextmanager
     def open(self) -> Iterator[Source]:
-        """Open the file, its layers by the names of a scheme. Raises as `readers.opened`."""
+        """Open the file, its layers by the names of a scheme. Raises as `readers.open_weights`."""
         with readers.open_weights(self.path) as source:
             yield source if self.parts is None else rename_source(source, self.parts)
 

@@ -21,7 +21,7 @@ HOW = (
 
 
 class NamedReference(Reference):
-    """The reference for one layer whose arrays have names of their own; take: reads them, as `projections.take`."""
+    """The reference for one layer whose arrays have names of their own; take: as `projections.read_arrays`."""
 
     def __init__(self, whole: Reference, take: Callable[[], LayerArrays], own: bool, first: LayerArrays) -> None:
         super().__init__(whole.arrays, None, whole.origin, own)
