@@ -37,8 +37,8 @@ class AttentionPooling(nn.Block):
 
     def weigh(self, queries, keys, values, visible=None, score_bias=None, training=None, sinks=None):
         """Pool queries, keys and values that are blank already where they are not used; arguments as of a call."""
-        scores = record_step("scores", self.scores(queries, keys))  # (B, Q, K)
-        weights = visible_softmax(self.bend(scores, visible, score_bias), visible, sinks)  # (B, Q, K)
+        scores = self.bend(record_step("scores", self.scores(queries, keys)), visible, score_bias)  # (B, Q, K)
+        weights = visible_softmax(scores, visible, sinks)  # (B, Q, K)
         kept = record_step("weights", weights.astype(values.dtype))  # (B, Q, K)
         pooled = npx.batch_dot(self.drop(weights, training), widen(values))  # (B, Q, dv)
         return pooled.astype(values.dtype), kept
