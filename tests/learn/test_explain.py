@@ -31,7 +31,7 @@ HOLDS = {
 }  # fmt: skip
 FUNCTIONS = {
     "W_q": "project", "reshape_q": "transpose_qkv", "split_v": "transpose_qkv",
-    "norm_q": "norm_heads", "rotate_k": "transform_heads", "repeat_k": "pool", "scores": "scores", "biased": "weigh",
+    "norm_q": "norm_heads", "rotate_k": "transform_heads", "repeat_k": "pool", "scores": "scores", "biased": "bend",
     "visible": "zero_unused", "visible_heads": "repeat_heads", "weights": "weigh", "pooled": "weigh",
     "head_gated": "gate", "gated": "gate_by", "merged": "transpose_output", "output": "attend",
 }  # fmt: skip
