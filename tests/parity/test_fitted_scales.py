@@ -68,8 +68,7 @@ LAYERS = {
 }
 
 
-@pytest.mark.parametrize("scale", [0.61, 0.0123])
-@pytest.mark.parametrize("options", LAYERS)
+@pytest.mark.parametrize(("options", "scale"), [*((name, 0.61) for name in LAYERS), ("rotated", 0.0123)])
 def test_a_scale_is_found_and_said(options, scale):
     right, X = layer(**LAYERS[options]), inputs()
     one = found(right, scaled(scale), X, **CALL)

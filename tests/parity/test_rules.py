@@ -173,7 +173,7 @@ def off(X, oracle, by):
 
 
 @pytest.mark.parametrize("share", [0.9, 1.1])
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
 def test_nine_tenths_of_a_bound_pass_and_eleven_do_not_in_any_array(dtype, share):
     layer, inputs = HALF_HIDDEN.layer("numpy", dtype), HALF_HIDDEN.inputs(dtype)
     wide, visible = [X.astype("float64") for X in inputs], HALF_HIDDEN.visible()
@@ -223,8 +223,10 @@ def test_the_answer_by_hand_may_be_off_by_sixteen_units(monkeypatch, dtype, shar
     assert results["answer by hand"].ratio == pytest.approx(share, abs=0.05)
 
 
-@pytest.mark.parametrize("leak", ["queries", "keys", "values"])
-@pytest.mark.parametrize("through", ["output", "weights", "output alone", "W_q.kernel"])
+@pytest.mark.parametrize(
+    ("leak", "through"),
+    [("queries", "output"), ("keys", "weights"), ("values", "output alone"), ("keys", "W_q.kernel")],
+)
 def test_padding_that_comes_through_is_found(leak, through):
     """Zero times what padding holds is nothing as long as that is finite."""
 

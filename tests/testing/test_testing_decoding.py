@@ -38,8 +38,6 @@ def decoder(mistake=""):
         first = state is None
         if mistake == "positions off by one" and not first:
             positions = np.where(positions < 0, -1, positions + 1)
-        if mistake == "padding counts":
-            positions = np.broadcast_to((0 if first else state[2].shape[1]) + np.arange(n), (B, n))
         if config.rotary:
             q, k = turn(q, positions, config.rotary), turn(k, positions, config.rotary)
         kept = [] if first else [state]
@@ -48,8 +46,6 @@ def decoder(mistake=""):
             places = np.where(places < 0, np.arange(n), places)
         k, v, at = (np.concatenate([*(one[i] for one in kept), new], 1) for i, new in enumerate((k, v, places)))
         seen = (at[:, None] >= 0) & (at[:, None] <= positions[..., None])  # (B, n, T)
-        if mistake == "all of a portion is seen" and n > 1 and not first:
-            seen = np.broadcast_to(at[:, None] >= 0, seen.shape)
         if config.window:
             seen = seen & (at[:, None] >= positions[..., None] - config.window[0] - (mistake == "a wide window"))
         k, v = (np.repeat(X, H // G, 2) for X in (k, v))
@@ -98,9 +94,6 @@ def test_a_decoder_of_somebody_passes_in_each_dtype():
     [
         ("positions off by one", CASES[1], "token 5 of sample 0 differs first, in call 1 after the prompt",
          "new tokens are one position off"),
-        ("padding counts", ALL[3], "token 5 of sample 1 differs first, in call 1", "padding is taken for tokens (and"),
-        ("all of a portion is seen", CASES[0], "token 8 of sample 0 differs first, in call 4",
-         "causal order is ignored"),
         ("a wide window", CASES[2], "tokens: 6, then 1, 1, 1, 3, 1; token 4 of sample 0 differs first, in the prompt",
          "the window is one wider to the left"),
     ],
