@@ -6,8 +6,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-import mha
 from mha.core.options.names import BackendName
+from mha.layer import MultiHeadAttention
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,10 +34,10 @@ class Shape:
     segments: int | None = None
     decodes: bool = False
 
-    def layer(self, backend: BackendName) -> mha.MultiHeadAttention:
+    def layer(self, backend: BackendName) -> MultiHeadAttention:
         """A layer of these sizes, always with the same weights."""
         options: Any = {"num_key_value_heads": self.G, "window": self.window}
-        return mha.MultiHeadAttention(self.D, self.H, **options, seed=0, backend=backend)
+        return MultiHeadAttention(self.D, self.H, **options, seed=0, backend=backend)
 
     def simpler(self) -> dict[str, "Shape"]:
         """This shape without shared heads of keys, window or segments, one at a time, by a name that says so."""

@@ -6,10 +6,11 @@ from typing import Any
 
 import numpy as np
 
-import mha
 from mha.bench.cases import Shape
 from mha.bench.steps import Implementation, Results, Step
 from mha.core import dispatch
+from mha.core.cache import Cache
+from mha.layer import MultiHeadAttention
 
 MORE = 64  # tokens, after which the cache is as it was
 
@@ -27,17 +28,17 @@ def places() -> itertools.cycle:
     return itertools.cycle(range(MORE))
 
 
-def decoder(attention: mha.MultiHeadAttention, shape: Shape, call: Callable[[mha.Cache], Any]) -> Step:
+def decoder(attention: MultiHeadAttention, shape: Shape, call: Callable[[Cache], Any]) -> Step:
     """A step that decodes with call(cache), which returns an output and the next cache."""
     keys, values = heads(shape)
-    cache = mha.Cache(attention.config, (keys, values, *_integers(shape))).to(attention.backend)
+    cache = Cache(attention.config, (keys, values, *_integers(shape))).to(attention.backend)
     module, place = dispatch.load(attention.backend), places()
 
     def step() -> Results:
         nonlocal cache
         if next(place) == 0:  # what is written behind the first T does not count
             integers = (module.tensor(X, module.place(attention.layer)) for X in _integers(shape))
-            cache = mha.Cache(attention.config, (cache.keys, cache.values, *integers))
+            cache = Cache(attention.config, (cache.keys, cache.values, *integers))
         output, cache = call(cache)
         return Results(output)
 
@@ -45,7 +46,7 @@ def decoder(attention: mha.MultiHeadAttention, shape: Shape, call: Callable[[mha
 
 
 def user_calls(
-    attention: mha.MultiHeadAttention, shape: Shape, tensor: Callable, own: Callable[[Step], Step] = lambda step: step
+    attention: MultiHeadAttention, shape: Shape, tensor: Callable, own: Callable[[Step], Step] = lambda step: step
 ) -> dict[str, Implementation]:
     """The implementations that users call, on arrays of `tensor`; own: as of `steps.user_calls`."""
     x = tensor(shape.inputs())

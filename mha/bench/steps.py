@@ -5,8 +5,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-import mha
 from mha.bench.cases import Shape
+from mha.layer import MultiHeadAttention
 
 REFERENCE = "attention.layer"  # all others are compared with the backend's layer, compiled if the framework compiles
 
@@ -53,21 +53,21 @@ class UnavailableError(Exception):
     """A way that cannot be measured here; its text says why."""
 
 
-def without_window(attention: mha.MultiHeadAttention) -> mha.MultiHeadAttention:
+def without_window(attention: MultiHeadAttention) -> MultiHeadAttention:
     """The layer with the same weights and no window; the frameworks' own layers take the window as a mask."""
     options: dict[str, Any] = vars(attention.config) | {"window": None}
-    plain = mha.MultiHeadAttention(**options, seed=attention.seed, backend=attention.backend)
+    plain = MultiHeadAttention(**options, seed=attention.seed, backend=attention.backend)
     plain.weights = attention.weights
     return plain
 
 
-def call(attention: mha.MultiHeadAttention, shape: Shape, tensor: Callable = np.asarray) -> Step:
+def call(attention: MultiHeadAttention, shape: Shape, tensor: Callable = np.asarray) -> Step:
     """A step that calls `attention(...)` as users do, on arrays that `tensor` makes of NumPy's."""
     (X, lengths), hiding = _arrays(tensor, shape.inputs(), shape.lengths()), shape.call()
     return lambda: Results(attention(X, X, X, lengths, **hiding))
 
 
-def gradients(attention: mha.MultiHeadAttention, shape: Shape, tensor: Callable = np.asarray) -> Step:
+def gradients(attention: MultiHeadAttention, shape: Shape, tensor: Callable = np.asarray) -> Step:
     """A step that calls `attention.gradients(...)` as users do, on arrays that `tensor` makes of NumPy's."""
     X, lengths, cotangent = _arrays(tensor, shape.inputs(), shape.lengths(), shape.cotangent())
     hiding = shape.call()
@@ -81,7 +81,7 @@ def gradients(attention: mha.MultiHeadAttention, shape: Shape, tensor: Callable 
 
 
 def user_calls(
-    attention: mha.MultiHeadAttention,
+    attention: MultiHeadAttention,
     shape: Shape,
     kind: str,
     tensor: Callable | None = None,

@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-import mha
 from mha import parity
+from mha.arrays import to_numpy
 from mha.bench import cases
 from mha.bench.cases import Shape
 from mha.bench.peak import peak, reset_peak
@@ -108,8 +108,8 @@ def check_agreement(steps: dict[str, Step]) -> None:
 
 def _arrays_to_compare(results: Results) -> dict[str, Any]:
     """The arrays of results by name that implementations must agree on: the output and the gradient by the input."""
-    found = {} if results.output is None else {"the output": mha.to_numpy(results.output)}
-    return found | ({"the gradient": sum(map(mha.to_numpy, results.by_input))} if results.by_input else {})
+    found = {} if results.output is None else {"the output": to_numpy(results.output)}
+    return found | ({"the gradient": sum(map(to_numpy, results.by_input))} if results.by_input else {})
 
 
 def _implementations(backend: BackendName, shape: Shape, kind: str) -> dict[str, Implementation]:

@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
-import mha
 from mha.core.call import call_of
+from mha.core.options.positions import Rotary
+from mha.layer import MultiHeadAttention
 from mha.parity.rule.problem import Problem, problem
 
 Named = dict[str, np.ndarray]
@@ -41,9 +42,9 @@ class Case:
     attends: Named | None = None
     optional: bool = False
 
-    def attention(self, biased: list[str]) -> mha.MultiHeadAttention:
+    def attention(self, biased: list[str]) -> MultiHeadAttention:
         """The layer that computes the expected numbers, with these biases."""
-        attention = mha.MultiHeadAttention(**self.layer, bias=bool(biased), backend="numpy", seed=0)
+        attention = MultiHeadAttention(**self.layer, bias=bool(biased), backend="numpy", seed=0)
         kept = {name: X for name, X in self.weights.items() if name in attention.weights}
         nothing = {name: 0 * X for name, X in kept.items() if name.endswith(".bias") and name not in biased}
         attention.weights = kept | nothing
@@ -228,7 +229,7 @@ def of_gradients(draw: Draw) -> list[Case]:
 
 def of_groups(draw: Draw) -> list[Case]:
     """Level 8."""
-    rotary = mha.Rotary(base=BASE)
+    rotary = Rotary(base=BASE)
     return [
         of_layer(draw, "grouped heads", 2, 5, 7, 6, 4, layer={"num_key_value_heads": 2}),
         of_layer(draw, "rotation", 2, 5, 7, 3, 6, layer={"rotary": rotary}),
@@ -242,9 +243,7 @@ def of_cache(draw: Draw) -> list[Case]:
     more: dict[str, Any] = {"call": {"causal": True}, "task": "decode", "options": {"portions": list(PORTIONS)}}
     return [
         of_layer(draw, "in portions", 2, T, T, 3, 4, **more),
-        of_layer(
-            draw, "with a rotation", 2, T, T, 3, 4, layer={"rotary": mha.Rotary(base=BASE)}, optional=True, **more
-        ),
+        of_layer(draw, "with a rotation", 2, T, T, 3, 4, layer={"rotary": Rotary(base=BASE)}, optional=True, **more),
     ]
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from flax import core, linen, nnx
 from jax import numpy as jnp
 
-import mha
+from mha.arrays import to_numpy
 from mha.models.audit.calls.listener import Listener, arguments_by_name, replace_class_attribute
 from mha.models.audit.calls.own_layers import call_of_ours, readable_arguments, require_readable
 from mha.models.frameworks.flax_linen import LinenModel
@@ -182,7 +182,7 @@ def attention(module: Any, given: dict[str, Any], output: Any) -> tuple[dict[str
     values = next((X for X in (given.get("inputs_v"), both) if X is not None), keys)
     found = {"queries": queries, "keys": keys, "values": values, "output": result}
     if given.get("mask") is not None:
-        mask = mha.to_numpy(given["mask"]) != 0
+        mask = to_numpy(given["mask"]) != 0
         found["mask"] = mask[(None,) * (4 - mask.ndim)]  # (B or 1, H or 1, Q, K)
     if given.get("is_causal"):
         found["causal"] = True
@@ -202,7 +202,7 @@ def _slots(module: Any, given: Mapping[str, Any]) -> dict[str, np.ndarray] | Non
         state = linen.meta.unbox(module.variables).get("cache", {})
     else:
         state = {name: getattr(module, name)[...] for name in SLOTS}
-    keys, values, index = (mha.to_numpy(jnp.asarray(state[name])) for name in SLOTS)
+    keys, values, index = (to_numpy(jnp.asarray(state[name])) for name in SLOTS)
     if index == 0:  # linen has made it in this call, which attends to its own tokens
         return None
     if index > keys.shape[1]:

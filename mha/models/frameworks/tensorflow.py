@@ -13,7 +13,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-import mha
+from mha.arrays import to_numpy
 from mha.models.audit.calls.listener import (
     Listener,
     arguments_by_name,
@@ -183,10 +183,10 @@ def attention(module: Any, given: dict[str, Any], output: Any) -> tuple[dict[str
     mask: Any = None  # (B or 1, H or 1, Q or 1, K or 1)
     for name, place in HIDING.items():
         if given.get(name) is not None:
-            part = (mha.to_numpy(given[name]) != 0)[place][:, None]
+            part = (to_numpy(given[name]) != 0)[place][:, None]
             mask = part if mask is None else mask & part
     if given.get("attention_mask") is not None:
-        part = mha.to_numpy(given["attention_mask"]) != 0
+        part = to_numpy(given["attention_mask"]) != 0
         part = part[(slice(None),) * (part.ndim - 2) + (None,) * (4 - part.ndim)]  # (B, 1, Q, K), or (B, H, Q, K)
         mask = part if mask is None else mask & part
     if mask is not None:

@@ -6,20 +6,21 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-import mha
 from mha.bench import decoding
 from mha.bench.cases import Shape
 from mha.bench.steps import Implementation, Results, Step
+from mha.core.cache import Cache
+from mha.layer import MultiHeadAttention
 
 
-def implementations(attention: mha.MultiHeadAttention, shape: Shape) -> dict[str, Implementation]:
+def implementations(attention: MultiHeadAttention, shape: Shape) -> dict[str, Implementation]:
     """The implementations by name, ours first."""
     x = jnp.asarray(shape.inputs())
 
     def ours() -> Step:
         module, variables = attention.layer.unbind()
 
-        def call(variables: Any, x: Any, cache: mha.Cache) -> Any:
+        def call(variables: Any, x: Any, cache: Cache) -> Any:
             return module.apply(variables, x, x, x, causal=True, cache=cache)
 
         compiled = jax.jit(call, donate_argnums=2)

@@ -5,14 +5,14 @@ from typing import Any
 
 import mlx.core as mx
 
-import mha
 from mha.backends.mlx.arrays import tensor
 from mha.bench import decoding
 from mha.bench.cases import Shape
 from mha.bench.steps import Implementation, Results, Step
+from mha.layer import MultiHeadAttention
 
 
-def implementations(attention: mha.MultiHeadAttention, shape: Shape) -> dict[str, Implementation]:
+def implementations(attention: MultiHeadAttention, shape: Shape) -> dict[str, Implementation]:
     """The implementations by name, ours first."""
     layer: Any = attention.layer
     x = tensor(shape.inputs())

@@ -4,21 +4,22 @@ from typing import Any
 
 from mxnet import np, npx
 
-import mha
 from mha.backends.mxnet.arrays import tensor
 from mha.bench import decoding
 from mha.bench.cases import Shape
 from mha.bench.steps import Implementation, Results, Step
+from mha.core.cache import Cache
 from mha.core.call import GIVEN, Call
+from mha.layer import MultiHeadAttention
 
 
-def implementations(attention: mha.MultiHeadAttention, shape: Shape) -> dict[str, Implementation]:
+def implementations(attention: MultiHeadAttention, shape: Shape) -> dict[str, Implementation]:
     """The implementations by name, ours first."""
     layer: Any = attention.layer
     x = tensor(shape.inputs())
 
     def ours() -> Step:
-        def call(cache: mha.Cache) -> Any:
+        def call(cache: Cache) -> Any:
             return layer(x, x, x, *Call(causal=True, cache=cache)[GIVEN])
 
         return _waiting_step(decoding.decoder(attention, shape, call))

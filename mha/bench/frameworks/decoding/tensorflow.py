@@ -11,14 +11,14 @@ import numpy as np
 import tensorflow as tf
 from keras import ops
 
-import mha
 from mha.backends.tensorflow.arrays import tensor
 from mha.bench import decoding
 from mha.bench.cases import Shape
 from mha.bench.steps import Implementation, Results, Step
+from mha.layer import MultiHeadAttention
 
 
-def implementations(attention: mha.MultiHeadAttention, shape: Shape) -> dict[str, Implementation]:
+def implementations(attention: MultiHeadAttention, shape: Shape) -> dict[str, Implementation]:
     """The implementations by name, ours first; compiled: by tf.function."""
     layer: Any = attention.layer
     x = tensor(shape.inputs())
@@ -80,7 +80,7 @@ def implementations(attention: mha.MultiHeadAttention, shape: Shape) -> dict[str
     return found | decoding.user_calls(attention, shape, tensor, _warm_up)
 
 
-def _of_keras_hub(attention: mha.MultiHeadAttention, shape: Shape) -> Any:
+def _of_keras_hub(attention: MultiHeadAttention, shape: Shape) -> Any:
     """The layer of KerasHub that takes a cache, with a layer's weights."""
     from keras_hub.layers import CachedMultiHeadAttention
 

@@ -10,14 +10,14 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-import mha
 from mha.backends.torch.arrays import tensor
 from mha.bench import decoding
 from mha.bench.cases import Shape
 from mha.bench.steps import Implementation, Results, Step
+from mha.layer import MultiHeadAttention
 
 
-def implementations(attention: mha.MultiHeadAttention, shape: Shape) -> dict[str, Implementation]:
+def implementations(attention: MultiHeadAttention, shape: Shape) -> dict[str, Implementation]:
     """The implementations by name, ours first; gradients are not recorded."""
     layer: Any = attention.layer
     x = tensor(shape.inputs())

@@ -6,15 +6,15 @@ from typing import Any
 
 from mxnet import autograd, np
 
-import mha
 from mha.backends.mxnet.arrays import tensor
 from mha.bench import steps
 from mha.bench.cases import Shape
 from mha.bench.steps import Implementation, Results, Step
 from mha.core.call import GIVEN, Call
+from mha.layer import MultiHeadAttention
 
 
-def implementations(attention: mha.MultiHeadAttention, shape: Shape, kind: str) -> dict[str, Implementation]:
+def implementations(attention: MultiHeadAttention, shape: Shape, kind: str) -> dict[str, Implementation]:
     """The implementations by name, ours first.
 
     In training, a step gives the output too, but `attention.gradients(...)` does not.

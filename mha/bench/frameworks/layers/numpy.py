@@ -4,16 +4,16 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-import mha
 from mha.backends.numpy import arrays
 from mha.backends.numpy.gradients import vjp
 from mha.bench import steps
 from mha.bench.cases import Shape
 from mha.bench.steps import Implementation, Results, Step
 from mha.core.call import Call, check
+from mha.layer import MultiHeadAttention
 
 
-def implementations(attention: mha.MultiHeadAttention, shape: Shape, kind: str) -> dict[str, Implementation]:
+def implementations(attention: MultiHeadAttention, shape: Shape, kind: str) -> dict[str, Implementation]:
     """The implementations by name, ours first.
 
     In training, a step gives no output: the backward pass keeps none.

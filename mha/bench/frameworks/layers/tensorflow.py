@@ -6,14 +6,14 @@ from typing import Any
 
 import tensorflow as tf
 
-import mha
 from mha.backends.tensorflow.arrays import tensor
 from mha.bench import steps
 from mha.bench.cases import Shape
 from mha.bench.steps import Implementation, Results, Step
+from mha.layer import MultiHeadAttention
 
 
-def implementations(attention: mha.MultiHeadAttention, shape: Shape, kind: str) -> dict[str, Implementation]:
+def implementations(attention: MultiHeadAttention, shape: Shape, kind: str) -> dict[str, Implementation]:
     """The implementations by name, ours first.
 
     In training, a step gives the output too, but `attention.gradients(...)` does not.

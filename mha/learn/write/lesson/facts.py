@@ -84,7 +84,7 @@ def _present(value: Any) -> Any:
 
 
 def _decided(value: Any) -> Any:
-    """What is decided of an option when a file is written: names and switches; of a number, whether there is one."""
+    """The part of an option that is fixed when a file is written: names, switches; of a number, that it is there."""
     if isinstance(value, tuple):
         return tuple(map(_decided, value))
     return value if isinstance(value, str | bool) else _present(value)
