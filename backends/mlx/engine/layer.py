@@ -10,9 +10,8 @@ import mlx.core as mx
 from mha.core.call import Plans, call_kind, check_widths
 from mha.core.engine import blocks
 from mha.core.engine.decoding import attend_token, in_place, is_token, place_inputs, remember_heads
-from mha.core.engine.scores import options_of
 from mha.core.engine.visible_range import by_segments, needs_all, within_reach, without_positions
-from mha.core.options.config import turns_heads
+from mha.core.options.config import OF_POOLING, turns_heads
 
 from .. import layer as lesson
 from ..arrays import evaluate
@@ -48,7 +47,7 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
         pooling = self.attention
         if not isinstance(pooling, AttentionPooling):
             return None
-        state = id(self.config), self.training, type(pooling), *options_of(pooling), blocks.SCORES
+        state = id(self.config), self.training, type(pooling), *map(vars(pooling).get, OF_POOLING), blocks.SCORES
         return call_kind((mx.array,), state, queries, keys, values, call)
 
     def plan_call(self, queries, keys, call):

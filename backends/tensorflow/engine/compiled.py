@@ -17,7 +17,6 @@ import tensorflow as tf
 from mha.core.call import ARRAYS, OF_PAIRS, ROWS, Call
 from mha.core.call.declaration import extremes_of
 from mha.core.engine import blocks
-from mha.core.engine.scores import options_of
 from mha.core.engine.visible_range import span
 from mha.core.options import checks
 from mha.core.options.config import OF_POOLING
@@ -89,8 +88,8 @@ def variables(layer):
     for part, norm in norms:
         if type(part) is not HeadNorm or part.norm != norm:
             return None
-    kept = tuple(getattr(config, name) for name in OF_POOLING)
-    if options_of(pooling) != kept or pooling.dropping.rate != config.dropout:
+    kept = [getattr(config, name) for name in OF_POOLING]
+    if [*map(vars(pooling).get, OF_POOLING)] != kept or pooling.dropping.rate != config.dropout:
         return None
     found = [X for part in dense for X in (part.kernel, part.bias) if X is not None] + [part.scale for part, _ in norms]
     if config.sinks:

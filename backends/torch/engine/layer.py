@@ -13,7 +13,6 @@ from mha.core.cache import LOST, left_of
 from mha.core.call import Plans, call_kind, check_widths
 from mha.core.engine import blocks
 from mha.core.engine.decoding import attend_token, in_place, is_token, place_inputs, remember_heads
-from mha.core.engine.scores import options_of
 from mha.core.engine.visible_range import (
     by_mask,
     by_segments,
@@ -27,7 +26,7 @@ from mha.core.engine.visible_range import (
     uses_all,
     without_positions,
 )
-from mha.core.options.config import needs_scores, turns_heads
+from mha.core.options.config import OF_POOLING, needs_scores, turns_heads
 
 from .. import layer as lesson
 from ..hiding import blank, visible_keys
@@ -78,7 +77,7 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
         pooling, bias = self.attention, call.score_bias
         if torch.compiler.is_compiling() or torch.jit.is_tracing() or not isinstance(pooling, AttentionPooling):
             return None
-        state = id(self.config), self.training, type(pooling), *options_of(pooling), blocks.SCORES
+        state = id(self.config), self.training, type(pooling), *map(vars(pooling).get, OF_POOLING), blocks.SCORES
         state += (bias is not None and getattr(bias, "requires_grad", None),)
         for X in (queries, keys, values):
             if type(X) not in TYPES or X.is_nested or X.layout != torch.strided:

@@ -6,7 +6,7 @@ from typing import Any
 from mha.core.call import Call
 from mha.core.engine.operations import Operations
 from mha.core.engine.visible_range import pairs_by_group
-from mha.core.options.config import OF_POOLING, OF_SCORES
+from mha.core.options.config import OF_SCORES
 
 
 def needs_scores(pooling: Any, call: Call, training: Any, known: Collection[str] = ()) -> bool:
@@ -18,11 +18,6 @@ def needs_scores(pooling: Any, call: Call, training: Any, known: Collection[str]
         return True
     own, plan = vars(pooling), call.plan
     return any(own.get(name, getattr(plan, name, None)) is not None for name in OF_SCORES if name not in known)
-
-
-def options_of(pooling: Any) -> tuple[Any, ...]:
-    """The values of the options that a pooling keeps, None for those that it lacks: they decide how it computes."""
-    return tuple(map(vars(pooling).get, OF_POOLING))
 
 
 class InBlocks:
