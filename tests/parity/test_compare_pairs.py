@@ -180,7 +180,7 @@ def test_options_are_the_other_files_where_one_does_not_say_them(models):
     for paths, names in ((models, "BA"), (models[::-1], "AB")):
         report = parity.compare_files(*paths)
         assert report, str(report)
-        noted = [f"{names[0]} does not say {name}: " for name in ("num_heads", "rotary", "window", "scale", "softcap")]
+        noted = [f"{names[0]} does not say {name}: " for name in ("num_heads", "scale", "softcap", "window", "rotary")]
         assert [note.partition(": ")[0] + ": " for note in report.notes] == noted
         assert all(note.endswith(f" is taken from {names[1]}") for note in report.notes)
 
