@@ -23,7 +23,7 @@ from .weights import matmul
 
 
 def vjp(layer, queries, keys, values, call):
-    """The output (B, Q, D) of a checked call, an `Call`, and what pulls gradients back through it.
+    """The output (B, Q, D) of a checked call, a `Call`, and what pulls gradients back through it.
 
     pull_back(cotangent), of a cotangent (B, Q, D), gives the gradients of sum(output * cotangent) by queries, keys,
     values, the call's floats where they are given, and each canonical weight: of this call, whatever becomes of the

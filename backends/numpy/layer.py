@@ -51,7 +51,7 @@ class MultiHeadAttention:
     def __call__(self, queries, keys, values, call):
         """Attend with queries (B, Q, query_size) to keys (B, K, key_size) and values (B, K, value_size).
 
-        call: an `Call`, given as its arguments, by position or by name. training: whether to drop weights,
+        call: a `Call`, given as its arguments, by position or by name. training: whether to drop weights,
         None = as the framework says.
         Returns the output (B, Q, D), with return_weights also the weights (B, H, Q, K) before dropout, and with a cache
         the one that is left.
@@ -150,5 +150,5 @@ class MultiHeadAttention:
 
 
 def attend(layer, queries, keys, values, call):
-    """Call a layer in its framework's own way; call: an `Call`, not checked yet."""
+    """Call a layer in its framework's own way; call: a `Call`, not checked yet."""
     return layer(queries, keys, values, call)

@@ -21,7 +21,7 @@ def _no_hint(dtype: str) -> str:
 
 
 @dataclasses.dataclass(frozen=True)
-class Row:
+class Argument:
     """The declaration of one argument.
 
     meaning: a sentence for its users.
@@ -34,8 +34,8 @@ class Row:
     usual: of integers, between which numbers (from, below) they are in a usual call of so many tokens: of so many
         queries if it has a number for each of them, else of so many keys; None = of any number.
     differentiable: whether it has gradients.
-    expected, of_dtype: the words of an error for a value, and for a dtype, that does not fit; "" = as expected.
-    hint: from the name of a wrong dtype to what is added to the error.
+    expected, of_dtype: the words of an error for a value, and for a dtype, that does not fit; "" = the usual ones.
+    hint: a function of the name of a wrong dtype: returns what is added to the error.
     default: its value where it is not given.
     step: the step of a trace that it makes, if any.
     """
@@ -60,50 +60,50 @@ PAIRS = ("QK", "BQK", "BHQK")
 OF_QUERIES = "integers of shape (queries,) or (batch, queries)"
 OF_KEYS = "integers of shape (keys,) or (batch, keys)"
 
-LENGTHS = Row(
+LENGTHS = Argument(
     "integers: query i of sample b sees key j iff j < valid_lens[b(, i)]",
     "integers", ("B", "BQ"), moves=(0, -1), hides=True, hidden=0, usual=lambda keys: (keys // 3, keys),
     expected="integers of shape (batch,) or (batch, queries)", of_dtype="integers; masks go to mask=",
 )  # fmt: skip
-MASK = Row(
+MASK = Argument(
     "booleans, True = may attend",
     "booleans", PAIRS, broadcasts=True, hides=True, hidden=False,
     expected="booleans, True = may attend",
     hint=lambda dtype: "; floats that are added to the scores go to score_bias=" if "float" in dtype else "",
 )  # fmt: skip
-SCORE_BIAS = Row(
+SCORE_BIAS = Argument(
     "floats of the layer's dtype, added to the scores; -inf hides, a large negative number does not",
     "floats", PAIRS, broadcasts=True, hides=True, hidden=-np.inf, differentiable=True, step="biased",
     expected="a dense array of {dtype}, added to the scores",
     hint=lambda dtype: "; booleans go to mask=" if dtype == "bool" else "",
 )  # fmt: skip
-CAUSAL = Row("whether query i sees key j only if j <= offset + i", "switch", hides=True, default=False)
-OFFSET = Row(
+CAUSAL = Argument("whether query i sees key j only if j <= offset + i", "switch", hides=True, default=False)
+OFFSET = Argument(
     "the position of the first query; key j is at position j",
     "integers", ("", "B"), moves=(1, -1), default=0,
     expected="an int, or integers of shape (batch,)",
 )  # fmt: skip
-HEAD_GATES = Row(
+HEAD_GATES = Argument(
     "floats of the layer's dtype, which multiply the pooled heads",
     "floats", ("H", "BH"), differentiable=True, step="head_gated",
     expected="a dense array of {dtype}, the heads' factors",
 )  # fmt: skip
-POSITIONS = Row(
+POSITIONS = Argument(
     "integers: the position of each query, instead of offset + i; one below 0 is padding, and sees nothing",
     "integers", ("Q", "BQ"), hides=True, hidden=-1, usual=lambda tokens: (-1, tokens),
     expected=OF_QUERIES,
 )  # fmt: skip
-KEY_POSITIONS = Row(
+KEY_POSITIONS = Argument(
     "integers: the position of each key, instead of j; one below 0 is padding, and is seen by no query",
     "integers", ("K", "BK"), hides=True, hidden=-1, usual=lambda tokens: (-1, tokens),
     expected=OF_KEYS,
 )  # fmt: skip
-SEGMENTS = Row(
+SEGMENTS = Argument(
     "integers: the segment of each query, which sees the keys of its own one; below 0 is padding, and sees nothing",
     "integers", ("Q", "BQ"), hides=True, hidden=-1, usual=lambda tokens: (-1, 3),
     expected=OF_QUERIES,
 )  # fmt: skip
-KEY_SEGMENTS = Row(
+KEY_SEGMENTS = Argument(
     "integers: the segment of each key, None = as of the queries; below 0 is padding, and is seen by no query",
     "integers", ("K", "BK"), hides=True, hidden=-1, usual=lambda tokens: (-1, 3),
     expected=OF_KEYS,
@@ -124,7 +124,7 @@ class Arguments(TypedDict, total=False):
     key_segments: Annotated[Any, KEY_SEGMENTS]
 
 
-ROWS: dict[str, Row] = {"valid_lens": LENGTHS} | {
+ROWS: dict[str, Argument] = {"valid_lens": LENGTHS} | {
     name: row
     for name, hint in typing.get_type_hints(Arguments, include_extras=True).items()
     for row in hint.__metadata__

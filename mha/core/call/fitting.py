@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from mha.core.call.declaration import ROWS, Call, Row
+from mha.core.call.declaration import ROWS, Argument, Call
 from mha.core.options.checks import FLOATS, INTEGERS, brief, dtype_name, flag, is_numpy, is_whole, shape
 
 WORDS = {"B": "batch", "H": "heads", "Q": "queries", "K": "keys"}
@@ -75,7 +75,7 @@ def fit_segments(call: Call, sizes: tuple[Any, Any]) -> Call:
     return call._replace(segments=call.key_segments, key_segments=None) if call.segments is None else call
 
 
-def _fit(arrays: Any, config: Any, place: Any, name: str, row: Row, value: Any, full: dict[str, Any]) -> None:
+def _fit(arrays: Any, config: Any, place: Any, name: str, row: Argument, value: Any, full: dict[str, Any]) -> None:
     expected = row.expected.format(dtype=config.dtype)
     if "" in row.axes and is_whole(value):
         return
@@ -97,7 +97,7 @@ def _fit(arrays: Any, config: Any, place: Any, name: str, row: Row, value: Any, 
     check_place(name, value, place)
 
 
-def _shapes_text(row: Row, shapes: dict[str, tuple[Any, ...]]) -> str:
+def _shapes_text(row: Argument, shapes: dict[str, tuple[Any, ...]]) -> str:
     """Describe the shapes that an argument may have, in numbers and in words."""
     numbers = _join_or([str(shapes[axes]) for axes in row.axes if axes])
     words = _join_or(
@@ -113,19 +113,19 @@ def _join_or(texts: list[str]) -> str:
     return " or ".join(filter(None, [", ".join(texts[:-1]), texts[-1]]))
 
 
-def _hint_axes(row: Row, value: Any, full: dict[str, Any]) -> str:
+def _hint_axes(row: Argument, value: Any, full: dict[str, Any]) -> str:
     """Give a hint if the axes of lengths are the other way round."""
     turned = row.hides and "BQ" in row.axes and shape_fits(value.shape, (full["Q"], full["B"]))
     return "; it looks transposed" if turned else ""
 
 
-def _hint_keys(name: str, row: Row, value: Any, full: dict[str, Any]) -> str:
+def _hint_keys(name: str, row: Argument, value: Any, full: dict[str, Any]) -> str:
     """Give a hint if there is one number for each key of a sample, where one for each pair is expected."""
     of_keys = "BQK" in row.axes and shape_fits(value.shape, (full["B"], full["K"]))
     return f"; one for each key (batch, key-value pairs) is {name}[:, None]" if of_keys else ""
 
 
-def _hint_heads(name: str, row: Row, value: Any, full: dict[str, Any]) -> str:
+def _hint_heads(name: str, row: Argument, value: Any, full: dict[str, Any]) -> str:
     """Give a hint if samples and heads are one axis of an array of pairs, or the samples' axis is missing."""
     if "BHQK" not in row.axes or len(value.shape) != 3 or None in (*value.shape, *full.values()):
         return ""

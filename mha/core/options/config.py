@@ -21,7 +21,7 @@ Shape = tuple[int, ...]
 
 
 @dataclasses.dataclass(frozen=True)
-class Row:
+class Option:
     """The declaration of one option.
 
     meaning: a line for its users.
@@ -56,8 +56,8 @@ class Row:
 
 
 def option(meaning: str, check: Callable[[str, Any], Any], default: Any = dataclasses.MISSING, **more: Any) -> Any:
-    """A field of `Config` with its row, a `Row` of the same arguments."""
-    return dataclasses.field(default=default, metadata={"row": Row(meaning, check, default, **more)})
+    """A field of `Config` with its row, an `Option` of the same arguments."""
+    return dataclasses.field(default=default, metadata={"row": Option(meaning, check, default, **more)})
 
 
 def _of_class(part: type, example: str) -> Callable[[str, Any], Any]:
@@ -206,7 +206,7 @@ class Config:
         return self.value_dim if self.output_gate == "element" else 1
 
 
-ROWS: dict[str, Row] = {field.name: field.metadata["row"] for field in dataclasses.fields(Config)}
+ROWS: dict[str, Option] = {field.name: field.metadata["row"] for field in dataclasses.fields(Config)}
 MODERN = tuple(name for name, row in ROWS.items() if row.layout > 1)  # layers of others may lack them
 SILENT = tuple(name for name, row in ROWS.items() if row.is_silent)
 PARTS: dict[str, type] = {name: row.part for name, row in ROWS.items() if row.part}

@@ -9,7 +9,7 @@ import numpy as np
 
 Fact = list[tuple[str, str]]
 
-NONE: Fact = [("none", "")]  # of what a framework does not have, for which its `commands/measures.py` has no function
+NONE: Fact = [("none", "")]  # of what a framework does not have, for which its file has no function
 # The rows of the table of differences, in order; the functions of these files.
 NAMES = (
     "layer", "kernel", "names", "initial", "lazy", "training", "weights", "mask", "no_keys", "dtype", "random", "heads",

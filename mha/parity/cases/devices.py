@@ -1,6 +1,6 @@
 """The suite on several devices: its cases, and the checks in which each rank compares its part with the whole of NumPy.
 
-`backends/<framework>/parallel/proof.py` knows how its framework spreads a call:
+`mha/parallel/<framework>/proof.py` knows how its framework spreads a call:
     Ranks(rank, count, meet, limit) -> this process as one of several; meet: a file where ranks find one another
     ways -> the names of the ways to spread a call, each with the number of parts of the batch
     alone -> those of the ways in which parts of the heads are layers themselves, and take no norm over all heads
