@@ -144,3 +144,12 @@ def test_arrays_of_the_framework_give_its_own(backend):
     for name, step in expected.items():
         assert type(steps[name]) is type(own)
         np.testing.assert_array_equal(mha.to_numpy(steps[name]), step)
+
+
+@pytest.mark.backends("numpy", "torch", "mlx")
+def test_the_framework_s_layer_refuses_queries_that_are_no_array(backend):
+    attention = mha.MultiHeadAttention(6, 2, backend=backend)
+    X = mha.ones((1, 2, 6), backend=backend)
+    for wrong in ("text", [[1]], None):
+        with pytest.raises(TypeError, match=r"queries is .*, expected a dense array of shape \(batch, queries, 6\)"):
+            attention.layer(wrong, X, X, cache=attention.cache(1, 4))

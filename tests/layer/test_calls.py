@@ -252,3 +252,10 @@ def test_half_precision_scores_do_not_overflow(backend):
         assert np.array_equal(weights[0, 0].astype("float64"), np.eye(2))
         assert np.array_equal(output, X)
         assert all(np.isfinite(G.astype("float64")).all() for G in attention.gradients(X, X, X).values())
+
+
+def test_a_call_says_whether_anything_hides_keys():
+    hiding = {"causal": True}, {"valid_lens": [1]}, {"mask": [[True]]}, {"segments": [0]}, {"key_positions": [-1]}
+    calls = [*(Call(**given) for given in hiding), Call().with_plan(window=(2, 0)), Call().with_plan(chunk=3)]
+    assert [call.hides() for call in calls] == [True] * 7
+    assert not Call(head_gates=[1.0]).hides()

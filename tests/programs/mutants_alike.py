@@ -1,6 +1,18 @@
 """Mutants that change nothing a user can see, by file and name, each with its reason: `mutants.py` leaves them out."""
 
 ALIKE: dict[str, dict[str, str]] = {
+    "backends/numpy/engine/pooling.py": {
+        "AttentionPooling.pool_backward: False -> True": "a copy more, of the same numbers",
+    },
+    "mha/core/cache/steps.py": {
+        "_find_visible: call._replace(valid_lens=None, mask=None, score_bias=None, offset=0, key_positions=places) -> "
+        "call._replace(valid_lens=None, mask=None, score_bias=None, key_positions=places)": (
+            "positions say where queries are"
+        ),
+    },
+    "mha/parity/rule/rules.py": {
+        "ratio_of: error(result, oracle) -> error(oracle, result)": "a distance is the same from both sides",
+    },
     "backends/numpy/cache.py": {
         "recall: cache.lost < LOST -> cache.lost <= LOST": "NumPy's numbers are known: what would be lost is refused",
     },
