@@ -5,13 +5,12 @@ from typing import Any
 import numpy as np
 
 from mha.core import dispatch
-from mha.core.call import numpy_if_known
+from mha.core.call import inputs, numpy_if_known
+from mha.core.call.inputs import KNOWN
 from mha.core.call.of_parts import check_divides, softmax_lengths
 from mha.core.options import checks
-from mha.core.options.config import DTYPES, numpy_dtype
+from mha.core.options.config import numpy_dtype
 from mha.core.options.names import ArrayDtype, BackendName
-
-KNOWN = (*DTYPES, *checks.INTEGERS, "bool")
 
 
 def tensor(data: Any, dtype: ArrayDtype | None = None, *, backend: BackendName | None = None) -> Any:
@@ -82,12 +81,7 @@ def to_numpy(X: Any) -> np.ndarray:
 
     Raises TypeError if X is no array of a known framework.
     """
-    module = dispatch.module_of(X, "X")
-    if checks.dtype_name(X.dtype) not in (*KNOWN, "complex64", "complex128"):
-        raise TypeError(f"X has dtype {checks.dtype_name(X.dtype)}, expected numbers or booleans")
-    if (array := module.value_of(X)) is None:
-        raise TypeError(f"X is a {type(X).__name__} whose values are not known yet, expected one with values")
-    return array
+    return inputs.to_numpy("X", X)
 
 
 def check_shape(X: Any, shape: Any) -> None:

@@ -153,3 +153,8 @@ def test_the_framework_s_layer_refuses_queries_that_are_no_array(backend):
     for wrong in ("text", [[1]], None):
         with pytest.raises(TypeError, match=r"queries is .*, expected a dense array of shape \(batch, queries, 6\)"):
             attention.layer(wrong, X, X, cache=attention.cache(1, 4))
+
+
+def test_a_frozen_cache_of_nothing_is_refused_by_name(backend):
+    with pytest.raises(TypeError, match="keys is a NoneType, expected a NumPy array, nested lists or an array"):
+        mha.MultiHeadAttention(6, 2, backend=backend).cache_of(None)

@@ -23,17 +23,8 @@ def decode(attention: Any, calls: Any, queries: Any, keys: Any, values: Any, cal
 def frozen_cache(attention: Any, keys: Any, values: Any, valid_lens: Any, key_positions: Any) -> Cache:
     """Make the cache of `mha.MultiHeadAttention.cache_of` from the heads in the steps of a call."""
     both = {"keys": keys, "values": keys if values is None else values}
-    both = {name: _to_numpy(name, X) for name, X in both.items()}
+    both = {name: inputs.to_numpy(name, X) if dispatch.backend_of(X) else X for name, X in both.items()}
     (k, _), (v, _) = (inputs.array_and_backend("numpy", attention.config.dtype, *one) for one in both.items())
     queries = np.zeros((len(k), 1, attention.config.query_size), k.dtype)  # (B, 1, query_size)
     steps = attention.trace(queries, k, v, valid_lens, key_positions=key_positions)
     return Cache.of_layer(attention, slots.freeze(attention.config, steps, valid_lens, key_positions), frozen=True)
-
-
-def _to_numpy(name: str, X: Any) -> Any:
-    """Turn an array of any framework into NumPy's; leave anything else. Raise TypeError if its values are not known."""
-    backend = dispatch.backend_of(X)
-    known = dispatch.load(backend).value_of(X) if backend else X
-    if known is None:
-        raise TypeError(f"{name} is a {type(X).__name__} whose values are not known yet, expected one with values")
-    return known

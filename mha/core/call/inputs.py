@@ -6,8 +6,10 @@ import numpy as np
 
 from mha.core import dispatch
 from mha.core.options import checks
-from mha.core.options.config import numpy_dtype
+from mha.core.options.config import DTYPES, numpy_dtype
 from mha.core.options.names import BackendName
+
+KNOWN = (*DTYPES, *checks.INTEGERS, "bool")  # dtypes
 
 
 def of_one_framework(backend: BackendName, dtype: str, queries: Any, keys: Any, values: Any) -> tuple[Any, ...]:
@@ -48,6 +50,19 @@ def to_layer(module: Any, place: Any, X: Any) -> Any:
         return X
     X = checks.plain(X)
     return X if module.is_own(X) else module.tensor(X, place)
+
+
+def to_numpy(name: str, X: Any) -> np.ndarray:
+    """Convert an array of any framework to NumPy's, of the same dtype; name: the argument's.
+
+    Raises TypeError if it is no dense array of numbers or booleans of a known framework, or has no values yet.
+    """
+    module, dtype = dispatch.module_of(X, name), checks.dtype_name(X.dtype)
+    if dtype not in KNOWN and dtype not in ("complex64", "complex128"):
+        raise TypeError(f"{name} has dtype {dtype}, expected numbers or booleans")
+    if (array := module.value_of(X)) is None:
+        raise TypeError(f"{name} is a {type(X).__name__} whose values are not known yet, expected one with values")
+    return array
 
 
 def _has_dtype(value: Any) -> bool:
