@@ -17,7 +17,7 @@ from jax import numpy as jnp
 
 from mha.arrays import to_numpy
 from mha.models.audit.calls.listener import Listener, arguments_by_name, replace_class_attribute
-from mha.models.audit.calls.own_layers import call_of_ours, readable_arguments, require_readable
+from mha.models.audit.calls.own_layers import call_of_ours, readable_arguments, require_readable, split_output
 from mha.models.frameworks.flax_linen import LinenModel
 from mha.models.frameworks.flax_watcher import CALLS, Watcher
 from mha.weights import foreign
@@ -165,12 +165,7 @@ def _not_twice(run: Any = None, **options: Any) -> Any:
 
 def attention(module: Any, given: dict[str, Any], output: Any) -> tuple[dict[str, Any], Any]:
     """Return a call of a framework's own layer by our names, and a function from our output (B, Q, D) to its own."""
-    result, *rest = output if isinstance(output, tuple) else (output,)
-
-    def back(X: Any) -> Any:
-        X = alike(X, result)
-        return (X, *rest) if isinstance(output, tuple) else X
-
+    result, back = split_output(output, alike)
     if (known := readable_arguments(module, CALLS)) is None:
         return call_of_ours(module, type(module).__call__, given) | {"output": result}, back
     require_readable(type(module).__call__, type(module).__name__, given, known)

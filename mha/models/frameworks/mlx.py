@@ -18,7 +18,13 @@ from mlx.utils import tree_flatten
 from mha import arrays as of_any
 from mha.backends.mlx.arrays import is_known
 from mha.models.audit.calls.listener import Listener, arguments_by_name, listen_to_bases, replace_attribute
-from mha.models.audit.calls.own_layers import Arguments, call_of_ours, readable_arguments, require_readable
+from mha.models.audit.calls.own_layers import (
+    Arguments,
+    call_of_ours,
+    readable_arguments,
+    require_readable,
+    split_output,
+)
 
 # Functions that make attention weights; what MLX compiles calls them, too.
 POOLING = ((mx, "softmax"), (mx.fast, "scaled_dot_product_attention"))
@@ -186,12 +192,7 @@ def _of_class(module: Any, run: Any) -> Iterator[None]:
 
 def attention(module: Any, given: dict[str, Any], output: Any) -> tuple[dict[str, Any], Any]:
     """Return a call of a framework's own layer by our names, and a function from our output (B, Q, D) to its own."""
-    result, *rest = output if isinstance(output, tuple) else (output,)
-
-    def back(X: Any) -> Any:
-        X = alike(X, result)
-        return (X, *rest) if isinstance(output, tuple) else X
-
+    result, back = split_output(output, alike)
     if (known := readable_arguments(module, CALLS)) is None:
         return call_of_ours(module, module.__call__, given) | {"output": result}, back
     require_readable(module.__call__, type(module).__name__, given, known)

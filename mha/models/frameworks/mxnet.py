@@ -13,7 +13,7 @@ import mxnet
 from mxnet import autograd, np, npx
 
 from mha.models.audit.calls.listener import Listener, arguments_by_name, listen_to_call, replace_attribute
-from mha.models.audit.calls.own_layers import call_of_ours
+from mha.models.audit.calls.own_layers import call_of_ours, split_output
 from mha.weights.frameworks.mxnet import children
 
 PLACES = (npx, mxnet.nd.npx, mxnet.nd)  # the modules of functions, of which blocks are given one of the last two
@@ -107,12 +107,7 @@ def _pooling(run: Any, name: str, listener: Listener) -> Any:
 
 def attention(module: Any, given: dict[str, Any], output: Any) -> tuple[dict[str, Any], Any]:
     """Return a call of a framework's own layer by our names, and a function from our output (B, Q, D) to its own."""
-    result, *rest = output if isinstance(output, tuple) else (output,)
-
-    def back(X: Any) -> Any:
-        X = alike(X, result)
-        return (X, *rest) if isinstance(output, tuple) else X
-
+    result, back = split_output(output, alike)
     return call_of_ours(module, module.forward, given) | {"output": result}, back
 
 

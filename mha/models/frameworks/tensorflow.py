@@ -21,7 +21,13 @@ from mha.models.audit.calls.listener import (
     listen_to_call,
     replace_attribute,
 )
-from mha.models.audit.calls.own_layers import Arguments, call_of_ours, readable_arguments, require_readable
+from mha.models.audit.calls.own_layers import (
+    Arguments,
+    call_of_ours,
+    readable_arguments,
+    require_readable,
+    split_output,
+)
 
 # Functions that make attention weights, by the modules that have them; Keras asks TensorFlow for its softmax.
 SOFTMAX = ((tf.nn, "softmax"), (keras.ops, "dot_product_attention"))
@@ -166,12 +172,7 @@ def _functional() -> type:
 
 def attention(module: Any, given: dict[str, Any], output: Any) -> tuple[dict[str, Any], Any]:
     """Return a call of a framework's own layer by our names, and a function from our output (B, Q, D) to its own."""
-    result, *rest = output if isinstance(output, tuple) else (output,)
-
-    def back(X: Any) -> Any:
-        X = alike(X, result)
-        return (X, *rest) if isinstance(output, tuple) else X
-
+    result, back = split_output(output, alike)
     if (known := readable_arguments(module, CALLS)) is None:
         return call_of_ours(module, module.call, given) | {"output": result}, back
     require_readable(module.call, type(module).__name__, given, known)

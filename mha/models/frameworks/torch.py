@@ -13,7 +13,13 @@ from torch.overrides import TorchFunctionMode
 
 from mha import arrays as of_any
 from mha.models.audit.calls.listener import Listener, arguments_by_name, listen_to_bases
-from mha.models.audit.calls.own_layers import Arguments, call_of_ours, readable_arguments, require_readable
+from mha.models.audit.calls.own_layers import (
+    Arguments,
+    call_of_ours,
+    readable_arguments,
+    require_readable,
+    split_output,
+)
 
 # Functions that make attention weights, and the place of a softmax' axis among the arguments.
 SOFTMAX = (functional.softmax, torch.softmax, torch.Tensor.softmax)
@@ -131,12 +137,7 @@ def _after(path: str, listener: Listener) -> Any:
 
 def attention(module: Any, given: dict[str, Any], output: Any) -> tuple[dict[str, Any], Any]:
     """Return a call of a framework's own layer by our names, and a function from our output (B, Q, D) to its own."""
-    result, *rest = output if isinstance(output, tuple) else (output,)
-
-    def back(X: Any) -> Any:
-        X = alike(X, result)
-        return (X, *rest) if isinstance(output, tuple) else X
-
+    result, back = split_output(output, alike)
     if (known := readable_arguments(module, CALLS)) is None:
         return call_of_ours(module, module.forward, given) | {"output": result}, back
     require_readable(module.forward, type(module).__name__, given, known)

@@ -36,6 +36,20 @@ class Arguments:
 OURS = Arguments((*NAMES, *ROWS, "cache"), ("training", "return_weights"))  # of our layers, and of the book's
 
 
+def split_output(output: Any, alike: Callable[[Any, Any], Any]) -> tuple[Any, Callable[[Any], Any]]:
+    """Return the output (B, Q, D) of a layer without what it comes with, and a function from ours to all of it.
+
+    alike: the adapter's function.
+    """
+    result, *rest = output if isinstance(output, tuple) else (output,)
+
+    def back(X: Any) -> Any:
+        X = alike(X, result)
+        return (X, *rest) if isinstance(output, tuple) else X
+
+    return result, back
+
+
 def call_of_ours(module: Any, call: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of a call of our layer or the book's, by our names; of any other module its inputs."""
     if foreign.layer_kind(module) is None:
