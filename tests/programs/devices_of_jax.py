@@ -1,27 +1,22 @@
-"""Checks of a layer of JAX over eight devices in one process; test_devices_of_jax.py starts it.
+"""Checks of a layer of JAX over eight devices in one process; `ranks.py` runs them.
 
-`python devices_of_jax.py FOLDER [NAME ...]` calls each function whose name begins with `check_`, or those that are
-named, and prints JSON: what came of each, "" if it went well. Letters: B batch, T queries and keys, H heads, D
-num_hiddens, N devices. The oracle is NumPy.
+Letters: B batch, T queries and keys, H heads, D num_hiddens, N devices. The oracle is NumPy.
 """
 
 import collections
 import dataclasses
 import functools
-import json
 import re
-import sys
-import traceback
-from pathlib import Path
 
 import jax
 import numpy as np
+from dropping import assert_share, see_through
 from flax.traverse_util import flatten_dict
 from jax import numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from layers import assert_same_weights
 from orbax import checkpoint
-from ranks import refused
+from ranks import long, refused
 
 import mha
 from mha import parallel
@@ -81,45 +76,35 @@ def loops(text):
     return text.count(f'"known_trip_count":{{"n":"{N - 1}"}}')
 
 
-def check_heads_send_one_sum_of_outputs(folder):
-    forward, both = texts(heads="devices")
-    assert sent(forward) == {"all-reduce": [B * T * D]}
+# By way, the numbers that the collectives of a call send, and those of a call with its gradients.
+SENT = {
     # Backward three inputs, and the bias of W_o, of which one device alone has the gradient.
-    assert sent(both) == {"all-reduce": [B * T * D, 3 * B * T * D + D]}
+    "heads": ({"all-reduce": [B * T * D]}, {"all-reduce": [B * T * D, 3 * B * T * D + D]}),
+    "data": ({}, {"all-reduce": [WEIGHTS]}),
+    # Forward 2 in a loop, 2(N - 1) parts; backward 4 in a loop and 2 after it: 4N - 2 parts.
+    "ring": ({"collective-permute": 2 * [PART]}, {"collective-permute": 8 * [PART], "all-reduce": [WEIGHTS]}),
+    # Of each the N-th part stays: 4(N - 1)/N parts.
+    "ulysses": ({"all-to-all": 4 * [PART]}, {"all-to-all": 8 * [PART], "all-reduce": [WEIGHTS]}),
+    "gather": (
+        {"all-gather": 2 * [N * PART]},
+        {"all-gather": 2 * [N * PART], "reduce-scatter": 2 * [PART], "all-reduce": [WEIGHTS]},
+    ),
+}
 
 
-def check_few_heads_of_keys_send_their_gradients_too(folder):
+def check_what_each_way_sends(group):
+    for way, (name, expected) in zip(WAYS, SENT.items(), strict=True):
+        both = texts(**way)
+        assert tuple(map(sent, both)) == expected, name
+        assert name != "ring" or [*map(loops, both)] == [1, 2]
+
+
+@long
+def check_few_heads_of_keys_send_their_gradients_too(group):
     forward, both = texts({"num_key_value_heads": 2}, heads="devices")
     assert sent(forward) == {"all-reduce": [B * T * D]}
     of_keys = 2 * (D + 1) * 2 * D // H
     assert sent(both) == {"all-reduce": [B * T * D, 3 * B * T * D + D + of_keys]}
-
-
-def check_a_batch_sends_nothing_but_gradients_of_weights(folder):
-    forward, both = texts(data="devices")
-    assert sent(forward) == {}
-    assert sent(both) == {"all-reduce": [WEIGHTS]}
-
-
-def check_a_ring_sends_keys_and_values_and_their_gradients(folder):
-    forward, both = texts(sequence="devices", how="ring")
-    assert sent(forward) == {"collective-permute": 2 * [PART]}
-    assert loops(forward) == 1  # 2(N - 1) parts
-    # Forward 2 in a loop; backward 4 in a loop and 2 after it: 4N - 2 parts.
-    assert sent(both) == {"collective-permute": 8 * [PART], "all-reduce": [WEIGHTS]}
-    assert loops(both) == 2
-
-
-def check_ulysses_sends_queries_keys_values_and_outputs(folder):
-    forward, both = texts(sequence="devices", how="ulysses")
-    assert sent(forward) == {"all-to-all": 4 * [PART]}  # of each the N-th part stays: 4(N - 1)/N parts
-    assert sent(both) == {"all-to-all": 8 * [PART], "all-reduce": [WEIGHTS]}
-
-
-def check_gather_collects_keys_and_values(folder):
-    forward, both = texts(sequence="devices", how="gather")
-    assert sent(forward) == {"all-gather": 2 * [N * PART]}
-    assert sent(both) == {"all-gather": 2 * [N * PART], "reduce-scatter": 2 * [PART], "all-reduce": [WEIGHTS]}
 
 
 def sharded_batch(size, causal):
@@ -165,7 +150,7 @@ def within(found, expected, base, gradient=True):
     assert mha.parity.error(np.asarray(found), expected) <= limit
 
 
-def check_a_sharded_batch_is_never_collected(folder):
+def check_a_sharded_batch_is_never_collected(group):
     sharded_batch(256, True)
 
 
@@ -179,15 +164,24 @@ def agree(names, case, dtype="float64"):
             assert result.error <= result.bound, result
 
 
-def check_data_heads_and_ring_agree(folder):
+def check_all_ways_together_agree(group):
     agree({"data x heads x ring"}, "all options")
 
 
-def check_the_additive_ring_agrees(folder):
+@long
+def check_cases_agree(group):
     agree({"ring"}, "additive, all options")
+    agree({"heads"}, "lengths per query, mask")
+    agree({"heads"}, "norms over all heads, after the rotation")  # and a mask for each head
+    agree({"heads"}, "heads of keys on two devices")
+    agree({"ring", "ulysses"}, "sinks, lengths")
+    agree({"ring"}, "scale 30, lengths", "float32")
+    agree({"ring", "gather"}, "causal, offset, one sample")
+    agree({"ulysses"}, "window, offsets")
+    agree({"ring"}, "no lengths")
 
 
-def check_one_column_stands_for_the_keys_of_all_devices(folder):
+def check_one_column_stands_for_the_keys_of_all_devices(group):
     (module, variables), X = layer(), np.random.default_rng(0).normal(size=(2, T, D)).astype("float32")
     mask, bias = np.arange(T)[:, None] % 5 != 2, np.arange(H * T, dtype="float32").reshape(1, H, T, 1)
     attention = mha.MultiHeadAttention(D, H, bias=True, backend="numpy", seed=0)
@@ -199,7 +193,8 @@ def check_one_column_stands_for_the_keys_of_all_devices(folder):
         within(call(variables, X, X, X), expected, base, gradient=False)
 
 
-def check_a_ring_keeps_its_digits_at_large_scores(folder):
+@long
+def check_a_ring_keeps_its_digits_at_large_scores(group):
     queries, keys, values, cotangent = np.random.default_rng(1).normal(size=(4, 1, 48, 12)).astype("float32") * 60
     attention = mha.MultiHeadAttention(12, 4, backend="numpy", seed=1)
     module, variables = attention.to("jax").layer.unbind()
@@ -213,14 +208,16 @@ def check_a_ring_keeps_its_digits_at_large_scores(folder):
     within(found, exact["values"], attention.gradients(queries, keys, values, cotangent=cotangent)["values"])
 
 
-def check_nan_that_is_seen_stays(folder):
+@long
+def check_nan_that_is_seen_stays(group):
     module, variables = layer()
     X = jnp.ones((1, T, D))
     call = jax.jit(functools.partial(parallel.attend, module, mesh=mesh(), sequence="devices"))
     assert np.isnan(call(variables, X, X.at[0, -1].set(jnp.nan), X)).all()
 
 
-def check_nothing_to_attend_to_is_no_error(folder):
+@long
+def check_nothing_to_attend_to_is_no_error(group):
     module, variables = layer()
     for size, Q, K in ((0, 8, 8), (8, 0, 8), (8, 8, 0)):
         X, Y = jnp.zeros((size, Q, D)), jnp.zeros((size, K, D))
@@ -229,7 +226,8 @@ def check_nothing_to_attend_to_is_no_error(folder):
             assert np.array_equal(output, module.apply(variables, X, Y, Y)), way
 
 
-def check_a_batch_on_one_device_is_computed_one_by_one(folder):
+@long
+def check_a_batch_on_one_device_is_computed_one_by_one(group):
     """The other devices of a process change nothing: 15 MiB; all samples at once would take more than 100."""
     module, variables = layer()
     lens = np.array([100 * n + 1 for n in range(B)])
@@ -238,33 +236,8 @@ def check_a_batch_on_one_device_is_computed_one_by_one(folder):
     assert call.memory_analysis().temp_size_in_bytes < 30 * 2**20
 
 
-def check_heads_with_masks_of_their_own_agree(folder):
-    agree({"heads"}, "lengths per query, mask")
-
-
-def check_norms_over_all_heads_agree(folder):
-    agree({"heads"}, "norms over all heads, after the rotation")  # and a mask for each head
-
-
-def check_heads_of_keys_that_two_devices_use_agree(folder):
-    agree({"heads"}, "heads of keys on two devices")
-
-
-def check_sinks_agree(folder):
-    agree({"ring", "ulysses"}, "sinks, lengths")
-
-
-def check_large_scores_agree(folder):
-    agree({"ring"}, "scale 30, lengths", "float32")
-
-
-def check_rows_that_do_not_divide_and_offsets_agree(folder):
-    agree({"ring", "gather"}, "causal, offset, one sample")
-    agree({"ulysses"}, "window, offsets")
-    agree({"ring"}, "no lengths")
-
-
-def check_rows_that_do_not_divide_agree_where_shardings_are_types(folder):
+@long
+def check_rows_that_do_not_divide_agree_where_shardings_are_types(group):
     (module, variables), rows = layer(), jax.make_mesh((N,), ("rows",))
     for T in (2 * N + 5, 2 * N):  # how many there are decides where they lie in the end
         X = jnp.asarray(np.random.default_rng(4).normal(size=(B, T, D)).astype("float32"))
@@ -276,20 +249,17 @@ def check_rows_that_do_not_divide_agree_where_shardings_are_types(folder):
 
 def dropped(way):
     """Two calls with each of two keys, of equal weights (B, H, T, T): what dropout makes of them."""
-    options = {"num_hiddens": H * T, "num_heads": H, "dropout": RATE, "key_dim": 1, "value_dim": T}
-    sizes = {"query_size": 1, "key_size": 1, "value_size": T}
-    attention = mha.MultiHeadAttention(**options, **sizes, backend="jax")
-    eye = np.eye(T, dtype="float32")
-    new = {"W_v.kernel": np.tile(eye, H), "W_o.kernel": np.eye(H * T, dtype="float32")}
-    attention.weights = {name: new.get(name, np.zeros_like(X)) for name, X in attention.weights.items()}
+    attention, inputs = see_through("jax", RATE, (B, H, T, T))
     module, variables = attention.layer.unbind()
-    X, values = jnp.zeros((B, T, 1)), jnp.broadcast_to(eye, (B, T, T))
+    queries, keys, values = map(jnp.asarray, inputs)
 
     @jax.jit
     def both(values, seed, cotangent):
         rngs = {"dropout": jax.random.key(seed)}
         options = {"training": True, "rngs": rngs, "mesh": mesh(), **way}
-        output, pull = jax.vjp(lambda values: parallel.attend(module, variables, X, X, values, **options), values)
+        output, pull = jax.vjp(
+            lambda values: parallel.attend(module, variables, queries, keys, values, **options), values
+        )
         return output, pull(cotangent)[0]
 
     for seed in (0, 0, 1, 1):
@@ -303,9 +273,8 @@ def dropout_of(way):
     """Dropout has the rate, patterns of its own for each head, sample and device, and the key decides them."""
     weights, again, other, _ = dropped(way)
     kept = weights > 0
-    assert np.allclose(weights[kept], 1 / (T * (1 - RATE)), rtol=1e-5), way
-    deviation = np.sqrt(RATE * (1 - RATE) / kept.size)
-    assert abs(kept.mean() - (1 - RATE)) < 5 * deviation, way
+    assert np.allclose(weights[kept], 1 / (1 - RATE), rtol=1e-5), way
+    assert_share(kept, 1 - RATE)
     assert len(np.unique(kept.reshape(B * H, T * T), axis=0)) == B * H, way  # no two heads or samples are alike
     parts = kept.reshape(B * H, N, -1).swapaxes(0, 1)  # (N, B*H, T/N*T)
     assert len(np.unique(parts.reshape(N, -1), axis=0)) == N, way  # nor two parts of the queries
@@ -313,12 +282,12 @@ def dropout_of(way):
     assert not np.array_equal(weights, other), way
 
 
-def check_dropout_differs_between_devices(folder):
+def check_dropout_differs_between_devices(group):
     dropout_of(WAYS[0])
     dropout_of(WAYS[2])
 
 
-def check_weights_are_split_saved_and_restored(folder):
+def check_weights_are_split_saved_and_restored(group):
     attention = mha.MultiHeadAttention(D, H, num_key_value_heads=8, bias=True, backend="jax", seed=3, **OF_ALL)
     expected, (module, variables) = attention.weights, attention.layer.unbind()
     specs = parallel.plan(module, "devices")
@@ -329,27 +298,28 @@ def check_weights_are_split_saved_and_restored(folder):
     assert split["params"]["W_o"]["kernel"].addressable_shards[3].data.shape == (D // N, D)
     assert split["params"]["q_norm"]["scale"].addressable_shards[3].data.shape == (D // N,)
     assert_same_weights(parallel.gather(module.bind(split)), expected)
-    path = Path(folder) / "split.safetensors"
+    path = group.folder / "split.safetensors"
     parallel.save(module.bind(split), path)
     assert_same_weights(mha.load(path, backend="numpy").weights, expected)
     zeros = jax.tree.map(jnp.zeros_like, split)
     loaded = parallel.load(module.bind(zeros), path)
     assert_same_weights(parallel.gather(loaded), expected)
     assert jax.tree.all(jax.tree.map(lambda X, like: X.sharding == like, loaded.variables, where))
-    refused(lambda: parallel.save(module.bind(split), Path(folder) / "none" / "x"), "none", kind=OSError)
+    refused(lambda: parallel.save(module.bind(split), group.folder / "none" / "x"), "none", kind=OSError)
     for name, number in {"scale": 0.7, "softcap": 3.0}.items():
         mha.weights.save(path, dataclasses.replace(module.config, **{name: number}), expected)
         refused(lambda: parallel.load(module.bind(zeros), path), f"{name}={number}, expected None as the layer")
 
     keeper = checkpoint.StandardCheckpointer()
-    keeper.save(Path(folder).resolve() / "orbax", split)
+    keeper.save(group.folder.resolve() / "orbax", split)
     keeper.wait_until_finished()
-    restored = keeper.restore(Path(folder).resolve() / "orbax", zeros)
+    restored = keeper.restore(group.folder.resolve() / "orbax", zeros)
     assert_same_weights(parallel.gather(module.bind(restored)), expected)
     assert jax.tree.all(jax.tree.map(lambda X, like: X.sharding == like, restored, where))
 
 
-def check_weights_of_few_heads_of_keys_are_whole_on_each_device(folder):
+@long
+def check_weights_of_few_heads_of_keys_are_whole_on_each_device(group):
     attention = mha.MultiHeadAttention(D, H, num_key_value_heads=2, bias=True, backend="jax", seed=3, **OF_ALL)
     module, variables = attention.layer.unbind()
     X, found = np.random.default_rng(0).normal(size=(B, T, D)).astype("float32"), []
@@ -374,7 +344,8 @@ def check_weights_of_few_heads_of_keys_are_whole_on_each_device(folder):
     refused(lambda: parallel.plan(six, "devices", mesh()), "num_heads is 6", "8")
 
 
-def check_a_cache_keeps_the_heads_of_a_device(folder):
+@long
+def check_a_cache_keeps_the_heads_of_a_device(group):
     for of_keys in (4, 2):  # each once, or on two devices
         cache_of(of_keys)
 
@@ -413,7 +384,7 @@ def cache_of(of_keys):
     refused(lambda: given["cache"].keys, "used up")
 
 
-def check_what_does_not_divide_is_refused(folder):
+def check_what_does_not_divide_is_refused(group):
     module, variables = layer()
     X, six = jnp.zeros((3, T, D)), mha.MultiHeadAttention(D - 4, 6, backend="jax").layer.unbind()
 
@@ -430,19 +401,3 @@ def check_what_does_not_divide_is_refused(folder):
     refused(call(heads="devices", rngs=jax.random.key(0)), "rngs", '{"dropout": jax.random.key(seed)}', kind=TypeError)
     refused(lambda: parallel.gather(module), "module.bind(variables)", kind=TypeError)
     refused(lambda: parallel.plan(mha.MultiHeadAttention(4, 2, backend="jax")), "attention.layer", kind=TypeError)
-
-
-def main(checks, folder, *names):
-    """The results of each check; checks: the functions of a module, by name."""
-    found = {}
-    for name in names or [name for name in checks if name.startswith("check_")]:
-        try:
-            checks[name](folder)
-            found[name] = ""
-        except Exception:
-            found[name] = traceback.format_exc()
-    print(json.dumps(found))
-
-
-if __name__ == "__main__":
-    main(globals(), *sys.argv[1:])

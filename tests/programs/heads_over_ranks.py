@@ -5,13 +5,13 @@ Letters: B batch, Q queries, K key-value pairs, H heads, D num_hiddens. The orac
 
 import copy
 import dataclasses
-import math
 import os
 import pickle
 import warnings
 
 import numpy as np
 import torch
+from dropping import assert_share, see_through
 from layers import agrees, random_layer
 from ranks import refused
 from sequence_over_ranks import ways_of
@@ -205,56 +205,44 @@ def sums_of(split, inputs):
     return sorted(forward.sums), sorted(backward.sums)
 
 
-def see_through(group):
+def see_through_ranks(group):
     """A split layer that returns the weights that dropout has left, times K, (B, Q, H*K), and inputs for it."""
-    K = 16
-    sizes = {"query_size": 1, "key_size": 1, "value_size": K, "key_dim": 1, "value_dim": K}
-    attention = mha.MultiHeadAttention(H * K, H, RATE, **sizes, dtype="float64", backend="torch")
-    identities = {"W_v.kernel": np.tile(np.eye(K), H), "W_o.kernel": K * np.eye(H * K)}
-    attention.weights = attention.weights | identities
-    split = parallel.parallelize(attention.layer, group.mesh)
-    inputs = torch.zeros(8, 32, 1), torch.zeros(8, K, 1), torch.eye(K).expand(8, K, K)
-    return split, [X.double() for X in inputs]
+    attention, inputs = see_through("torch", RATE, (8, H, 32, 16), dtype="float64")
+    return parallel.parallelize(attention.layer, group.mesh), [torch.tensor(X) for X in inputs]
 
 
 def check_dropout(group):
-    split, inputs = see_through(group)
+    split, inputs = see_through_ranks(group)
     split.train()
 
     def pattern():
         """The factors of all weights, (heads, B * Q * K)."""
         return split(*inputs).detach().reshape(8, 32, H, -1).transpose(0, 2).reshape(H, -1)  # (H, Q*B*K)
 
-    # Hoeffding, as in test_dropout_pieces.py: right dropout fails for about one seed in a hundred million.
-    def is_mean(kept, mean):
-        assert abs(float(kept.double().mean()) - mean) <= math.sqrt(math.log(2 / 1e-9) / (2 * kept.numel()))
-
     torch.manual_seed(11)
     first, second = pattern(), pattern()
-    after = float(torch.rand(()))
+    after = torch.rand(1, dtype=torch.float64)
     torch.manual_seed(11)
     assert torch.equal(pattern(), first)
     assert torch.equal(pattern(), second)
-    assert float(torch.rand(())) == after
-    everywhere = [torch.empty_like(first) for _ in range(group.count)]
-    distributed.all_gather(everywhere, first)
-    assert all(torch.equal(X, first) for X in everywhere)
-    ends = [torch.empty(1, dtype=torch.float64) for _ in range(group.count)]
-    distributed.all_gather(ends, torch.tensor([after], dtype=torch.float64))
-    assert len(set(map(float, ends))) == 1  # and so the next layer draws alike
+    assert torch.equal(torch.rand(1, dtype=torch.float64), after)
+    for drawn in (first, after):  # and so the next layer draws alike
+        everywhere = [torch.empty_like(drawn) for _ in range(group.count)]
+        distributed.all_gather(everywhere, drawn)
+        assert all(torch.equal(X, drawn) for X in everywhere)
 
-    kept = first != 0
+    kept = (first != 0).numpy()
     assert agrees(first[kept], np.full(int(kept.sum()), 1 / (1 - RATE)))
     chance = (1 - RATE) ** 2 + RATE**2
     for head in range(H):
-        is_mean(kept[head], 1 - RATE)
-        is_mean((second != 0)[head] == kept[head], chance)
+        assert_share(kept[head], 1 - RATE)
+        assert_share((second != 0).numpy()[head] == kept[head], chance)
         for other in range(head):
-            is_mean(kept[head] == kept[other], chance)
+            assert_share(kept[head] == kept[other], chance)
 
 
 def check_dropout_of_pieces_that_are_computed_again(group):
-    split, inputs = see_through(group)
+    split, inputs = see_through_ranks(group)
     split.train()
     before, blocks.SCORES = blocks.SCORES, 1000  # scores at a time
     try:

@@ -1,12 +1,10 @@
-"""Checks of a layer of JAX over eight devices that take long; distributed/test_jax.py starts it for each.
+"""Checks of a layer of JAX over eight devices that take long.
 
-Called as devices_of_jax.py is; letters as there.
+Letters as in devices_of_jax.py.
 """
 
-import sys
-
 import jax
-from devices_of_jax import OF_ALL, WAYS, B, D, T, agree, dropout_of, main, mesh, sent, sharded_batch, texts
+from devices_of_jax import OF_ALL, WAYS, B, D, T, agree, dropout_of, mesh, sent, sharded_batch, texts
 from jax.sharding import NamedSharding, PartitionSpec
 
 import mha
@@ -27,7 +25,7 @@ def needed(function, *arrays):
     return jax.jit(both).lower(*arrays).compile().memory_analysis().temp_size_in_bytes / 2**20
 
 
-def check_a_ring_keeps_little(folder):
+def check_a_ring_keeps_little(group):
     """The measured figures are in docs/scale.md: 14.1 and 21.1; scores of all pairs would be 256 MiB."""
     size, attention = 8192, mha.MultiHeadAttention(512, 8, backend="jax", seed=0)
     module, variables = attention.layer.unbind()
@@ -46,12 +44,12 @@ def check_a_ring_keeps_little(folder):
     assert needed(whole, (1, size, 512)) <= 24
 
 
-def check_sharded_batches_are_never_collected(folder):
+def check_sharded_batches_are_never_collected(group):
     for size, causal in ((256, False), (2048, False), (2048, True)):
         sharded_batch(size, causal)
 
 
-def check_norms_over_all_heads_agree_and_send_a_number_for_each_row(folder):
+def check_norms_over_all_heads_agree_and_send_a_number_for_each_row(group):
     """Of queries two means are sent, of keys two, of values one, and as many backward."""
     for case in ("norms over all heads", "norms over all heads, after the rotation"):
         agree({"heads", "ulysses", *(f"data x heads x {how}" for how in ("ring", "ulysses", "gather"))}, case)
@@ -59,20 +57,16 @@ def check_norms_over_all_heads_agree_and_send_a_number_for_each_row(folder):
     assert (forward, both) == (B * T * (5 + D), B * T * (2 * 5 + D + 3 * D) + D)
 
 
-def check_few_heads_of_keys_agree(folder):
+def check_few_heads_of_keys_agree(group):
     for case in ("few heads of keys", "heads of keys on two devices", "norms over all heads, few of keys"):
         agree({"heads", *(f"data x heads x {how}" for how in ("ring", "ulysses", "gather"))}, case)
 
 
-def check_large_scores_agree(folder):
+def check_large_scores_agree(group):
     for dtype in ("float64", "float32"):
         agree({"ring", "ulysses", "gather"}, "scale 30, lengths", dtype)
 
 
-def check_dropout_differs_in_the_other_ways(folder):
+def check_dropout_differs_in_the_other_ways(group):
     for way in (WAYS[1], *WAYS[3:]):
         dropout_of(way)
-
-
-if __name__ == "__main__":
-    main(globals(), *sys.argv[1:])

@@ -1,7 +1,8 @@
-"""Processes that are the ranks of one group of PyTorch, on this machine alone: one group for many checks.
+"""Checks of split layers in processes of their own: each is a function `check_...(group)` of a module beside this one.
 
-`python ranks.py MODULE COUNT FOLDER SECONDS CHECK...` calls these functions of a module, whose names begin with
-`check_`, on each of COUNT ranks, with a `Group`. It prints JSON: by rank, what came of each, "" if it went well.
+`python ranks.py MODULE COUNT FOLDER SECONDS CHECK...` makes these checks on each of COUNT ranks, the processes of one
+group of PyTorch; those of a module `..._of_jax` in one process with eight devices. It prints JSON: by rank, what came
+of each, "" if it went well.
 """
 
 import ast
@@ -22,6 +23,8 @@ from typing import Any
 
 HERE = Path(__file__).parent
 WAIT = 30  # seconds that a rank waits for another
+FLAGS = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8"
+OF_JAX = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": FLAGS}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,10 +37,16 @@ class Group:
     folder: Path
 
 
+def long(check):
+    """Mark a check that takes long where a quicker one says nearly the same: `--long` has it too."""
+    return check
+
+
 def checks(module):
-    """The names of the checks in a module of the tests, which is not imported."""
+    """The checks in a module, which is not imported: by name, whether they are marked as long."""
     tree = ast.parse((HERE / f"{module}.py").read_text(encoding="utf-8"))
-    return [node.name for node in tree.body if isinstance(node, ast.FunctionDef) and node.name.startswith("check_")]
+    functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
+    return {one.name: bool(one.decorator_list) for one in functions if one.name.startswith("check_")}
 
 
 def refused(call, *parts, kind=ValueError):
@@ -55,7 +64,7 @@ def refused(call, *parts, kind=ValueError):
 def outcomes(module, count, folder, seconds, names):
     """The results of these checks on each rank: a dict by name of lists; no process is left after so many seconds."""
     command = [sys.executable, __file__, module, str(count), str(folder), str(seconds), *names]
-    environment = os.environ | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    environment = os.environ | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"} | OF_JAX
     environment |= {"PYTHONPATH": os.pathsep.join(sys.path)}
     process = subprocess.Popen(
         command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
@@ -73,8 +82,20 @@ def outcomes(module, count, folder, seconds, names):
 
 def assert_all_well(module, count, folder, seconds):
     """Each check goes well on each rank of a group of so many."""
-    names = checks(module)
+    names = list(checks(module))
     assert outcomes(module, count, folder, seconds, names) == {name: [""] * count for name in names}
+
+
+def results(module, group, names):
+    """What came of each check so far, yielded after each."""
+    found = {}
+    for name in names:
+        try:
+            getattr(importlib.import_module(module), name)(group)
+            found[name] = ""
+        except Exception:
+            found[name] = traceback.format_exc()
+        yield found
 
 
 def work(module, rank, count, folder, names):
@@ -86,27 +107,25 @@ def work(module, rank, count, folder, names):
     limit = datetime.timedelta(seconds=WAIT)
     torch.distributed.init_process_group("gloo", f"file://{folder}/meet", limit, world_size=count, rank=rank)
     group = Group(rank, count, init_device_mesh("cpu", (count,), mesh_dim_names=("ranks",)), folder)
-    found = {}
-    for name in names:
-        try:
-            getattr(importlib.import_module(module), name)(group)
-            found[name] = ""
-        except Exception:
-            found[name] = traceback.format_exc()
+    for found in results(module, group, names):
         (folder / f"rank{rank}.part").write_text(json.dumps(found), encoding="utf-8")
         (folder / f"rank{rank}.part").replace(folder / f"rank{rank}.json")
-        if found[name]:
+        if any(found.values()):
             break
     sys.stdout.flush()
     os._exit(0)  # a group that lost a rank may not end by itself
 
 
 def main(module, count, folder, seconds, *names):
-    """Start the ranks, wait for them, end them, and print what they found."""
+    """Start the ranks, wait for them, end them, and print what they found; or of JAX, what this process found."""
+    count, folder, end = int(count), Path(folder), time.monotonic() + float(seconds)
+    if module.endswith("of_jax"):
+        *_, found = results(module, Group(0, count, None, folder), names)
+        print(json.dumps([found]))
+        return
     import torch.distributed  # noqa: F401  once, not in each rank
 
     importlib.import_module(module)
-    count, folder, end = int(count), Path(folder), time.monotonic() + float(seconds)
     fork = multiprocessing.get_context("fork")
     processes = [fork.Process(target=work, args=(module, rank, count, folder, names)) for rank in range(count)]
     for process in processes:

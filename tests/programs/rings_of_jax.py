@@ -1,12 +1,11 @@
-"""Checks of a ring of JAX over eight devices: rows in zigzag, segments and positions; test_rings_of_jax.py starts it.
+"""Checks of a ring of JAX over eight devices: rows in zigzag, segments and positions.
 
-Called as devices_of_jax.py is; letters as there.
+Letters as in devices_of_jax.py.
 """
 
 import collections
 import contextlib
 import functools
-import sys
 
 import jax
 import numpy as np
@@ -21,7 +20,6 @@ from devices_of_jax import (
     dropped,
     layer,
     loops,
-    main,
     mesh,
     sent,
     texts,
@@ -29,7 +27,7 @@ from devices_of_jax import (
 )  # fmt: skip
 from jax import numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from ranks import refused
+from ranks import long, refused
 
 import mha
 from mha import parallel
@@ -76,14 +74,15 @@ def work(call, count, size, both=False, **options):
     return np.array([found[device] for device in range(count)])
 
 
-def check_zigzag_balances_a_causal_ring(folder):
+def check_zigzag_balances_a_causal_ring(group):
     for both in (False, True):
         for options, least, most in (({}, 1, 1.1), ({"zigzag": True}, 1, 1.1), ({"zigzag": False}, 1.5, 1.7)):
             pairs = work({"causal": True}, 4, 64, both, **options)
             assert least <= pairs.max() / pairs.mean() <= most, (options, pairs)
 
 
-def check_rows_go_into_zigzag_and_back(folder):
+@long
+def check_rows_go_into_zigzag_and_back(group):
     for count in (1, 3, 8):
         few = Mesh(np.array(jax.devices()[:count]), ("devices",))
         spec, X = PartitionSpec(None, "devices"), np.arange(2 * 6 * count).reshape(2, 6 * count)
@@ -94,7 +93,8 @@ def check_rows_go_into_zigzag_and_back(folder):
         assert np.array_equal(back(there(X)), X), count
 
 
-def check_zigzag_sends_queries_keys_values_and_outputs_there_and_back(folder):
+@long
+def check_zigzag_sends_queries_keys_values_and_outputs_there_and_back(group):
     forward, both = texts(causal=True, **RING)
     pieces = [PART // 2] * 8  # two of each array: at most 4 parts, beside those of the ring
     assert sent(forward) == {"collective-permute": pieces + 2 * [PART]}, sent(forward)
@@ -105,40 +105,30 @@ def check_zigzag_sends_queries_keys_values_and_outputs_there_and_back(folder):
     assert [sent(text) for text in consecutive] == [sent(text) for text in texts(**RING)]
 
 
-def check_all_options_agree_in_zigzag(folder):
+def check_all_options_agree_in_zigzag(group):
     with always(zigzag=True):
         agree({"data x heads x ring"}, "all options")
 
 
-def check_additive_scores_agree_in_zigzag(folder):
+@long
+def check_cases_agree(group):
+    agree({"data x heads x ring"}, "segments")
+    agree({"ring"}, "positions")
     with always(zigzag=True):
-        agree({"ring"}, "additive, all options")
-
-
-def check_lengths_per_query_and_masks_agree_in_zigzag(folder):
-    with always(zigzag=True):
-        agree({"ring"}, "lengths per query, mask")
-
-
-def check_half_precision_agrees_in_zigzag(folder):
-    with always(zigzag=True):
+        for case in ("additive, all options", "lengths per query, mask", "segments, positions"):
+            agree({"ring"}, case)
         agree({"ring"}, "sinks, lengths", "bfloat16")
 
 
-def check_dropout_differs_between_devices_and_halves_in_zigzag(folder):
+@long
+def check_dropout_differs_between_devices_and_halves_in_zigzag(group):
     dropout_of(RING | {"zigzag": True})
     kept = next(dropped(RING | {"zigzag": True})) > 0  # (B, H, T, T), whose key T - 1 - j is on the device of key j
     assert not np.array_equal(kept, kept[..., ::-1])
 
 
-def check_tokens_agree_in_a_ring(folder):
-    agree({"data x heads x ring"}, "segments")
-    agree({"ring"}, "positions")
-    with always(zigzag=True):
-        agree({"ring"}, "segments, positions")
-
-
-def check_chunks_beside_segments_agree_in_a_ring(folder):
+@long
+def check_chunks_beside_segments_agree_in_a_ring(group):
     """Chunks then go by positions, and segments by their numbers, which need no order."""
     attention = mha.MultiHeadAttention(D, H, backend="numpy", bias=True, seed=0, chunk=5)
     module, variables = attention.to("jax").layer.unbind()
@@ -148,7 +138,8 @@ def check_chunks_beside_segments_agree_in_a_ring(folder):
     assert mha.parity.ratio(attention, np.asarray(found), X, X, X, **call) <= 1
 
 
-def check_blocks_that_do_not_divide_the_rows_see_no_padding(folder):
+@long
+def check_blocks_that_do_not_divide_the_rows_see_no_padding(group):
     """Of five rows on each device two are attended together; what is filled in is of no segment."""
     given, blocks.SCORES = blocks.SCORES, 400
     try:
@@ -168,7 +159,8 @@ def check_blocks_that_do_not_divide_the_rows_see_no_padding(folder):
         blocks.SCORES = given
 
 
-def check_segments_that_do_not_meet_are_left_out(folder):
+@long
+def check_segments_that_do_not_meet_are_left_out(group):
     segments, places = np.repeat([3, 0, 2, 1], 16), np.arange(64)
     segments[15::16] = -1  # padding
     assert (work({"segments": segments}, 4, 64) == 16 * 16).all()  # each of four devices has one of its own
@@ -188,13 +180,14 @@ def needed(**call):
     return jax.jit(both).lower(X, call).compile().memory_analysis().temp_size_in_bytes / 2**20
 
 
-def check_segments_and_positions_take_no_memory_of_all_pairs(folder):
+@long
+def check_segments_and_positions_take_no_memory_of_all_pairs(group):
     """5.1 MiB, and 0.2 more with both; a mask of all keys for the queries of one device alone has 8."""
     plain, tokens = needed(), jax.ShapeDtypeStruct((1, 8192), "int32")
     assert needed(segments=tokens, positions=tokens, key_positions=tokens) < plain + 1
 
 
-def check_zigzag_for_what_is_no_ring_is_refused(folder):
+def check_zigzag_for_what_is_no_ring_is_refused(group):
     module, variables = layer()
     X = jnp.zeros((1, T, D))
 
@@ -204,7 +197,3 @@ def check_zigzag_for_what_is_no_ring_is_refused(folder):
     refused(call(sequence="devices", how="gather", zigzag=True), 'zigzag is True beside how="gather"', 'how="ring"')
     refused(call(heads="devices", zigzag=True), "zigzag is True without sequence", 'sequence="axis"')
     refused(call(zigzag="yes", **RING), "zigzag is 'yes'", "True or False", kind=TypeError)
-
-
-if __name__ == "__main__":
-    main(globals(), *sys.argv[1:])

@@ -45,6 +45,7 @@ def compared(group, options, sizes, call, rows=None):
             same(X.grad, of_all.grad)
 
 
+@ranks.long
 def check_lengths_of_queries(group):
     """That are longer on each rank, and of another dtype: they travel with their queries."""
     lengths = torch.arange(3, 16).repeat(2, 1)
@@ -66,6 +67,7 @@ def check_chunks_beside_others(group):
     compared(group, {"chunk": 5}, (13, 17), call, {"segments": 1})
 
 
+@ranks.long
 def check_few_rows(group):
     """Ranks without queries or keys, and queries before the first key or after the last, in causal order."""
     for sizes, offset in (
@@ -93,6 +95,7 @@ def check_rows_that_see_nothing(group):
         compared(group, options, (13, 17), {"mask": of_heads, "offset": -3}, {"mask": 2})
 
 
+@ranks.long
 def check_calls_without_gradients(group):
     X = random(2, 9, D).detach()
     for options in KINDS:
@@ -103,6 +106,7 @@ def check_calls_without_gradients(group):
                     same(layer_of(how, group.mesh, **options)(*3 * [part(X, group.mesh)], causal=True), expected)
 
 
+@ranks.long
 def check_gradients_of_one_input(group):
     """Of a causal ring of a frozen layer, where the others have none."""
     for options in KINDS:
@@ -115,6 +119,7 @@ def check_gradients_of_one_input(group):
             same(own[trained].grad, part(whole_inputs[trained].grad, group.mesh))
 
 
+@ranks.long
 def check_half_precision(group):
     """Gradients that travel are sums in float32."""
     passed, dtypes = Circle.pass_on, set()
@@ -131,6 +136,7 @@ def check_half_precision(group):
     assert dtypes == {torch.float32}
 
 
+@ranks.long
 def check_the_suite_by_the_kernel(group):
     """PyTorch's kernel pools heads of which keys are as wide as values, whole and in small blocks."""
     before, size, devices.WIDTHS = devices.WIDTHS, blocks.SCORES, devices.WIDTHS | {"value_dim": 11}

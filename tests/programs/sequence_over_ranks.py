@@ -8,6 +8,7 @@ import time
 import numpy as np
 import ranks
 import torch
+from dropping import see_through
 from torch import distributed
 from torch.distributed.device_mesh import init_device_mesh
 
@@ -77,6 +78,7 @@ def ways_of(group, suite, cases, dtypes, ways=WAYS):
             assert result.passed, (one.name, result)
 
 
+@ranks.long
 def check_the_suite(group):
     ways_of(group, "quick", None, ("float64",))
 
@@ -154,6 +156,7 @@ def check_one_column_stands_for_the_keys_of_all_ranks(group):
             same(layer_of(how, mesh, bias=True)(queries, part(Y, mesh), part(Y, mesh), **own), expected)
 
 
+@ranks.long
 def check_lengths_of_any_dtype(group):
     """Lengths per query above all keys on one rank alone, and of another dtype on each."""
     mesh = group.mesh
@@ -275,6 +278,7 @@ def check_what_does_not_fit_is_refused(group):
         refused(TypeError, "queries is of NumPy, expected tensors", attention, *[X.numpy()] * 3)
 
 
+@ranks.long
 def check_other_poolings(group):
     mesh = group.mesh
 
@@ -306,18 +310,12 @@ def check_other_poolings(group):
 
 def dropped(how, mesh, seed, rate=0.25, K=60):
     """The weights, all alike, that N ranks keep: 0 or 1 (N, Q, H, K); and what this rank would draw next."""
-    made = mha.MultiHeadAttention(
-        H * K, H, bias=False, query_size=1, key_size=1, value_size=K, dtype="float64", dropout=rate, backend="torch"
-    )
-    own = np.eye(K)
-    made.weights = {name: X * 0 for name, X in made.weights.items()} | {
-        "W_v.kernel": np.concatenate([own] * H, 1), "W_o.kernel": np.eye(H * K),
-    }  # fmt: skip
-    layer, ones = parallel.parallelize(made.layer, mesh, how), torch.ones(1, K, 1, dtype=torch.float64)
+    made, (zeros, keys, values) = see_through("torch", rate, (1, H, 4, K), dtype="float64")
+    layer = parallel.parallelize(made.layer, mesh, how)
     torch.manual_seed(seed)
-    rows = part(torch.eye(K, dtype=torch.float64)[None], mesh)
-    output = layer(ones[:, :4], part(ones, mesh), rows, training=True)  # (1, 4, H*K)
-    kept = whole(output[0].reshape(4, H, K) * K * (1 - rate), mesh)  # (N, 4, H, K), of 0 and 1
+    own = (part(torch.tensor(X), mesh) for X in (keys, values))
+    output = layer(torch.tensor(zeros), *own, training=True)  # (1, 4, H*K)
+    kept = whole(output[0].reshape(4, H, K) * (1 - rate), mesh)  # (N, 4, H, K), of 0 and 1
     return kept, torch.rand(())
 
 
@@ -336,6 +334,7 @@ def check_dropout(group):
         assert len(whole(after, mesh).unique()) == 1, how
 
 
+@ranks.long
 def check_gradients_of_dropout(group):
     """Along a line, the slope of what was drawn is the gradient's: both passes drop the same."""
     mesh = group.mesh

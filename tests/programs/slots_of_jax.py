@@ -1,18 +1,17 @@
-"""Checks of a cache of JAX whose slots are split over devices; test_slots_of_jax.py starts it.
+"""Checks of a cache of JAX whose slots are split over devices.
 
-Called as devices_of_jax.py is; letters as there. The oracle is NumPy, for gradients the whole layer.
+Letters as in devices_of_jax.py. The oracle is NumPy, for gradients the whole layer.
 """
 
 import copy
 import functools
-import sys
 
 import jax
 import numpy as np
-from devices_of_jax import OF_ALL, D, H, main, mesh, sent
+from devices_of_jax import OF_ALL, D, H, mesh, sent
 from jax import numpy as jnp
 from jax.sharding import Mesh
-from ranks import refused
+from ranks import long, refused
 
 import mha
 from mha import parallel
@@ -64,7 +63,8 @@ def same(found, expected):
     assert np.abs(found - expected).max() <= 1e-12 * max(1, np.abs(expected).max())
 
 
-def check_a_prompt_and_tokens_agree(folder):
+@long
+def check_a_prompt_and_tokens_agree(group):
     with dispatch.load("jax").context("float64"):
         for name, options in OPTIONS.items():
             size = 12 if name == "all slots" else SIZE
@@ -74,7 +74,7 @@ def check_a_prompt_and_tokens_agree(folder):
             assert cache.positions.sharding.shard_shape(cache.positions.shape)[1] == size
 
 
-def check_lengths_masks_and_biases_agree(folder):
+def check_lengths_masks_and_biases_agree(group):
     rng = np.random.default_rng(3)
     given = {
         "valid_lens": lambda rows: np.array([rows, rows // 2, 0, max(0, rows - 1)]),
@@ -86,7 +86,7 @@ def check_lengths_masks_and_biases_agree(folder):
         steps({"num_key_value_heads": 2}, 12, (3, 3), mask=lambda rows: np.arange(rows)[:, None] != 1)
 
 
-def check_batch_heads_and_slots_are_split_together(folder):
+def check_batch_heads_and_slots_are_split_together(group):
     """On a mesh whose shardings are types, with a norm over all heads."""
     cube = jax.make_mesh((2, 2, 2), ("data", "heads", "rows"))
     where = {"mesh": cube, "data": "data", "heads": "heads", "sequence": "rows", "how": "ulysses"}
@@ -95,7 +95,8 @@ def check_batch_heads_and_slots_are_split_together(folder):
     assert cache.keys.sharding.shard_shape(cache.keys.shape) == (2, 2, 6, D // H)
 
 
-def check_blocks_of_queries_agree(folder):
+@long
+def check_blocks_of_queries_agree(group):
     given, blocks.SCORES = blocks.SCORES, 4 * H * 6 * 2  # two queries at once
     try:
         with dispatch.load("jax").context("float64"):
@@ -104,7 +105,8 @@ def check_blocks_of_queries_agree(folder):
         blocks.SCORES = given
 
 
-def check_a_frozen_cache_agrees(folder):
+@long
+def check_a_frozen_cache_agrees(group):
     with dispatch.load("jax").context("float64"):
         attention = mha.MultiHeadAttention(D, H, seed=0, backend="jax", dtype="float64", sinks=True)
         whole, (module, variables) = attention.to("numpy"), attention.layer.unbind()
@@ -120,7 +122,7 @@ def check_a_frozen_cache_agrees(folder):
             assert left.frozen
 
 
-def check_gradients_are_those_of_the_whole_layer(folder):
+def check_gradients_are_those_of_the_whole_layer(group):
     with dispatch.load("jax").context("float64"):
         for options in ("all slots", "additive"):
             attention = mha.MultiHeadAttention(D, H, seed=0, backend="jax", dtype="float64", **OPTIONS[options])
@@ -142,7 +144,8 @@ def check_gradients_are_those_of_the_whole_layer(folder):
             jax.tree.map(lambda X, Y: same(X, np.asarray(Y)), found, expected)
 
 
-def check_what_nobody_sees_may_be_no_number(folder):
+@long
+def check_what_nobody_sees_may_be_no_number(group):
     attention = mha.MultiHeadAttention(D, H, seed=0, backend="jax", window=(3, None))
     module, variables = attention.layer.unbind()
     X = np.random.default_rng(1).normal(size=(1, 7, D)).astype("float32")
@@ -156,7 +159,8 @@ def check_what_nobody_sees_may_be_no_number(folder):
     assert np.abs(np.asarray(output) - whole[:, 5:]).max() < 1e-5
 
 
-def check_dropout_drops_weights_of_slots_and_tokens(folder):
+@long
+def check_dropout_drops_weights_of_slots_and_tokens(group):
     attention = mha.MultiHeadAttention(D, H, seed=0, backend="jax", dropout=0.5)
     module, variables = attention.layer.unbind()
     X = jnp.asarray(np.random.default_rng(1).normal(size=(1, 4, D)).astype("float32"))
@@ -175,7 +179,8 @@ def check_dropout_drops_weights_of_slots_and_tokens(folder):
     assert (np.abs(outputs.mean(0) - kept[0, 0]) < 5 * outputs.std(0) / 20).all()  # dropped weights are made up for
 
 
-def check_a_token_sends_three_sums(folder):
+@long
+def check_a_token_sends_three_sums(group):
     """A maximum, a sum and a pooled value for each query and head."""
     attention = mha.MultiHeadAttention(D, H, seed=0, backend="jax")
     module, variables = attention.layer.unbind()
@@ -187,7 +192,8 @@ def check_a_token_sends_three_sums(folder):
     assert sum(found["all-reduce"]) == 3 * H * (2 + D // H), found
 
 
-def check_half_precision_is_by_the_rule(folder):
+@long
+def check_half_precision_is_by_the_rule(group):
     attention = mha.MultiHeadAttention(D, H, seed=0, backend="jax", dtype="bfloat16", num_key_value_heads=2)
     module, variables = attention.layer.unbind()
     X = np.random.default_rng(1).normal(size=(2, 7, D)).astype(mha.core.options.config.numpy_dtype("bfloat16"))
@@ -200,7 +206,8 @@ def check_half_precision_is_by_the_rule(folder):
     assert mha.parity.compare(attention.to("numpy"), np.concatenate(outputs, 1), X, X, X, causal=True)
 
 
-def check_no_tokens_change_nothing(folder):
+@long
+def check_no_tokens_change_nothing(group):
     attention = mha.MultiHeadAttention(D, H, seed=0, backend="jax")
     x, where = jnp.zeros((2, 0, D)), {"mesh": four(), "sequence": "rows"}
     output, cache = parallel.attend(*attention.layer.unbind(), x, x, x, cache=attention.cache(2, 8), **where)
@@ -208,7 +215,7 @@ def check_no_tokens_change_nothing(folder):
     assert (np.asarray(cache.positions) == -1).all()
 
 
-def check_what_does_not_fit_is_refused(folder):
+def check_what_does_not_fit_is_refused(group):
     attention = mha.MultiHeadAttention(D, H, seed=0, backend="jax")
     module, variables = attention.layer.unbind()
     x = jnp.zeros((2, 1, D))
@@ -220,7 +227,3 @@ def check_what_does_not_fit_is_refused(folder):
     refused(call(10), "cache has 10 slots", "a multiple of 4 devices", "size=12")
     refused(call(8, zigzag=True), "zigzag is True beside a cache")
     refused(call(8, segments=[0]), "segments")
-
-
-if __name__ == "__main__":
-    main(globals(), *sys.argv[1:])

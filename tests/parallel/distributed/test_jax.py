@@ -5,7 +5,6 @@ import socket
 import subprocess
 import sys
 
-import checked
 import pytest
 import ranks
 
@@ -69,7 +68,7 @@ except (OSError, mha.parallel.whole.FileError) as error:
 
 @pytest.mark.parametrize("name", ranks.checks(LONG))
 def test_devices(name, tmp_path):
-    assert not checked.on_devices(LONG, tmp_path, name)[name]
+    assert ranks.outcomes(LONG, 1, tmp_path, 500, [name]) == {name: [""]}
 
 
 def test_two_processes(tmp_path):
@@ -77,7 +76,7 @@ def test_two_processes(tmp_path):
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
     flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=2", "GLOO_SOCKET_IFNAME": "lo"}
-    environment = os.environ | checked.DEVICES | flags
+    environment = os.environ | ranks.OF_JAX | flags
     started = [
         subprocess.Popen(
             [sys.executable, "-c", TOGETHER, str(rank), address, str(tmp_path)],
