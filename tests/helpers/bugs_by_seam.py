@@ -251,7 +251,7 @@ HIDE = False
 # The tables: by name, the seam and the mistake
 
 # Of everything that a call computes.
-CALL_TESTS = "dropout reference loops own_layers layer calls parity"
+CALL_TESTS = "dropout reference alone own_layers layer calls parity"
 CALL = {
     "split without permuting": ("transpose_qkv",
         lambda right, X, H: reshaped(X, sizes(X)[0] * H, sizes(X)[1], X.shape[2] // H)),
@@ -328,7 +328,7 @@ OPTIONS = {
 }  # fmt: skip
 
 # Of calls that are computed in pieces, of which none keeps weights.
-PIECES_TESTS = "reference loops blocks"
+PIECES_TESTS = "reference alone blocks"
 PIECES = {
     "a part forgets where its queries begin": ("of_part", of_piece("offset", lambda query, key: [0, key])),
     "a part forgets where its keys begin": ("of_part", of_piece("offset", lambda query, key: [query, 0])),
@@ -351,7 +351,7 @@ PIECES = {
 }  # fmt: skip
 
 # Of positions that a call gives.
-PLACED_TESTS = "places bad_inputs"
+PLACED_TESTS = "tokens bad_inputs"
 PLACED = {
     "positions are ignored": ("places", lambda right, X, given=None, offset=0: right(X, None, offset)),
     "all samples are where the first is": ("places", lambda right, X, given=None, offset=0: right(
@@ -368,7 +368,7 @@ PLACED = {
 }  # fmt: skip
 
 # Of segments that a call gives.
-PACKED_TESTS = "segments"
+PACKED_TESTS = "tokens"
 PACKED = {
     "segments are ignored": ("visible_keys", of_call(segments=lambda X: None)),
     "padding is a segment, too": ("visible_keys", of_call(segments=lambda X: X + 1, key_segments=lambda X: X + 1)),

@@ -12,6 +12,7 @@ import itertools
 import math
 
 import adapters
+import formula
 import hypothesis
 import numpy as np
 import pytest
@@ -288,29 +289,8 @@ def test_weights_are_shares_of_what_is_seen(backend, data):
 def test_the_formula(backend, data):
     call = data.draw(calls(backend))
     attention, inputs = call.layer(backend), call.inputs()
-    assert agree(attend(attention, inputs, **call.hiding()), formula(call, *inputs))
-
-
-def formula(call, queries, keys, values):
-    """Multi-head attention by sums over named axes; v and o are those of values and outputs, n that of features."""
-    given = call.weights()
-
-    def project(name, X):
-        X = X @ given[f"{name}.kernel"] + given.get(f"{name}.bias", 0)
-        return X.reshape(*X.shape[:2], H, -1)  # (B, T, H, d or dv)
-
-    Q, K, V = project("W_q", queries), project("W_k", keys), project("W_v", values)
-    if call.options["pooling"] == "dot":
-        scores = np.einsum("bqhd,bkhd->bhqk", Q, K) / math.sqrt(Q.shape[-1])
-    else:
-        Q, K = Q @ given["attention.W_q.kernel"], K @ given["attention.W_k.kernel"]
-        features = np.tanh(Q[:, :, None] + K[:, None])  # (B, Q, K, H, n)
-        scores = np.einsum("bqkhn,n->bhqk", features, given["attention.w_v.kernel"][:, 0])
-    scores = np.where(call.visible(), scores, -1e9)  # (B, H, Q, K)
-    shares = np.exp(scores - scores.max(-1, keepdims=True)) * call.visible()
-    shares /= np.maximum(shares.sum(-1, keepdims=True), 1)  # the largest of a sum is 1; an empty sum is 0
-    output = np.einsum("bhqk,bkhv,hvo->bqo", shares, V, given["W_o.kernel"].reshape(H, -1, D))
-    return {"output": output + given.get("W_o.bias", 0), "weights": shares}
+    expected = formula.both(attention.config, call.weights(), *inputs, **call.hiding())
+    assert agree(attend(attention, inputs, **call.hiding()), dict(zip(("output", "weights"), expected, strict=True)))
 
 
 # A central difference of step h along a direction of length 1 errs by h^2 f''' / 6 and by rounding of about u f / h;
