@@ -2,11 +2,10 @@
 
 import torch
 from torch import distributed
-from torch.autograd.function import once_differentiable
 
 from mha.parallel.rows import common
 
-from .ranks import ready
+from .ranks import ready, transfer
 
 
 def to_heads(X, heads, rows, mesh):
@@ -16,14 +15,14 @@ def to_heads(X, heads, rows, mesh):
     """
     here, sizes = mesh.get_local_rank(), X.shape
     shapes = [(sizes[0], heads[here], count, *sizes[3:]) for count in rows]
-    return torch.cat(_Exchanged.apply(mesh, shapes, *X.split(heads, 1)), 2)
+    return torch.cat(_exchange_pieces(mesh, shapes, X.split(heads, 1)), 2)
 
 
 def to_rows(X, heads, rows, mesh):
     """Undo `to_heads`: X (B, heads here, all rows, ...) -> (B, H, rows here, ...)."""
     here, sizes = mesh.get_local_rank(), X.shape
     shapes = [(sizes[0], count, rows[here], *sizes[3:]) for count in heads]
-    return torch.cat(_Exchanged.apply(mesh, shapes, *X.split(rows, 2)), 1)
+    return torch.cat(_exchange_pieces(mesh, shapes, X.split(rows, 2)), 1)
 
 
 def exchange_rows(arrays, axis, places, mesh):
@@ -38,7 +37,7 @@ def exchange_rows(arrays, axis, places, mesh):
             count = sum(one.stop - one.start for one in own[-1])
             pieces.append(_rows_of(X, axis, common(before[here], after[other])))
             shapes.append((*X.shape[:axis], count, *X.shape[axis + 1 :]))
-    found, size = _Exchanged.apply(mesh, shapes, *pieces), len(arrays)
+    found, size = _exchange_pieces(mesh, shapes, pieces), len(arrays)
     return [_in_order(found[number::size], own[number::size], axis) for number in range(size)]
 
 
@@ -61,7 +60,23 @@ def _rows_of(X, axis, rows):
 
 def gather_rows(X, axis, rows, mesh):
     """The rows of all ranks along an axis; X: those here. The gradient of a row goes back to its own rank."""
-    return _Gathered.apply(X, axis, rows, mesh)
+
+    def gather(X):
+        last = X.movedim(axis, 0)
+        padded = last.new_zeros((max(rows), *last.shape[1:]), dtype=_send_dtype(X.dtype))  # ranks send as much each
+        padded[: len(last)] = last
+        found = [torch.empty_like(padded) for _ in rows]
+        ready(mesh)
+        distributed.all_gather(found, padded, group=mesh.get_group())
+        whole = torch.cat([part[:count] for part, count in zip(found, rows, strict=True)])
+        return whole.to(X.dtype).movedim(0, axis)
+
+    def back(gradient):
+        pieces = gradient.split(rows, axis)
+        own = pieces[mesh.get_local_rank()].shape
+        return (torch.stack(_all_to_all(mesh, [own] * len(pieces), pieces)).sum(0),)
+
+    return transfer(gather, back, X)
 
 
 def anywhere(flags, mesh):
@@ -72,42 +87,14 @@ def anywhere(flags, mesh):
     return found.bool()
 
 
-class _Exchanged(torch.autograd.Function):
-    """As many pieces from each rank as to each."""
-
-    @staticmethod
-    def forward(ctx, mesh, shapes, *pieces):
-        ctx.mesh, ctx.back = mesh, [piece.shape for piece in pieces]
-        return tuple(_all_to_all(mesh, shapes, pieces))
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, *gradients):
-        return None, None, *_all_to_all(ctx.mesh, ctx.back, gradients)
-
-
-class _Gathered(torch.autograd.Function):
-    """The rows of all ranks, gathered from each."""
-
-    @staticmethod
-    def forward(ctx, X, axis, rows, mesh):
-        ctx.axis, ctx.rows, ctx.mesh = axis, rows, mesh
-        most, last = max(rows), X.movedim(axis, 0)
-        padded = last.new_zeros((most, *last.shape[1:]), dtype=_send_dtype(X.dtype))  # ranks send as much each
-        padded[: len(last)] = last
-        found = [torch.empty_like(padded) for _ in rows]
-        ready(mesh)
-        distributed.all_gather(found, padded, group=mesh.get_group())
-        whole = torch.cat([part[:count] for part, count in zip(found, rows, strict=True)])
-        return whole.to(X.dtype).movedim(0, axis)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, gradient):
-        here = ctx.mesh.get_local_rank()
-        pieces = gradient.split(ctx.rows, ctx.axis)
-        found = _all_to_all(ctx.mesh, [pieces[here].shape] * len(pieces), pieces)
-        return torch.stack(found).sum(0), None, None, None
+def _exchange_pieces(mesh, shapes, pieces):
+    """As many pieces from each rank as to each, of these shapes."""
+    own = [piece.shape for piece in pieces]
+    return transfer(
+        lambda *pieces: tuple(_all_to_all(mesh, shapes, pieces)),
+        lambda *gradients: _all_to_all(mesh, own, gradients),
+        *pieces,
+    )
 
 
 def _all_to_all(mesh, shapes, pieces):

@@ -3,11 +3,10 @@
 Letters as in layer.py; H and G are the heads on this rank.
 """
 
-import functools
-
 from mha.parallel.parts import NORMS, over_all
 
 from .ranks import share, sum_ranks
+from .twins import class_of
 
 
 def over(part, mesh, heads):
@@ -18,18 +17,12 @@ def over(part, mesh, heads):
     for name in over_all(part.config):
         for one in NORMS[name]:
             norm = getattr(part, one)
-            norm.__class__ = _class_of(NormOverRanks, type(norm))
+            norm.__class__ = class_of(NormOverRanks, type(norm))
             norm.num_heads = part.config.num_heads if one == "q_norm" else part.config.num_key_value_heads
             norm.mesh = mesh
-    part.__class__ = _class_of(OverRanks, type(part))
+    part.__class__ = class_of(OverRanks, type(part))
     part.here = heads
     return part
-
-
-@functools.cache
-def _class_of(first, kind):
-    """The class of a module in a call over ranks; kind: its own class."""
-    return type(kind.__name__, (first, kind), {})
 
 
 class NormOverRanks:

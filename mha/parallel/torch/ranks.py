@@ -172,44 +172,36 @@ def _brief(value):
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-# 2. Sums
+# 2. Exchanges, each with that of the gradients
 
 
-class _Shared(torch.autograd.Function):
-    """An array that is the same on all ranks, each with another use of it: its gradients add up."""
-
-    @staticmethod
-    def forward(ctx, X, mesh):
-        ctx.mesh = mesh
-        return X.view_as(X)
+class _Transfer(torch.autograd.Function):
+    """A linear function of arrays by which ranks exchange numbers, and the one that their gradients take back."""
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx, gradient):
-        return _all_reduce(gradient, ctx.mesh), None
-
-
-class _Summed(torch.autograd.Function):
-    """The sum of an array over all ranks, on each of them; all use it in the same way."""
-
-    @staticmethod
-    def forward(ctx, X, mesh):
-        return _all_reduce(X, mesh)
+    def forward(ctx, there, back, *arrays):
+        ctx.back = back
+        return there(*arrays)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, gradient):
-        return gradient, None
+    def backward(ctx, *gradients):
+        return None, None, *ctx.back(*gradients)
+
+
+transfer = _Transfer.apply
 
 
 def share(X, mesh):
     """X, the same on all ranks of a mesh, with the sum over ranks for its gradient. None stays None."""
-    return _Shared.apply(X, mesh) if torch.is_tensor(X) and X.is_floating_point() else X
+    if not (torch.is_tensor(X) and X.is_floating_point()):
+        return X
+    return transfer(lambda X: X.view_as(X), lambda gradient: (_all_reduce(gradient, mesh),), X)
 
 
 def sum_ranks(X, mesh):
-    """The sum of X over the ranks of a mesh; each has the gradient of the sum."""
-    return _Summed.apply(X, mesh)
+    """The sum of X over the ranks of a mesh, on each of them; all use it in the same way, and have its gradient."""
+    return transfer(lambda X: _all_reduce(X, mesh), lambda gradient: (gradient,), X)
 
 
 def _all_reduce(X, mesh):
@@ -219,27 +211,17 @@ def _all_reduce(X, mesh):
     return total
 
 
-class _Joined(torch.autograd.Function):
-    """The arrays of the ranks side by side, on each of them; all use it in the same way."""
+def join_ranks(X, axis, mesh):
+    """The arrays of a mesh's ranks, equal in size, side by side along an axis; all use them in the same way."""
+    size = X.shape[axis]
 
-    @staticmethod
-    def forward(ctx, X, axis, mesh):
-        ctx.axis, ctx.own = axis, mesh.get_local_rank()
+    def join(X):
         parts = [torch.empty(X.shape, dtype=X.dtype, device=X.device) for _ in range(mesh.size())]
         ready(mesh)
         distributed.all_gather(parts, X.contiguous(), group=mesh.get_group())
-        ctx.size = X.shape[axis]
         return torch.cat(parts, axis)
 
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, gradient):
-        return gradient.narrow(ctx.axis, ctx.own * ctx.size, ctx.size), None, None
-
-
-def join_ranks(X, axis, mesh):
-    """The arrays of a mesh's ranks, equal in size, side by side along an axis; each has the gradient of its part."""
-    return _Joined.apply(X, axis, mesh)
+    return transfer(join, lambda gradient: (gradient.narrow(axis, mesh.get_local_rank() * size, size),), X)
 
 
 # 3. Randomness

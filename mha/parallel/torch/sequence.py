@@ -27,21 +27,15 @@ from .ranks import share
 from .ring import Fused
 from .ring import pool as ring
 from .ring.circle import move_offset
-from .twins import with_parameters
+from .twins import class_of, with_parameters
 
 
 def over(part, mesh, how, rows, in_zigzag):
     """A layer for one call over the ranks of a mesh, in plain tensors; rows: the `Rows` of the call."""
     part = with_parameters(part, lambda name, X: share(X, mesh))
-    part.__class__ = _class_of(HOWS[how], type(part))
+    part.__class__ = class_of(HOWS[how], type(part))
     part.mesh, part.rows, part.in_zigzag = mesh, rows, in_zigzag
     return part
-
-
-@functools.cache
-def _class_of(how, whole):
-    """The class of a layer in a call over ranks; whole: its own class."""
-    return type(whole.__name__, (how, whole), {})
 
 
 class OfRows:

@@ -27,19 +27,13 @@ from mha.core.engine import blocks
 from mha.core.engine.visible_range import pairs_by_group
 
 from .ranks import ready, share, sum_ranks
-from .twins import with_parameters
+from .twins import class_of, with_parameters
 
 
 def over(part, mesh):
     """A layer for one call with a cache whose slots are split over the ranks of a mesh."""
-    part.__class__, part.mesh = _class_of(type(part)), mesh
+    part.__class__, part.mesh = class_of(OfSlots, type(part)), mesh
     return part
-
-
-@functools.cache
-def _class_of(whole):
-    """The class of a layer in a call with split slots; whole: its own class."""
-    return type(whole.__name__, (OfSlots, whole), {})
 
 
 class OfSlots:

@@ -53,8 +53,9 @@ class Split:
     def forward(self, queries, keys, values, call):
         """Call the layer as if it were whole; `mha.parallel.parallelize` says which rows a rank takes and gives."""
         if self.sequence is not None:
-            attend = self.attend_rows if call.cache is None else self.attend_slots
-            return attend(queries, keys, values, call)  # (B, Q of this rank, D), or (B, Q, D) and the cache
+            return self.attend_sequence(
+                queries, keys, values, call
+            )  # (B, Q of this rank, D), or (B, Q, D) and the cache
         if torch.compiler.is_compiling():  # where ranks exchange nothing
             call = check(arrays, self, queries, keys, values, call)
         else:
@@ -62,15 +63,11 @@ class Split:
         return self.attend(queries, keys, values, call)  # (B, Q, D)
 
     @torch.compiler.disable  # how many rows each rank has is known in a call alone
-    def attend_rows(self, queries, keys, values, call):
-        """Call the layer with the rows of the sequence on this rank."""
-        call, rows = agree_on_rows(self, queries, keys, values, call)
-        return self.attend(queries, keys, values, call, rows)
-
-    @torch.compiler.disable
-    def attend_slots(self, queries, keys, values, call):
-        """Call the layer with new tokens, the same on all ranks, and the slots of a cache on this rank."""
-        return self.attend(queries, keys, values, agree_on_inputs(self, queries, keys, values, call))
+    def attend_sequence(self, queries, keys, values, call):
+        """Call the layer with this rank's rows; with a cache, with new tokens, the same on all ranks, and its slots."""
+        if call.cache is not None:
+            return self.attend(queries, keys, values, agree_on_inputs(self, queries, keys, values, call))
+        return self.attend(queries, keys, values, *agree_on_rows(self, queries, keys, values, call))
 
     def attend(self, queries, keys, values, call, rows=None):
         """Take the steps of the whole layer; the checked call is the same on all ranks but for the rows of a sequence.

@@ -1,5 +1,7 @@
 """Copies of modules, which share all attributes until one is changed: a call changes a copy, not the module."""
 
+import functools
+
 
 def twin_of(module):
     """A copy of a module that shares all attributes with it, until one is changed."""
@@ -14,3 +16,9 @@ def with_parameters(module, change, path=""):
     twin._parameters = {name: X if X is None else change(path + name, X) for name, X in module._parameters.items()}
     twin._modules = {name: with_parameters(one, change, f"{path}{name}.") for name, one in module._modules.items()}
     return twin
+
+
+@functools.cache
+def class_of(first, kind):
+    """The class of a module in a call over ranks, with `first` before the module's own class, kind."""
+    return type(kind.__name__, (first, kind), {})
