@@ -190,16 +190,6 @@ def test_padding_is_given_to_a_ring_that_has_wrapped(backend):
     same(output[1], expected[1])
 
 
-def test_weights_are_by_slots(backend):
-    (attention, whole), X = pair(backend, window=(3, None)), tokens(6)
-    _, cache = decoded(attention, X, (4, 3), attention.cache(B))
-    x = X[:, 7:8]
-    _, weights, cache = attention(x, x, x, causal=True, cache=cache, return_weights=True)
-    _, expected = whole(x, X[:, :8], X[:, :8], causal=True, offset=7, return_weights=True)
-    assert numbers(cache)[0] == [[4, 5, 6, 7]] * B
-    same(weights, expected[..., 4:])
-
-
 def test_a_call_that_pushes_out_what_it_sees_takes_no_mask(backend):
     attention, X = layer(backend, window=(3, None)), tokens(7)
     _, cache = decoded(attention, X, (4,), attention.cache(B))

@@ -152,19 +152,6 @@ def test_a_loop_inside_a_function_writes_over_what_is_no_number(backend, dtype):
 
 
 @pytest.mark.backends("tensorflow")
-def test_no_function_is_compiled_after_the_second_token(backend):
-    from mha.backends.tensorflow.engine.compiled import _functions
-
-    attention, after_two = mha.MultiHeadAttention(8, 2, seed=5, backend=backend), None
-    x, cache = mha.tensor(X[:, :1, :8], backend=backend), attention.cache(B, 200)
-    for token in range(200):
-        _, cache = attention(x, x, x, causal=True, cache=cache)
-        after_two = [*_functions] if token == 1 else after_two
-        assert token < 2 or [*_functions] == after_two
-    assert mha.to_numpy(cache.lengths).tolist() == [200] * B
-
-
-@pytest.mark.backends("tensorflow")
 def test_what_a_function_gives_is_not_written(backend):
     import tensorflow as tf
 
@@ -175,27 +162,6 @@ def test_what_a_function_gives_is_not_written(backend):
         assert not cache.keys.numpy().any()
         _, after = attention(x, x, x, causal=True, cache=cache)
         assert after.keys.numpy().any()
-
-
-@pytest.mark.backends("tensorflow")
-def test_gradients_flow_through_own_tokens(backend):
-    import tensorflow as tf
-
-    attention, x = mha.MultiHeadAttention(D, H, backend=backend), tf.constant(X)
-    _, cache = attention(x[:, :3], x[:, :3], x[:, :3], causal=True, cache=attention.cache(B, T))
-    compiled = tf.function(lambda x, cache: attention.layer(x, x, x, causal=True, cache=cache))
-    for step in (lambda x, cache: attention(x, x, x, causal=True, cache=cache), compiled):
-        for own in (x[:, 3:4], x[:, 3:]):
-            again = attention.cache(B, T).after(*map(tf.identity, cache.arrays()))
-            found = []
-            for decode in (True, False):
-                with tf.GradientTape() as tape:
-                    tape.watch(own)
-                    rows = tf.concat([x[:, :3], own], 1)
-                    output = step(own, again)[0] if decode else attention(own, rows, rows, causal=True, offset=3)
-                    total = tf.reduce_sum(output**2)
-                found.append(tape.gradient(total, own))
-            np.testing.assert_allclose(*found, rtol=0, atol=1e-5)
 
 
 @pytest.mark.backends("torch")

@@ -137,15 +137,6 @@ def test_steps_that_have_no_slot_are_refused(backend):
         np.testing.assert_array_equal(found, expected)
 
 
-def test_arrays_of_the_framework_give_its_own(backend):
-    attention, X = layer(backend), tokens(8, 2)
-    own, cache = mha.tensor(X, backend=backend), attention.cache(B, S)
-    steps, expected = (attention.trace(one, one, one, causal=True, cache=cache) for one in (own, X))
-    for name, step in expected.items():
-        assert type(steps[name]) is type(own)
-        np.testing.assert_array_equal(mha.to_numpy(steps[name]), step)
-
-
 @pytest.mark.backends("numpy", "torch", "mlx")
 def test_the_framework_s_layer_refuses_queries_that_are_no_array(backend):
     attention = mha.MultiHeadAttention(6, 2, backend=backend)

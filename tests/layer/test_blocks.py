@@ -375,44 +375,6 @@ def test_compiled_unsigned_lengths_in_pieces(backend, small):
     assert parity.error(mha.to_numpy(found), oracle) <= parity.bound("float32", oracle, base)
 
 
-SELF = {"num_hiddens": 21, "num_heads": 3, "query_size": 13, "key_size": 13, "value_size": 13}
-ONE_ARRAY = {
-    "no lengths": {},
-    "lengths, all the same": {"valid_lens": [5, 5]},
-    "lengths": {"valid_lens": [7, 4]},
-    "length zero": {"valid_lens": [0, 4]},
-    "lengths per query": {"valid_lens": [[1, 2, 3, 4, 5, 6, 7], [7, 6, 5, 4, 3, 2, 1]]},
-    "causal": {"causal": True},
-    "causal, lengths, all the same": {"valid_lens": [5, 5], "causal": True},
-    "causal, lengths": {"valid_lens": [6, 3], "causal": True},
-    "mask": {"mask": np.arange(49).reshape(7, 7) % 3 > 0},
-}
-
-
-@pytest.mark.parametrize("bias", [pytest.param(False, id="no bias", marks=LONG), pytest.param(True, id="bias")])
-@pytest.mark.parametrize("name", ONE_ARRAY)
-def test_one_array_as_queries_keys_and_values(backend, rng, name, bias):
-    """Self-attention may take other ways to the same numbers, in all parts."""
-    hiding = {"valid_lens": None, "mask": None, "causal": False} | ONE_ARRAY[name]
-    X, cotangent = rng.normal(size=(2, 7, 13)), rng.normal(size=(2, 7, 21))
-    oracle = mha.MultiHeadAttention(**SELF, bias=bias, dtype="float64", backend="numpy")
-    oracle.weights = {name: W + 0.1 * rng.normal(size=W.shape) for name, W in oracle.weights.items()}
-    expected = oracle(X, X, X, **hiding, return_weights=True)[0]
-    gradients = oracle.gradients(X, X, X, **hiding, cotangent=cotangent)
-    by_X = sum(gradients[name] for name in ("queries", "keys", "values"))
-    attention = oracle.to(backend)
-    output, gradient = by_values(attention, None, None, X, cotangent, hiding)
-    assert parity.error(output, expected) <= parity.bound("float64", expected, expected)
-    if adapters.lacks(backend, "automatic differentiation"):  # whose gradients are by one of the three inputs at a time
-        by_X = gradients["values"]
-    assert parity.error(gradient, by_X) <= parity.bound("float64", by_X, by_X, gradient=True)
-    weights = oracle(X, X, X, **hiding, return_weights=True)[1]  # (B, H, T, T)
-    sees, seen = (weights > 0).any((1, 3)), (weights > 0).any((1, 2))  # (B, T)
-    padded, _ = by_values(attention, None, None, np.where(seen[:, :, None], X, np.nan), cotangent, hiding)
-    clean = seen | ~sees
-    np.testing.assert_array_equal(padded[clean], output[clean])
-
-
 @pytest.mark.backends("torch")
 @pytest.mark.parametrize("part", ["W_q", "W_k", "W_v", "W_o"])
 def test_hooks_and_replaced_calls_of_parts_count(backend, part):

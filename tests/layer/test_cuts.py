@@ -103,25 +103,3 @@ def test_blocks_of_a_window(monkeypatch):
     assert len(pieces(1024, 1024, 1, window=(15, 0))) == 1024 // blocks.LEAST
     assert len(pieces(1024, 1024, 1, window=(511, 0))) == 4
     assert blocks.block(made(window=(1023, 0)), 4096, 4096, 1, share=4) == 256
-
-
-def test_of_some_samples_queries_and_keys():
-    """Part of what is visible is what is visible of the parts."""
-    from mha.backends.numpy.hiding import visible_keys
-
-    random = np.random.default_rng(0)
-    B, H, Q, K = 3, 2, 7, 11
-    queries, keys = np.empty((B, Q, 1)), np.empty((B, K, 1))
-    samples, rows, columns = slice(1, 3), slice(2, 5), slice(3, 9)
-    for shape in ((Q, K), (B, Q, K), (1, Q, 1), (B, H, 1, K), (B, 1, Q, K)):
-        for lengths in ((B,), (B, Q)):
-            for offset in (2, random.integers(-2, 5, (B, 1))):
-                bias = np.where(random.random(shape) < 0.3, -np.inf, 0)
-                mask = random.random((Q, K)) < 0.8
-                valid_lens = random.integers(0, K + 1, lengths)
-                call = made(valid_lens, mask, bias, True, offset, window=(4, 1))
-                whole = np.broadcast_to(visible_keys(queries, keys, call), (B, H, Q, K))
-                cut = call.part(samples, queries=rows, keys=columns)
-                found = visible_keys(queries[samples, rows], keys[samples, columns], cut)
-                expected = whole[samples, :, rows, columns]
-                np.testing.assert_array_equal(np.broadcast_to(found, expected.shape), expected)

@@ -7,7 +7,7 @@ import pytest
 from layers import random_layer
 
 import mha
-from mha.weights import own_format, readers
+from mha.weights import own_format
 
 
 @pytest.mark.parametrize(
@@ -93,25 +93,6 @@ def test_values_are_normed_and_kept_so_in_a_cache(backend):
     output, cache = attention(X, X, X, causal=True, cache=attention.cache(1, 3))
     np.testing.assert_allclose(mha.to_numpy(cache.values)[0, :, :1], expected, rtol=1e-12)
     np.testing.assert_allclose(mha.to_numpy(output)[0, 0], [1, 2, 1, 4 / 3], rtol=1e-12)
-
-
-@pytest.mark.parametrize(
-    "option",
-    [
-        {"qk_norm": mha.Norm("rms", 0.5, over="all")},
-        {"qk_norm": mha.Norm("rms", 0.5, after=True)},
-        {"value_norm": mha.Norm("rms", 0.5)},
-    ],
-)
-def test_files_have_the_layout_that_they_need(rng, tmp_path, option):
-    layer = random_layer(rng, {"num_hiddens": 6, "num_heads": 2} | option)
-    layer.save(tmp_path / "layer.safetensors")
-    with readers.open_weights(tmp_path / "layer.safetensors") as file:
-        assert file.metadata["layout"] == "3"
-    again = mha.load(tmp_path / "layer.safetensors", "numpy")
-    assert again.config == layer.config
-    for name, X in layer.weights.items():
-        np.testing.assert_array_equal(again.weights[name], X)
 
 
 def test_values_do_not_turn():

@@ -7,13 +7,13 @@ import formula
 import numpy as np
 import pytest
 import safetensors
+from layers import assert_same_weights
 
 import mha
-from mha import parity
 from mha.core.options.config import MODERN
 from mha.parity.cases import rare
 
-from .modern import ALL, B, G, H, K, Q, agree, d, inputs, layer
+from .modern import ALL, B, H, K, Q, agree, inputs, layer
 
 SLOPES = pytest.mark.long("numpy")
 LONG = pytest.mark.long(*adapters.COMPILED)  # they compile each combination
@@ -59,16 +59,6 @@ def test_the_start_of_norms_is_a_scale_of_1(backend):
     assert weights["q_norm.scale"].tolist() == weights["k_norm.scale"].tolist() == [1, 1, 1, 1]
 
 
-def test_grouped_heads_are_heads_with_the_same_keys_and_values(backend, rng):
-    grouped, whole, arrays = layer(backend, num_key_value_heads=G), layer(backend), inputs(rng)
-    weights = grouped.weights
-    for name, width in (("W_k.kernel", d), ("W_v.kernel", 3)):
-        heads = weights[name].reshape(11, G, width)
-        weights[name] = np.stack([heads[:, h // (H // G)] for h in range(H)], 1).reshape(11, H * width)
-    whole.weights = weights
-    assert agree(grouped(*arrays, [3, 7]), whole(*arrays, [3, 7]))
-
-
 def test_a_rotation_by_hand(backend):
     # One head of width 4 and W = identity, so that the steps are the inputs turned; frequencies are 1 and 1 / 10.
     X = np.array([[[1.0, 2.0, 3.0, 4.0]]])
@@ -105,18 +95,6 @@ def test_minus_infinity_hides_as_a_mask_does_and_a_large_number_does_not(backend
     assert np.allclose(attention(*arrays, score_bias=lowest, return_weights=True)[1], 1 / K, rtol=1e-12, atol=0)
 
 
-def test_a_window_sees_both_its_ends(backend, rng):
-    _, weights = layer(backend, window=(2, 1))(*inputs(rng), offset=1, return_weights=True)
-    expected = [
-        [1, 1, 1, 0, 0, 0, 0],
-        [1, 1, 1, 1, 0, 0, 0],
-        [0, 1, 1, 1, 1, 0, 0],
-        [0, 0, 1, 1, 1, 1, 0],
-        [0, 0, 0, 1, 1, 1, 1],
-    ]
-    assert ((weights > 0) == np.array(expected, bool)).all()
-
-
 def test_what_a_bias_holds_where_something_else_hides_does_not_matter(backend, rng):
     attention, arrays, bias = layer(backend, **ALL), inputs(rng), rng.normal(size=(B, H, Q, K))
     call = {"valid_lens": [3, 5], "causal": True, "offset": 1}
@@ -130,43 +108,6 @@ def test_what_a_bias_holds_where_something_else_hides_does_not_matter(backend, r
     assert (pull_back(np.ones_like(output))["score_bias"][hidden] == 0).all()
 
 
-def test_gradients_by_biases_and_gates_have_their_shapes(backend, rng):
-    attention, arrays = layer(backend, num_key_value_heads=G), inputs(rng)
-    some = slice(None, None, 3 if adapters.of(backend).compiles_each_kind else 1)
-    shapes = ((Q, K), (H,)), ((1, 1, 1, K), (B, H)), ((B, 1, K), (H,)), ((B, H, 1, K), (B, H))
-    for bias, gates in shapes[some]:
-        given = {"score_bias": rng.normal(size=bias), "head_gates": rng.normal(size=gates)}
-        gradients, expected = (one.gradients(*arrays, [3, 7], **given) for one in (attention, attention.to("numpy")))
-        assert list(gradients)[3:5] == ["score_bias", "head_gates"]
-        for name, X in given.items():
-            assert gradients[name].shape == X.shape
-            bound = parity.bound("float64", expected[name], expected[name], gradient=True)
-            assert parity.error(gradients[name], expected[name]) <= bound
-
-
-def test_gates_of_0_and_1_choose_heads(backend, rng):
-    attention, arrays = layer(backend, bias=True), inputs(rng)
-    gates = np.array([1.0, 0, 1, 0, 0, 1])
-    weights = attention.weights
-    rows = np.repeat(gates, 3)[:, None]  # of W_o, three of each head
-    without = attention.to(backend)
-    without.weights = weights | {"W_o.kernel": weights["W_o.kernel"] * rows}
-    assert agree(attention(*arrays, head_gates=gates), without(*arrays))
-
-
-@pytest.mark.parametrize("options", [pytest.param({}, marks=LONG), ALL], ids=["plain", "all options"])
-def test_token_by_token_is_the_causal_call(backend, rng, options):
-    attention, X = layer(backend, **options), rng.normal(size=(B, Q, 11))
-    at_once = attention(X, X, X, causal=True)
-    for i in range(Q):
-        past = X[:, : i + 1]
-        one = attention(X[:, i : i + 1], past, past, causal=True, offset=i)
-        assert agree(one, at_once[:, i : i + 1])
-    cache = np.concatenate([X[:, :3], np.full((B, 2, 11), np.nan)], 1)  # with room for what is to come
-    one = attention(X[:, 2:3], cache, cache, causal=True, offset=np.array([2, 2]))
-    assert agree(one, at_once[:, 2:3])
-
-
 def test_a_layer_with_all_options_moves(backend, rng, tmp_path):
     attention, arrays = layer(backend, **ALL), inputs(rng)
     output = attention(*arrays, [3, 7], causal=True)
@@ -174,49 +115,62 @@ def test_a_layer_with_all_options_moves(backend, rng, tmp_path):
     loaded = mha.load(tmp_path / "all.safetensors", backend)
     assert loaded.config == attention.config
     assert np.array_equal(loaded(*arrays, [3, 7], causal=True), output)
-    other = layer(backend, **ALL | {"window": (2, None)})
-    with pytest.raises(ValueError, match=r"target has window=\(2, None\), expected \(3, None\) as the source"):
-        mha.sync(attention, other)
     assert "window=(3, None)" in repr(attention)
     assert "window" not in repr(layer(backend))
 
 
-def told(path):
-    with safetensors.safe_open(path, "numpy") as file:
-        return file.metadata()["layout"], json.loads(file.metadata()["config"])
+LAYOUT_2 = [{}, *({name: value} for name, value in ALL.items()), ALL]
+LAYOUT_3 = [
+    {"qk_norm": mha.Norm("rms", 0.5, over="all")}, {"qk_norm": mha.Norm("rms", 0.5, after=True)},
+    {"value_norm": mha.Norm("rms", 0.5)}, {"sinks": True}, {"output_gate": "element"}, {"output_gate": "head"},
+]  # fmt: skip
 
 
-def test_older_readers_read_layers_without_these_options(tmp_path):
-    layer("numpy").save(tmp_path / "plain.safetensors")
-    layout, config = told(tmp_path / "plain.safetensors")
-    assert layout == "1"
-    assert not set(MODERN) & set(config)
-    layer("numpy", **ALL).save(tmp_path / "all.safetensors")
-    layout, config = told(tmp_path / "all.safetensors")
-    assert layout == "2"
-    assert config["rotary"] == {"dim": 2, "base": 100.0, "interleaved": True, "frequencies": [1.0]}
-    for name, value in ALL.items():
-        layer("numpy", **{name: value}).save(tmp_path / "one.safetensors")
-        assert told(tmp_path / "one.safetensors")[0] == "2", name
+@pytest.mark.parametrize("options", [*LAYOUT_2, *LAYOUT_3], ids=str)
+def test_files_have_the_layout_that_they_need(tmp_path, options):
+    """Older readers read layers without these options."""
+    attention = layer("numpy", **options)
+    attention.save(tmp_path / "layer.safetensors")
+    with safetensors.safe_open(tmp_path / "layer.safetensors", "numpy") as file:
+        layout, config = file.metadata()["layout"], json.loads(file.metadata()["config"])
+    assert layout == ("3" if options in LAYOUT_3 else "2" if options else "1")
+    assert options or not set(MODERN) & set(config)
+    if "rotary" in options:
+        assert config["rotary"] == {"dim": 2, "base": 100.0, "interleaved": True, "frequencies": [1.0]}
+    again = mha.load(tmp_path / "layer.safetensors", "numpy")
+    assert again.config == attention.config
+    assert_same_weights(again.weights, attention.weights)
 
 
-GROUPED, NORMED = "num_key_value_heads", ("qk_norm",)
+# The layers of others by their backend, each with those of these options that it has.
 HAVE = {
-    "torch.nn.MultiheadAttention": (),
-    "keras.layers.MultiHeadAttention": (),
-    "keras.layers.GroupQueryAttention": (GROUPED,),
-    "flax.linen.MultiHeadDotProductAttention": NORMED,
-    "flax.nnx.MultiHeadAttention": (GROUPED, *NORMED),
-}
+    "torch": {"torch.nn.MultiheadAttention": (), "mha.d2l.torch": ()},
+    "tensorflow": {
+        "keras.layers.MultiHeadAttention": (), "keras.layers.GroupQueryAttention": ("num_key_value_heads",),
+        "mha.d2l.tensorflow": (),
+    },
+    "jax": {
+        "flax.linen.MultiHeadDotProductAttention": ("qk_norm",),
+        "flax.nnx.MultiHeadAttention": ("num_key_value_heads", "qk_norm"),
+    },
+    "mxnet": {"mha.d2l.mxnet": ()},
+}  # fmt: skip
+WITHOUT = ALL | {"sinks": True, "temperature": mha.Temperature(0.1, 8), "output_gate": "head"}
 
 
 @pytest.mark.parametrize(
-    ("kind", "name"), [(kind, name) for kind, own in HAVE.items() for name in ALL if name not in own]
+    ("kind", "name"),
+    [
+        pytest.param(kind, name, marks=pytest.mark.backends(backend))
+        for backend, kinds in HAVE.items()
+        for kind, own in kinds.items()
+        for name in WITHOUT
+        if name not in own
+    ],
 )
-@pytest.mark.all_backends
 def test_layers_without_an_option_cannot_be_made_of_one_with_it(kind, name):
-    attention = mha.MultiHeadAttention(24, 6, backend="numpy", **{name: ALL[name]})
-    with pytest.raises(ValueError, match=f"a {kind} cannot be made of a layer with {name}="):
+    attention = mha.MultiHeadAttention(24, 6, backend="numpy", **{name: WITHOUT[name]})
+    with pytest.raises(ValueError, match=f"cannot be made of a layer with {name}="):
         attention.to_native(kind)
 
 

@@ -135,39 +135,3 @@ def test_gradients_are_those_of_differences(rng, gate, name):
 
     found = (moved(step) - moved(-step)) / (2 * step)
     assert np.isclose((by_all[name] * direction).sum(), found, rtol=1e-6, atol=1e-6)
-
-
-@GATES
-def test_files_have_layout_3(tmp_path, gate):
-    from safetensors import safe_open
-
-    attention = layer("numpy", gate, "float32")
-    attention.save(tmp_path / "gate")
-    with safe_open(tmp_path / "gate", "numpy") as file:
-        assert file.metadata()["layout"] == "3"
-    again = mha.load(tmp_path / "gate", backend="numpy")
-    assert again.config == attention.config
-    assert np.array_equal(again.weights["W_g.kernel"], attention.weights["W_g.kernel"])
-
-
-# By backend, the layers that cannot have one of the heads; those of Keras have one of the features.
-OTHERS = {
-    "tensorflow": ["keras.layers.MultiHeadAttention", "keras.layers.GroupQueryAttention", "mha.d2l.tensorflow"],
-    "torch": ["torch.nn.MultiheadAttention", "mha.d2l.torch"],
-    "jax": ["flax.linen.MultiHeadDotProductAttention", "flax.nnx.MultiHeadAttention"],
-    "mxnet": ["mha.d2l.mxnet"],
-}
-
-
-@pytest.mark.parametrize(
-    "kind",
-    [pytest.param(kind, marks=pytest.mark.backends(backend)) for backend, kinds in OTHERS.items() for kind in kinds],
-)
-def test_layers_of_others_have_none(kind):
-    with pytest.raises(ValueError, match="cannot be made of a layer with output_gate="):
-        mha.MultiHeadAttention(D, H, output_gate="head", backend="numpy").to_native(kind)
-
-
-def test_layers_of_another_gate_are_others():
-    with pytest.raises(ValueError, match="target has output_gate='head', expected 'element' as the source"):
-        mha.sync(layer("numpy"), layer("numpy", "head"))

@@ -177,9 +177,3 @@ def test_a_wrong_cotangent_is_refused_and_changes_nothing(backend, rng, cotangen
     with pytest.raises(error, match=text):
         pull_back(cotangent)
     assert same(pull_back(np.ones_like(output)), before)
-
-
-@pytest.mark.parametrize("option", ["causal", "training"])
-def test_switches_are_booleans(backend, rng, option):
-    with pytest.raises(TypeError, match=f"{option} is 1 "):
-        make(backend).vjp(*draw(rng), **{option: 1})
