@@ -2,7 +2,6 @@
 
 import copy
 
-import layers
 import numpy as np
 import pytest
 
@@ -164,18 +163,6 @@ def test_a_token_that_is_no_number_does_not_count_behind_the_window(backend):
     output, cache = attention(x, x, x, lengths, causal=True, cache=cache)  # three tokens, or four
     output, _ = attention(x, x, x, [0, 1, 0], causal=True, cache=cache, mask=np.ones((1, 1, 1, 5), bool))
     same(output[1], expected[1, 1:])
-
-
-def test_a_mask_hides_beside_positions(backend):
-    (attention, whole), X = pair(backend, window=(2, None)), tokens(24, 6)
-    _, cache = attention(X[:, :4], X[:, :4], X[:, :4], [4, 2, 3], causal=True, cache=attention.cache(B, 7))
-    x = np.stack([X[0, 4], X[1, 2], X[2, 3]])[:, None]
-    mask = np.ones((B, 1, 1, 7), bool)
-    mask[0, ..., 3], mask[1, ..., 1] = False, False
-    output, _ = attention(x, x, x, causal=True, mask=mask, cache=cache)
-    for b, at in enumerate((4, 2, 3)):
-        rows, hides = X[b : b + 1, : at + 1], mask[b : b + 1, ..., : at + 1]
-        same(output[b], whole(rows[:, at:], rows, rows, causal=True, offset=at, mask=hides)[0])
 
 
 def test_padding_is_given_to_a_ring_that_has_wrapped(backend):
@@ -402,17 +389,6 @@ def test_a_crop_that_a_ring_has_lost_is_refused(backend):
     same(decoded(attention, X[:, 4:], (1, 1), cache.crop(4))[0], whole(X, X, X, causal=True)[:, 4:6])
 
 
-@pytest.mark.long("jax")  # which compiles each operation; test_cache_compiled.py calls it inside a compiler
-def test_the_layer_itself_takes_a_cache(backend):
-    attention, X = layer(backend, "float32"), tokens(18, 3).astype("float32")
-    own = mha.tensor(X, backend=backend)
-    call = Call(causal=True, cache=attention.cache(B, 4))
-    output, cache = attention.layer(own, own, own, *call[GIVEN])  # by position, as Gluon takes no names
-    expected, _ = attention(X, X, X, causal=True, cache=attention.cache(B, 4))
-    np.testing.assert_allclose(mha.to_numpy(output), expected, rtol=0, atol=1e-5)
-    assert numbers(cache)[1] == [3] * B
-
-
 @pytest.mark.backends("torch", "mxnet", "mlx")  # the others take arrays of NumPy
 def test_the_layer_itself_refuses_the_cache_of_another_backend(backend):
     attention, X = layer(backend), tokens(23, 1)
@@ -427,14 +403,3 @@ def test_an_offset_beside_positions_is_refused_beside_a_frozen_cache(backend):
     frozen = attention.cache_of(X)
     with pytest.raises(ValueError, match=r"offset is 2 .* beside positions, expected one of the two"):
         attention(X, cache=frozen, positions=[0, 1, 2], offset=2)
-
-
-def test_padding_that_is_no_number_gives_the_bias_alone(backend, rng):
-    """Its queries are blanked, too: a gate of no number would be one."""
-    sizes = {"num_hiddens": 12, "num_heads": 3, "bias": True, "output_gate": "element"}
-    attention = layers.random_layer(rng, sizes, backend=backend)
-    X, outputs, places = rng.standard_normal((2, 4, 12)).astype("float32"), [], [[0, 1, 2, 3], [0, 1, -1, -1]]
-    for X[1, 2:] in (0, np.nan):
-        outputs.append(attention(X, X, X, cache=attention.cache(2, 6), positions=places, causal=True)[0])
-    np.testing.assert_array_equal(*outputs)
-    np.testing.assert_allclose(outputs[0][1, 2:], np.tile(attention.weights["W_o.bias"], (2, 1)), rtol=1e-6)

@@ -11,7 +11,6 @@ from mha.core import dispatch
 B, T, D, H = 2, 7, 12, 3
 LONG = pytest.mark.long(*adapters.COMPILED)
 GATES = pytest.mark.parametrize("gate", ["element", "head"])
-POOLINGS = pytest.mark.parametrize("pooling", ["dot", "additive"])
 
 
 def layer(backend, gate="element", dtype="float64", **options):
@@ -23,20 +22,6 @@ def layer(backend, gate="element", dtype="float64", **options):
         name: X if X.ndim > 1 else random.normal(size=X.shape).astype(X.dtype) for name, X in attention.weights.items()
     }
     return attention
-
-
-@GATES
-def test_gates_are_of_features_or_of_heads(gate):
-    """Gates by hand: with one key a head pools its value, and biases alone open the gates."""
-    attention, eye = layer("numpy", gate), np.eye(D)
-    opened = np.random.default_rng(3).normal(size=D if gate == "element" else H)
-    attention.weights = {name: np.zeros_like(X) for name, X in attention.weights.items()} | {
-        "W_v.kernel": eye, "W_o.kernel": eye, "W_g.bias": opened,
-    }  # fmt: skip
-    X = np.random.default_rng(4).normal(size=(B, 1, D))
-    factors = [1 / (1 + np.exp(-opened[i if gate == "element" else i // 4])) for i in range(D)]
-    expected = X * np.array(factors)
-    assert parity.error(attention(X, X, X), expected) <= parity.bound("float64", expected, expected)
 
 
 @GATES
@@ -79,17 +64,6 @@ def test_a_query_that_sees_nothing_sends_nothing_through_its_gate(backend, rng, 
 
 
 @GATES
-@POOLINGS
-def test_a_token_in_place_has_its_own_gates(backend, rng, gate, pooling):
-    options = {"num_heads": 6, "num_key_value_heads": 2, "pooling": pooling}
-    attention, X = layer(backend, gate, **options), rng.normal(size=(B, T, D))
-    expected, cache = layer("numpy", gate, **options)(X, X, X, causal=True), attention.cache(B, 11)
-    for at in range(T):
-        found, cache = attention(*[X[:, at : at + 1]] * 3, causal=True, cache=cache)
-        assert parity.error(found, expected[:, at : at + 1]) <= parity.bound("float64", expected, expected)
-
-
-@GATES
 def test_padding_in_a_call_with_a_cache_is_not_gated(backend, rng, gate):
     attention, X = layer(backend, gate, num_key_value_heads=1), rng.normal(size=(B, T, D))
     expected = attention(X[1:, 3:], X[1:, 3:], X[1:, 3:], causal=True)
@@ -118,20 +92,3 @@ def test_gates_are_opened_in_float32(backend, gate):
     assert np.allclose(attention(X, X, X), expected, rtol=2e-3, atol=1e-6)
     found = attention.gradients(X, X, X)
     assert all(np.isfinite(by_X).all() for by_X in found.values())
-
-
-@GATES
-@pytest.mark.parametrize("name", ["queries", "W_g.kernel", "W_g.bias"])
-def test_gradients_are_those_of_differences(rng, gate, name):
-    """NumPy's, by hand; those of frameworks are compared with them."""
-    attention, inputs, step = layer("numpy", gate), rng.normal(size=(3, B, T, D)), 1e-5
-    weights, by_all = attention.weights, attention.gradients(*inputs)
-    direction = rng.normal(size=by_all[name].shape)
-
-    def moved(far):
-        attention.weights = {one: X + far * direction if one == name else X for one, X in weights.items()}
-        queries = inputs[0] + far * direction if name == "queries" else inputs[0]
-        return attention(queries, *inputs[1:]).sum()
-
-    found = (moved(step) - moved(-step)) / (2 * step)
-    assert np.isclose((by_all[name] * direction).sum(), found, rtol=1e-6, atol=1e-6)

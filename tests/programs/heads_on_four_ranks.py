@@ -1,20 +1,17 @@
-"""Checks of split heads by four ranks beside other engines; distributed/test_heads.py starts them.
+"""Checks of split heads by four ranks beside other engines.
 
 Letters: B batch, T rows, H heads, D num_hiddens. The oracle is the whole layer on NumPy.
 """
-
-import warnings
 
 import numpy as np
 import torch
 from heads_over_ranks import OF_ALL, torch_layer
 from layers import agrees, random_layer
 from sequence_over_ranks import ways_of
-from torch.distributed import checkpoint
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from mha import Rotary, parallel, weights
+from mha import parallel, weights
 
 B, T, H, D = 4, 5, 4, 12
 SIZES = {"num_hiddens": D, "num_heads": H, "bias": True, "key_dim": 4, "value_dim": 3}
@@ -85,27 +82,6 @@ def batches_beside_heads(group, options):
     check_weights()
 
 
-def check_checkpoint_of_four_ranks_on_two(group):
-    for options in (NORMED, NORMED | FEW):
-        checkpoint_of_four_ranks_on_two(group, options)
-
-
-def checkpoint_of_four_ranks_on_two(group, options):
-    """What four ranks write is read by two, also where only those divide the heads of keys."""
-    warnings.simplefilter("ignore")
-    attention, _, _ = drawn(options)
-    split = parallel.parallelize(torch_layer(attention).layer, group.mesh)
-    checkpoint.save({"layer": split.state_dict()}, checkpoint_id=group.folder / "four")
-    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "heads"))["heads"]
-    other = torch_layer(random_layer(np.random.default_rng(2), options, "float64")).layer
-    other = parallel.parallelize(other, mesh)
-    state = {"layer": other.state_dict()}
-    checkpoint.load(state, checkpoint_id=group.folder / "four")
-    other.load_state_dict(state["layer"])
-    for name, found in parallel.gather(other).items():
-        assert np.array_equal(found, attention.weights[name]), name
-
-
 def check_a_compiled_layer(group):
     for options in (SIZES, NORMED, NORMED | FEW):
         compiled_layer(group, options)
@@ -124,39 +100,3 @@ def compiled_layer(group, options):
     (found - torch.tensor(target)).square().sum().div(2).backward()
     for name, parameter in layer.named_parameters():
         assert agrees(gradient_of(parameter), expected[name.replace("weight", "kernel")], gradient=True), name
-
-
-def check_training_of_few_heads_of_keys(group):
-    attention, X, target = drawn(FEW | {"qk_norm": "rms"})
-    whole, split = torch_layer(attention), torch_layer(attention).layer
-    split = parallel.parallelize(split, group.mesh)
-    assert [split.W_k.weight.placements[0].is_shard(), split.W_q.weight.placements[0].is_shard()] == [False, True]
-    inputs, target = torch.tensor(X), torch.tensor(target)
-    for layer in (whole.layer, split):
-        optimizer = torch.optim.AdamW(layer.parameters(), lr=0.01)
-        for _ in range(3):
-            optimizer.zero_grad()
-            (layer(inputs, inputs, inputs, causal=True) - target).square().sum().backward()
-            torch.nn.utils.clip_grad_norm_(layer.parameters(), 0.1)
-            optimizer.step()
-    trained = whole.weights
-    assert not np.array_equal(trained["W_k.kernel"], attention.weights["W_k.kernel"])
-    for name, found in parallel.gather(split).items():
-        assert agrees(found, trained[name], gradient=True), name
-    everywhere = [torch.empty_like(split.W_k.weight.to_local()) for _ in range(group.count)]
-    torch.distributed.all_gather(everywhere, split.W_k.weight.to_local().detach())
-    assert all(torch.equal(X, everywhere[0]) for X in everywhere)  # which stay alike
-
-
-def check_a_cache_of_few_heads_of_keys(group):
-    attention, X, _ = drawn(FEW | {"rotary": Rotary(2), "qk_norm": "rms"})
-    expected = attention(X, X, X, causal=True)
-    whole = torch_layer(attention)
-    parallel.parallelize(whole.layer, group.mesh)
-    cache = whole.cache(B, T)
-    assert tuple(cache.keys.shape[:2]) == (B, 1)
-    for t in range(T):
-        x = torch.tensor(X[:, t : t + 1])
-        with torch.no_grad():
-            output, cache = whole(x, x, x, causal=True, cache=cache)
-        assert agrees(output, expected[:, t : t + 1])

@@ -5,6 +5,8 @@ Letters: B batch, Q queries, K key-value pairs, H heads, D num_hiddens. The orac
 
 import copy
 import dataclasses
+import functools
+import itertools
 import os
 import pickle
 import warnings
@@ -19,6 +21,7 @@ from torch import distributed
 from torch.distributed import checkpoint
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import mha
@@ -309,24 +312,6 @@ def check_other_numbers_on_one_rank_are_refused_where_that_is_asked(group):
     refused(lambda: mha.parallel.parallelize(whole, group.mesh), "the digest of the weights of rank 1")
 
 
-def check_what_one_rank_refuses_is_told(group):
-    attention, _, split = made(group, SIZES)
-    X, second = torch.zeros(B, K, D, dtype=torch.float64), group.rank == 1
-    words = ("queries has", "13") if second else ("rank 1 has refused its arguments",)
-    refused(lambda: split(X.new_zeros(B, K, D + second), X, X), *words)
-    refused(lambda: split(X, X, X, mask=torch.ones(2 + second, K, dtype=torch.bool)), "mask")
-    assert agrees(split(X, X, X), attention(X.numpy(), X.numpy(), X.numpy()))
-
-
-def check_ranks_out_of_step_are_refused(group):
-    _, _, split = made(group, SIZES)
-    X = torch.zeros(B, K, D, dtype=torch.float64, requires_grad=True)
-    output = split(X, X, X)
-    step = (lambda: split(X, X, X)) if group.rank else output.sum().backward
-    refused(step, "expected the same calls", kind=RuntimeError)
-    refused(lambda: split(X, X, X), "their batches would be mixed", kind=RuntimeError)
-
-
 def check_what_is_refused(group):
     _, whole, split = made(group, SIZES)
     X = torch.zeros(B, K, D, dtype=torch.float64)
@@ -405,24 +390,44 @@ def check_checkpoints_of_torch(group):
 
 
 def check_training(group):
-    rng = np.random.default_rng(7)
-    attention, whole, split = made(group, SIZES | {"qk_norm": "layer"})
-    X, target = (torch.tensor(rng.normal(size=(B, K, D))) for _ in range(2))
-    for layer in (whole.layer, split):
-        optimizer = torch.optim.AdamW(layer.parameters(), lr=0.01)
-        for _ in range(3):
-            optimizer.zero_grad()
-            (layer(X, X, X) - target).square().sum().backward()
-            norm = torch.nn.utils.clip_grad_norm_(layer.parameters(), 0.1)
-            norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
-            optimizer.step()
-        if layer is whole.layer:
-            expected = float(norm)
-    assert agrees(norm, np.array(expected), gradient=True)
-    trained = whole.weights
-    assert not np.array_equal(trained["W_q.kernel"], attention.weights["W_q.kernel"])
-    for name, found in parallel.gather(split).items():
-        assert agrees(found, trained[name], gradient=True), name
+    for options in (SIZES | {"qk_norm": "layer"}, SIZES | ONE | {"qk_norm": "rms"}):
+        rng = np.random.default_rng(7)
+        attention, whole, split = made(group, options)
+        X, target = (torch.tensor(rng.normal(size=(B, K, D))) for _ in range(2))
+        norms = []
+        for layer in (whole.layer, split):
+            optimizer = torch.optim.AdamW(layer.parameters(), lr=0.01)
+            for _ in range(3):
+                optimizer.zero_grad()
+                (layer(X, X, X, causal=True) - target).square().sum().backward()
+                norm = torch.nn.utils.clip_grad_norm_(layer.parameters(), 0.1)
+                optimizer.step()
+            norms.append(norm.full_tensor() if isinstance(norm, DTensor) else norm)
+        assert agrees(norms[1], norms[0].numpy(), gradient=True)
+        trained = whole.weights
+        assert not np.array_equal(trained["W_k.kernel"], attention.weights["W_k.kernel"])
+        for name, found in parallel.gather(split).items():
+            assert agrees(found, trained[name], gradient=True), name
+        if "num_key_value_heads" in options:  # whose weights are whole on both ranks, and stay alike
+            own = split.W_k.weight.to_local().detach()
+            everywhere = [torch.empty_like(own) for _ in range(group.count)]
+            distributed.all_gather(everywhere, own)
+            assert all(torch.equal(X, own) for X in everywhere)
+
+
+def check_kernels_that_another_plan_splits_are_refused(group):
+    """They would give wrong numbers."""
+    columns = {name: ColwiseParallel() for name in ("W_q", "W_k", "W_v")}
+    hiding = [{}, {"causal": True}, {"valid_lens": [3, 5]}, {"mask": torch.ones(5, 5, dtype=torch.bool)}]
+    X = torch.ones(2, 5, D)
+    for plan in (columns | {"W_o": RowwiseParallel()}, *({name: style} for name, style in columns.items())):
+        words = f"{next(iter(plan))} gave 6 features, expected 12 for 2 heads: a plan that splits kernels"
+        for pooling in ("dot", "additive"):
+            layer = mha.MultiHeadAttention(D, 2, pooling=pooling, backend="torch").layer
+            call = functools.partial(parallelize_module(layer, group.mesh, plan), X, X, X)
+            for options, return_weights in itertools.product(hiding, (False, True)):
+                again = functools.partial(call, **options, return_weights=return_weights)
+                refused(again, words, "mha.parallel.parallelize")
 
 
 def check_model_by_plan(group):
@@ -431,7 +436,7 @@ def check_model_by_plan(group):
     plan = parallel.plan(model)
     assert list(plan) == ["body.0"]
     assert list(parallel.plan(model["body"][0])) == [""]
-    torch.distributed.tensor.parallel.parallelize_module(model, group.mesh, plan)
+    parallelize_module(model, group.mesh, plan)
     assert isinstance(model["body"][0].W_q.weight, DTensor)
     X = np.random.default_rng(9).normal(size=(B, K, D))
     assert agrees(model["body"][0](*[torch.tensor(X)] * 3), attention(X, X, X))

@@ -257,9 +257,11 @@ def check_what_one_rank_refuses_is_told(group):
     rank, mesh = group.rank, group.mesh
     X, N = torch.ones(2, 2, D, dtype=torch.float64), mesh.size()
     wrong = rank == N - 1
-    told, mask = f"rank {N - 1} has refused its arguments", torch.ones(2, 2 * N + wrong, dtype=torch.bool)
-    for layer in (layer_of(how, mesh) for how in HOWS):
+    told = f"rank {N - 1} has refused its arguments"
+    for layer in (parallel.parallelize(layer_of(None, mesh), mesh), *(layer_of(how, mesh) for how in HOWS)):
+        keys = 2 if layer.sequence is None else 2 * N
         refused(ValueError, "queries has" if wrong else told, layer, torch.ones(2, 2, D + wrong, dtype=X.dtype), X, X)
+        mask = torch.ones(2, keys + wrong, dtype=torch.bool)
         refused(ValueError, "mask" if wrong else told, layer, X, X, X, mask=mask)
         layer(X, X, X)
 
