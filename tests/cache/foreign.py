@@ -39,5 +39,27 @@ class ByHand:
         pooled = np.einsum("bht,bthd->bhd", shares / shares.sum(2, keepdims=True), values)
         return self.dense("W_o", pooled.reshape(B, 1, H * d))
 
+    def rest(self, X):
+        """The outputs for the tokens (B, T, D) after those that it has had."""
+        return np.concatenate([self(X[:, t : t + 1]) for t in range(self.index, T)], 1)
+
     def dense(self, name, x):
         return x @ self.weights[f"{name}.kernel"] + self.weights[f"{name}.bias"]
+
+
+def decoded(attention, X):
+    """A decoder by hand that has had the first tokens."""
+    theirs = ByHand(attention)
+    for t in range(FIRST):
+        theirs(X[:, t : t + 1])
+    return theirs
+
+
+def rest(attention, cache, X):
+    """The outputs of ours for the tokens after the first, one at a time, and the cache in the end."""
+    outputs = []
+    for t in range(FIRST, T):
+        x = X[:, t : t + 1]
+        output, cache = attention(x, x, x, causal=True, cache=cache)
+        outputs.append(output)
+    return np.concatenate(outputs, 1), cache

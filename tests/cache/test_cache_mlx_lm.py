@@ -13,7 +13,7 @@ from layers import random_layer
 import mha
 from mha.weights.caches import mlx_lm
 
-from .foreign import FIRST, HEADS, B, ByHand, G, T, d, numbers, same, tokens
+from .foreign import FIRST, HEADS, B, G, T, d, decoded, numbers, rest, same, tokens
 
 EVERY = np.arange(FIRST)
 
@@ -54,20 +54,6 @@ PLAIN = {
 }  # fmt: skip
 
 
-def goes_on(attention, theirs, cache, X):
-    """Ours decodes on from a cache as the other does."""
-    for t in range(FIRST, T):
-        output, cache = attention(X[:, t : t + 1], X[:, t : t + 1], X[:, t : t + 1], causal=True, cache=cache)
-        same(output, theirs(X[:, t : t + 1]))
-
-
-def decoded(attention, X):
-    theirs = ByHand(attention)
-    for t in range(FIRST):
-        theirs(X[:, t : t + 1])
-    return theirs
-
-
 @pytest.mark.parametrize("form", PLAIN)
 def test_ours_goes_on_from_a_cache_that_has_all_tokens(backend, rng, form):
     attention, X = random_layer(rng, HEADS, "float64", backend), tokens(rng)
@@ -75,7 +61,8 @@ def test_ours_goes_on_from_a_cache_that_has_all_tokens(backend, rng, form):
     cache = mha.Cache.from_native(native(theirs), attention)
     assert numbers(cache) == [[[*range(FIRST), *[-1] * (size - FIRST)]] * B, [FIRST] * B, [-1] * B]
     assert not np.isnan(mha.to_numpy(cache.keys)).any()
-    goes_on(attention, theirs, mha.Cache.from_native(native(theirs), attention, size=T), X)
+    cache = mha.Cache.from_native(native(theirs), attention, size=T)
+    same(rest(attention, cache, X)[0], theirs.rest(X))
 
 
 # Tokens by slots of a ring that has moved on: of 6 slots, where the next one goes.
@@ -94,11 +81,7 @@ def test_ours_goes_on_from_a_ring_that_has_moved_on(backend, rng, form):
     cache = mha.Cache.from_native(ring(theirs, order, S, next_slot), attention)
     assert numbers(cache)[1:] == [[FIRST] * B, [FIRST - S - 1] * B]
     assert sorted(numbers(cache)[0][0]) == sorted(order)
-    outputs = []
-    for t in range(FIRST, T):
-        output, cache = attention(X[:, t : t + 1], X[:, t : t + 1], X[:, t : t + 1], causal=True, cache=cache)
-        outputs.append(output)
-    same(np.concatenate(outputs, 1), attention(X, X, X, causal=True)[:, FIRST:])
+    same(rest(attention, cache, X)[0], attention(X, X, X, causal=True)[:, FIRST:])
 
 
 def test_ours_goes_on_from_a_chunk(backend, rng):
@@ -109,11 +92,7 @@ def test_ours_goes_on_from_a_chunk(backend, rng):
     native = cache_of("ChunkedKVCache", k, v, offset=FIRST, start_position=4)
     cache = mha.Cache.from_native(native, attention)
     assert numbers(cache)[1:] == [[FIRST] * B, [3] * B]
-    outputs = []
-    for t in range(FIRST, T):
-        output, cache = attention(X[:, t : t + 1], X[:, t : t + 1], X[:, t : t + 1], causal=True, cache=cache)
-        outputs.append(output)
-    same(np.concatenate(outputs, 1), attention(X, X, X, causal=True)[:, FIRST:])
+    same(rest(attention, cache, X)[0], attention(X, X, X, causal=True)[:, FIRST:])
 
 
 def test_padding_on_the_left_is_no_token(backend, rng):

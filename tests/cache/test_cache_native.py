@@ -17,7 +17,7 @@ import mha
 from mha.core import dispatch
 from mha.weights.caches import foreign
 
-from .foreign import FIRST, HEADS, B, ByHand, D, G, T, d, numbers, same, tokens
+from .foreign import FIRST, HEADS, B, D, G, T, d, decoded, numbers, rest, same, tokens
 
 
 class Kept(types.SimpleNamespace):
@@ -68,19 +68,15 @@ FORMS = {
 @pytest.mark.parametrize("form", FORMS)
 def test_ours_goes_on_from_a_decoder_by_hand(backend, rng, form):
     attention, X = random_layer(rng, HEADS, "float64", backend), tokens(rng)
-    theirs, (native, said) = ByHand(attention), FORMS[form]
-    for t in range(FIRST):
-        theirs(X[:, t : t + 1])
+    theirs, (native, said) = decoded(attention, X), FORMS[form]
     cache = mha.Cache.from_native(native(theirs.keys, theirs.values, theirs.index), attention, **said)
     kept = [mha.to_numpy(A) for A in (cache.keys, cache.values)]
     for found, expected in zip(kept, (theirs.keys, theirs.values), strict=True):
         assert np.array_equal(found[:, :, :FIRST], expected[:, :FIRST].swapaxes(1, 2))
         assert (found[:, :, FIRST:] == 0).all()
     assert numbers(cache) == [[[*range(FIRST), *[-1] * (T - FIRST)]] * B, [FIRST] * B, [-1] * B]
-    for t in range(FIRST, T):
-        x = X[:, t : t + 1]
-        output, cache = attention(x, x, x, causal=True, cache=cache)
-        same(output, theirs(x))
+    output, cache = rest(attention, cache, X)
+    same(output, theirs.rest(X))
     same(mha.to_numpy(cache.keys), theirs.keys.swapaxes(1, 2))
     same(mha.to_numpy(cache.values), theirs.values.swapaxes(1, 2))
 
@@ -192,21 +188,14 @@ def test_padding_and_lengths_of_each_sample_are_by_position(backend, rng):
 @pytest.mark.parametrize("kept", [4, FIRST])  # of a window of 5: the last ones, or all
 def test_a_window_that_has_moved_on_goes_on_in_a_ring(backend, rng, kept):
     attention, X = random_layer(rng, HEADS | {"window": (4, 0)}, "float64", backend), tokens(rng)
-    theirs = ByHand(attention)
-    for t in range(FIRST):
-        theirs(X[:, t : t + 1])
+    theirs = decoded(attention, X)
     k, v = (A[:, FIRST - kept : FIRST] for A in (theirs.keys, theirs.values))
     for size in (None, 5):
         cache = mha.Cache.from_native(in_layer(k, v, FIRST, is_sliding=True), attention, size=size)
         slots = max(kept, 5) if size is None else size
         assert cache.sizes == (B, slots)
         assert numbers(cache)[1:] == [[FIRST] * B, [FIRST - min(kept, slots) - 1] * B]
-        outputs = []
-        for t in range(FIRST, T):
-            x = X[:, t : t + 1]
-            output, cache = attention(x, x, x, causal=True, cache=cache)
-            outputs.append(output)
-        same(np.concatenate(outputs, 1), attention(X, X, X, causal=True)[:, FIRST:])
+        same(rest(attention, cache, X)[0], attention(X, X, X, causal=True)[:, FIRST:])
 
 
 @pytest.mark.parametrize("order", ["of its slots", "any"])
