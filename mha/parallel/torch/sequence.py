@@ -46,10 +46,6 @@ class OfRows:
 
     def attend(self, queries, keys, values, call):
         """Take the steps for all samples at once, so that all ranks exchange equally often."""
-        if call.return_weights:
-            raise ValueError(
-                "return_weights came to a layer that is split by its sequence, expected False: no rank has them"
-            )
         if call.by_tokens():
             call = self.mask_tokens(queries, call)
         named = call.arrays().items()

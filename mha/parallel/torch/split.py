@@ -76,6 +76,10 @@ class Split:
         """
         if call.plan.traced:
             raise ValueError(f"trace came to a layer that is split over {self._ranks()}, expected a whole one; {WHOLE}")
+        if call.return_weights and self.sequence is not None:
+            raise ValueError(
+                "return_weights came to a layer that is split by its sequence, expected False: no rank has them"
+            )
         part, mesh = self.part(rows), self.heads
         if call.cache is not None and self.sequence is not None:
             part = slots.over(part, self.sequence)
