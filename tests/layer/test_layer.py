@@ -95,28 +95,30 @@ def test_weights_come_out_as_they_went_in(backend, rng):
     assert same(attention.weights, new)
 
 
-@pytest.mark.parametrize(
-    ("change", "error", "text"),
-    [
-        (lambda w: w.pop("W_o.bias"), ValueError, "weights lacks W_o.bias"),
-        (
-            lambda w: w.update({"W_o.scale": w["W_o.bias"]}),
-            ValueError,
-            "weights has W_o.scale, which the layer does not have",
-        ),
-        (lambda w: w.update({"W_o.kernel": w["W_o.kernel"].T}), ValueError, "weights['W_o.kernel'] has shape (11, 18)"),
-        (lambda w: w.update({"W_o.bias": w["W_o.bias"].astype("float64")}), TypeError, "has dtype float64"),
-        (lambda w: w.update({"W_o.bias": w["W_o.bias"].tolist()}), TypeError, "expected a NumPy array"),
-    ],
-    ids=["missing", "extra", "shape", "dtype", "list"],
-)
-def test_weights_that_do_not_fit_change_nothing(backend, change, error, text):
-    attention = make(backend, bias=True)
+WRONG = {
+    "missing": (lambda w: w.pop("W_o.bias"), ValueError, "weights lacks W_o.bias"),
+    "extra": (lambda w: w.update({"W_o.scale": w["W_o.bias"]}), ValueError,
+              "weights has W_o.scale, which the layer does not have"),
+    "transposed": (lambda w: w.update({"W_o.kernel": w["W_o.kernel"].T}), ValueError,
+                   "weights['W_o.kernel'] has shape (11, 18), expected "),
+    "one axis": (lambda w: w.update({"W_o.kernel": w["W_o.kernel"][:, 0]}), ValueError, "weights['W_o.kernel'] has "),
+    "dtype": (lambda w: w.update({"W_o.bias": w["W_o.bias"].astype("float64")}), TypeError, "has dtype float64"),
+    "objects": (lambda w: w.update({"W_o.bias": w["W_o.bias"].astype(object)}), TypeError, "has dtype object"),
+    "list": (lambda w: w.update({"W_o.bias": w["W_o.bias"].tolist()}), TypeError, "expected a NumPy array"),
+    "masked": (lambda w: w.update({"W_o.bias": np.ma.masked_array(w["W_o.bias"])}), TypeError, "(MaskedArray), expected a NumPy array"),
+    "nothing": (lambda w: w.update({"W_o.bias": None}), TypeError, "weights['W_o.bias'] is "),
+    "text": (lambda w: w.update({"W_o.bias": "W_o"}), TypeError, "weights['W_o.bias'] is "),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_weights_that_do_not_fit_change_nothing(backend, wrong):
+    attention, (change, error, text) = make(backend, bias=True), WRONG[wrong]
     before = attention.weights
-    wrong = {name: array + 1 for name, array in before.items()}
-    change(wrong)
+    given = {name: array + 1 for name, array in before.items()}
+    change(given)
     with pytest.raises(error, match=re.escape(text)):
-        attention.weights = wrong
+        attention.weights = given
     assert same(attention.weights, before)
 
 

@@ -1,4 +1,4 @@
-"""Rotations, and biases of positions, without a layer: against numbers worked out by hand."""
+"""Rotations, norms, and biases of positions, without a layer: against numbers worked out by hand."""
 
 import math
 
@@ -20,37 +20,33 @@ def test_frequencies_that_the_base_gives_are_no_others():
 
 
 @pytest.mark.parametrize(
-    ("options", "error", "words"),
+    ("make", "options", "error", "words"),
     [
-        ({"dim": 3}, ValueError, "dim of Rotary is 3, expected an even number"),
-        ({"dim": 0}, ValueError, "dim of Rotary is 0, expected at least 1"),
-        ({"dim": 2.0}, TypeError, "dim of Rotary is 2.0"),
-        ({"base": 0}, ValueError, "base of Rotary is 0, expected a finite number above 0"),
-        ({"interleaved": 1}, TypeError, "interleaved of Rotary is 1"),
-        ({"frequencies": []}, ValueError, "frequencies of Rotary are no list of finite numbers"),
-        ({"frequencies": [1.0, float("nan")]}, ValueError, "frequencies of Rotary are no list of finite numbers"),
-        ({"frequencies": ["fast"]}, ValueError, "frequencies of Rotary are no list of finite numbers"),
-        ({"dim": 4, "frequencies": [1.0]}, ValueError, "frequencies of Rotary are 1, expected half as many as dim = 4"),
+        (mha.Rotary, {"dim": 3}, ValueError, "dim of Rotary is 3, expected an even number"),
+        (mha.Rotary, {"dim": 0}, ValueError, "dim of Rotary is 0, expected at least 1"),
+        (mha.Rotary, {"dim": 2.0}, TypeError, "dim of Rotary is 2.0"),
+        (mha.Rotary, {"base": 0}, ValueError, "base of Rotary is 0, expected a finite number above 0"),
+        (mha.Rotary, {"interleaved": 1}, TypeError, "interleaved of Rotary is 1"),
+        (mha.Rotary, {"frequencies": []}, ValueError, "frequencies of Rotary are no list of finite numbers"),
+        (mha.Rotary, {"frequencies": [1.0, float("nan")]}, ValueError, "frequencies of Rotary are no list of finite"),
+        (mha.Rotary, {"frequencies": ["fast"]}, ValueError, "frequencies of Rotary are no list of finite numbers"),
+        (mha.Rotary, {"dim": 4, "frequencies": [1.0]}, ValueError,
+         "frequencies of Rotary are 1, expected half as many as dim = 4"),
+        (mha.Temperature, {"scale": 0, "floor": 8}, ValueError,
+         "scale of Temperature is 0, expected a finite number above 0"),
+        (mha.Temperature, {"scale": 0.1, "floor": 8.5}, TypeError, "floor of Temperature is 8.5"),
+        (mha.Temperature, {"scale": 0.1, "floor": 0}, ValueError, "floor of Temperature is 0, expected at least 1"),
+        (mha.Temperature, {"scale": 0.1, "floor": 8, "shift": 0.5}, TypeError, "shift of Temperature is 0.5"),
+        (mha.Temperature, {"scale": 0.1, "floor": 8, "shift": -1}, ValueError, "shift of Temperature is -1"),
+        (mha.Norm, {"kind": "l2"}, ValueError, "kind of Norm is 'l2', expected one of rms, layer"),
+        (mha.Norm, {"kind": True}, TypeError, r"kind of Norm is True \(bool\), expected one of rms, layer"),
+        (mha.Norm, {"kind": "rms", "eps": 0.0}, ValueError, "eps of Norm is 0.0, expected a finite number above 0"),
+        (mha.Norm, {"kind": "rms", "eps": "1"}, TypeError, "eps of Norm is '1'"),
     ],
-)
-def test_bad_rotations_are_refused(options, error, words):
+)  # fmt: skip
+def test_bad_rotations_temperatures_and_norms_are_refused(make, options, error, words):
     with pytest.raises(error, match=words):
-        mha.Rotary(**options)
-
-
-@pytest.mark.parametrize(
-    ("options", "error", "words"),
-    [
-        ({"scale": 0, "floor": 8}, ValueError, "scale of Temperature is 0, expected a finite number above 0"),
-        ({"scale": 0.1, "floor": 8.5}, TypeError, "floor of Temperature is 8.5"),
-        ({"scale": 0.1, "floor": 0}, ValueError, "floor of Temperature is 0, expected at least 1"),
-        ({"scale": 0.1, "floor": 8, "shift": 0.5}, TypeError, "shift of Temperature is 0.5"),
-        ({"scale": 0.1, "floor": 8, "shift": -1}, ValueError, "shift of Temperature is -1"),
-    ],
-)
-def test_bad_temperatures_are_refused(options, error, words):
-    with pytest.raises(error, match=words):
-        mha.Temperature(**options)
+        make(**options)
 
 
 def test_queries_grow_warmer_with_their_positions(backend):
