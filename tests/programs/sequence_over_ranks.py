@@ -23,12 +23,15 @@ from mha.parity.cases import devices
 HOWS = ("ulysses", "ring", "gather")
 WAYS = (*HOWS, "ring in zigzag")
 D, H = 12, 6
+# By the kernel and by scores; heads that share keys, and sinks beside them.
+KINDS = ({}, {"softcap": 5.0}, {"num_key_value_heads": 2, "sinks": True})
 
 
 def layer_of(how, mesh, *, readable=False, **options):
     """A layer of 6 heads, split; None for how: whole."""
     made = mha.MultiHeadAttention(D, H, dtype="float64", seed=1, readable=readable, backend="torch", **options).layer
-    return made if how is None else parallel.parallelize(made, mesh, how)
+    way = (how,) if how != "ring in zigzag" else ("ring", True)
+    return made if how is None else parallel.parallelize(made, mesh, *way)
 
 
 def random(*shape, seed=0):
@@ -64,6 +67,32 @@ def same(found, expected, scale=1.0):
 # 1. The same numbers as the whole layer's
 
 
+def compared(group, options, sizes, call, rows=None, mesh=None):
+    """See split layers give the whole layer's output and gradients.
+
+    options: of the layer; sizes: how many queries and keys; call: other arguments; rows: the axes of those whose rows
+    are split; mesh: another one than the group's.
+    """
+    mesh, inputs = mesh or group.mesh, [random(2, size, D, seed=seed) for seed, size in enumerate(sizes)]
+    alone = layer_of(None, mesh, **options)
+    expected = alone(inputs[0], inputs[1], inputs[1], **call)
+    cotangent = random(*expected.shape, seed=5).detach()
+    expected.backward(cotangent)
+    own_call = call | {name: part(call[name], mesh, axis) for name, axis in (rows or {}).items()}
+    if "valid_lens" in (rows or {}) and group.rank:
+        own_call["valid_lens"] = own_call["valid_lens"].to(torch.int16)  # any dtype of integers, on any rank
+    for way in WAYS:
+        layer = layer_of(way, mesh, **options)
+        queries, keys = (part(X, mesh).detach().requires_grad_() for X in inputs)
+        output = layer(queries, keys, keys, **own_call)
+        output.backward(part(cotangent, mesh))
+        same(output, part(expected, mesh))
+        for X, of_all in zip((queries, keys), inputs, strict=True):
+            same(X.grad, part(of_all.grad, mesh))
+        for X, of_all in zip(layer.parameters(), alone.parameters(), strict=True):
+            same(X.grad, of_all.grad)
+
+
 def ways_of(group, suite, cases, dtypes, ways=WAYS):
     """The results of the suite of `mha parity --distributed`, of the ways of these names, here or behind others."""
     start, distributed.init_process_group = distributed.init_process_group, lambda *given, **options: None
@@ -94,22 +123,12 @@ def check_the_suite_in_small_blocks(group):
 
 def check_narrow_windows(group):
     """Of which a block may need the last key of the rank before, and no other of its keys."""
-    X = random(2, 7, D)
     for window in ((1, 0), (0, 1), (2, None)):
-        expected = layer_of(None, group.mesh, window=window)(X, X, X)
-        for how in HOWS:
-            own = part(X, group.mesh)
-            found = layer_of(how, group.mesh, window=window)(own, own, own)
-            same(found, part(expected, group.mesh))
+        compared(group, {"window": window}, (7, 7), {})
 
 
 def check_a_lesson(group):
-    mesh = group.mesh
-    X, lengths = random(2, 7, D), [4, 7]
-    expected = layer_of(None, mesh)(X, X, X, lengths, causal=True)
-    for how in HOWS:
-        own = part(X, mesh)
-        same(layer_of(how, mesh, readable=True)(own, own, own, lengths, causal=True), part(expected, mesh))
+    compared(group, {"readable": True}, (7, 7), {"valid_lens": [4, 7], "causal": True})
 
 
 def check_a_call_of_mha(group):
@@ -144,30 +163,25 @@ def check_nan_that_is_seen_stays(group):
 
 def check_one_column_stands_for_the_keys_of_all_ranks(group):
     """Of a mask and a bias without lengths; where each rank has one key, a wrong number would be no error."""
-    mesh = group.mesh
-    for keys in (mesh.size(), 7):
-        Y = random(2, keys, D, seed=1).detach()
-        queries = part(random(2, 7, D).detach(), mesh)
-        mask, bias = torch.arange(7)[:, None] % 3 != 1, random(1, H, 7, 1, seed=2).detach()
-        whole_layer = layer_of(None, mesh, bias=True)
-        expected = part(whole_layer(random(2, 7, D).detach(), Y, Y, mask=mask, score_bias=bias), mesh)
-        own = {"mask": part(mask, mesh, 0), "score_bias": part(bias, mesh, 2)}
-        for how in HOWS:
-            same(layer_of(how, mesh, bias=True)(queries, part(Y, mesh), part(Y, mesh), **own), expected)
+    pairs = {"mask": torch.arange(7)[:, None] % 3 != 1, "score_bias": random(1, H, 7, 1, seed=2).detach()}
+    for keys in (group.count, 7):
+        compared(group, {"bias": True}, (7, keys), pairs, {"mask": 0, "score_bias": 2})
 
 
 @ranks.long
-def check_lengths_of_any_dtype(group):
-    """Lengths per query above all keys on one rank alone, and of another dtype on each."""
-    mesh = group.mesh
-    X, N = random(1, 2 * mesh.size(), D).detach(), mesh.size()
-    lengths = torch.arange(2 * N)[None] % 3 + 1
-    lengths[0, -1] = 100
-    expected, own = part(layer_of(None, mesh)(X, X, X, lengths), mesh), part(X, mesh)
-    for how in HOWS:
-        mine = part(lengths, mesh)
-        for given in (mine, mine.to(torch.int16) if group.rank else mine):
-            same(layer_of(how, mesh)(own, own, own, given), expected)
+def check_lengths_of_queries(group):
+    """Longer on each rank, or above all keys on one alone, and of another dtype: they go with their queries."""
+    above = torch.arange(13).repeat(2, 1) % 3 + 1
+    above[0, -1] = 100
+    before = blocks.SCORES
+    try:
+        for blocks.SCORES, causal in ((before, True), (60, True), (60, False)):
+            for options in KINDS[:2]:
+                lengths = torch.arange(3, 16).repeat(2, 1)
+                compared(group, options, (13, 17), {"valid_lens": lengths, "causal": causal}, {"valid_lens": 1})
+        compared(group, {}, (13, 13), {"valid_lens": above}, {"valid_lens": 1})
+    finally:
+        blocks.SCORES = before
 
 
 def check_empty_calls(group):
@@ -186,32 +200,8 @@ def check_empty_calls(group):
 
 
 def check_a_group_of_one(group):
-    mesh = group.mesh
-    alone = init_device_mesh("cpu", (mesh.size(), 1), mesh_dim_names=("data", "sequence"))["sequence"]
-    expected, X = random(1, 5, D), random(1, 5, D)
-    wanted = layer_of(None, mesh)(expected, expected, expected, causal=True)
-    wanted.sum().backward()
-    for how in HOWS:
-        X.grad = None
-        found = layer_of(how, alone)(X, X, X, causal=True)
-        same(found, wanted)
-        found.sum().backward()
-        same(X.grad, expected.grad)
-
-
-def check_gradients_of_frozen_layers(group):
-    mesh = group.mesh
-    keys, own = random(1, 6, D, seed=2), random(1, 6, D).detach()
-    frozen = layer_of(None, mesh).requires_grad_(False)
-    (expected,) = torch.autograd.grad(frozen(own, keys, own).square().sum(), keys)
-    for how in HOWS:
-        layer = layer_of(how, mesh).requires_grad_(False)
-        here, rows = part(keys, mesh).detach().requires_grad_(), part(own, mesh)
-        (found,) = torch.autograd.grad(layer(rows, here, rows).square().sum(), here, create_graph=how == "ring")
-        same(found, part(expected, mesh))
-        assert not layer(rows, rows, rows).requires_grad
-        (twice,) = torch.autograd.grad(layer(rows, here, rows).square().sum(), here, create_graph=True)
-        refused(RuntimeError, "once_differentiable", twice.sum().backward)
+    alone = init_device_mesh("cpu", (group.count, 1), mesh_dim_names=("data", "sequence"))["sequence"]
+    compared(group, {}, (5, 5), {"causal": True}, mesh=alone)
 
 
 # 2. Ranks that differ

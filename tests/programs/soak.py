@@ -21,7 +21,8 @@ import numpy as np
 import psutil
 import typer
 from rich.console import Console
-from rich.progress import Progress
+from rich.markup import escape
+from rich.progress import track
 from rich.table import Table
 
 import mha
@@ -139,20 +140,18 @@ def book(backend, native):
     return call
 
 
-def soak(backend: str, calls: int, report) -> None:
-    """Make the calls; report at each point how many there were, the memory in MiB, and the seconds since the start."""
-    try:
-        with tempfile.TemporaryDirectory() as folder:
-            work = Soak(backend, Path(folder))
-            start = time.perf_counter()
-            for number in range(calls):
-                work.call(number)
-                if (number + 1) % (calls // POINTS) == 0:
-                    gc.collect()
-                    memory = psutil.Process().memory_info().rss / 2**20
-                    report.send((number + 1, memory, time.perf_counter() - start))
-    finally:
-        report.close()
+def soak(backend: str, calls: int) -> list[tuple[float, float]]:
+    """Make the calls; at each point, the memory in MiB, and the seconds since the start."""
+    points = []
+    with tempfile.TemporaryDirectory() as folder:
+        work = Soak(backend, Path(folder))
+        start = time.perf_counter()
+        for number in range(calls):
+            work.call(number)
+            if (number + 1) % (calls // POINTS) == 0:
+                gc.collect()
+                points.append((psutil.Process().memory_info().rss / 2**20, time.perf_counter() - start))
+    return points
 
 
 def main(
@@ -165,31 +164,20 @@ def main(
     table = Table("backend", "calls", "MiB at 10 %", "at 50 %", "at 100 %", "growth", "calls per second")
     failed = False
     spawn = multiprocessing.get_context("spawn")  # a fork would take the parent's memory along
-    with Progress(console=Console(stderr=True)) as progress:
-        tasks = {name: progress.add_task(name, total=calls) for name in names.split(",")}
-        for name, task in tasks.items():
-            receive, send = spawn.Pipe(duplex=False)
-            process = spawn.Process(target=soak, args=(name, calls, send))
-            process.start()
-            send.close()
-            points = []
-            while len(points) < POINTS:
-                try:
-                    points.append(receive.recv())
-                except EOFError:  # it failed, and has said why
-                    break
-                progress.update(task, completed=points[-1][0])
-            process.join()
-            if process.exitcode:
+    for name in track(names.split(","), "Calling", console=Console(stderr=True)):
+        with concurrent.futures.ProcessPoolExecutor(1, spawn) as pool:
+            try:
+                points = pool.submit(soak, name, calls).result()
+            except Exception as error:
                 failed = True
-                table.add_row(name, "[bold red]FAILED")
+                table.add_row(name, f"[bold red]FAILED: {escape(repr(error))}")
                 continue
-            tenth, half, end = (points[POINTS * share // 10 - 1][1] for share in (1, 5, 10))
-            growth = end - tenth
-            failed |= growth > LIMIT
-            colour = "[bold red]" if growth > LIMIT else ""
-            memory = (f"{each:.1f}" for each in (tenth, half, end))
-            table.add_row(name, str(calls), *memory, f"{colour}{growth:+.1f}", f"{calls / points[-1][2]:.0f}")
+        tenth, half, end = (points[POINTS * share // 10 - 1][0] for share in (1, 5, 10))
+        growth = end - tenth
+        failed |= growth > LIMIT
+        colour = "[bold red]" if growth > LIMIT else ""
+        memory = (f"{each:.1f}" for each in (tenth, half, end))
+        table.add_row(name, str(calls), *memory, f"{colour}{growth:+.1f}", f"{calls / points[-1][1]:.0f}")
     Console().print(table)
     print(f"a process may grow by {LIMIT} MiB")
     raise typer.Exit(1 if failed else 0)

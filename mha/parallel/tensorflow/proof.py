@@ -5,14 +5,11 @@ import tensorflow as tf
 
 from mha import parallel
 from mha.backends.tensorflow.weights import parameters
-from mha.core.call import FLOATS, ROWS, axes_of
+from mha.core.call import FLOATS, Call
 from mha.layer import restore
 from mha.parallel.parts import ONCE, heads_of_keys, names_of_copies, split_axes
 from mha.parity.cases.devices import part_of_call
 from mha.parity.rule.layouts import GRADIENT
-
-# Of the heads, from the end: the widest shape of an argument has them, if any has.
-AXES = {name: row.axes[-1].index("H") - len(row.axes[-1]) for name, row in ROWS.items() if "H" in "".join(row.axes)}
 
 
 class Ranks:
@@ -66,15 +63,17 @@ class Ranks:
 
     def _heads(self, case, dtype, inputs, call):
         """Compute one part of the heads after another; results that all heads share are added up."""
-        whole, found = case.layer("numpy", dtype), []
+        whole, found, parts = case.layer("numpy", dtype), [], []
+        given, places = part_of_call({name: X for name, X in call.items() if X is not None})
         for index in range(self.count):
             config, weights = parallel.shard(whole.config, whole.weights, index, self.count)
             part, heads = restore(config, weights, "tensorflow"), config.num_heads
-            own = {name: _of_heads(name, X, slice(index * heads, (index + 1) * heads)) for name, X in call.items()}
-            output, pull_back = part.vjp(*inputs[:3], **own)
+            own = Call(**given).part(heads=slice(index * heads, (index + 1) * heads))
+            parts.append({name: getattr(own, name) for name in given})
+            output, pull_back = part.vjp(*inputs[:3], **parts[-1])
             found.append({"output": output} | pull_back(inputs[3]))
         axes = split_axes(whole.config, self.count)
-        axes |= {name: AXES[name] for name in AXES if name in call and _has_heads(name, call[name])}
+        axes |= {name: _axis_of_heads(parts[0][name], given[name]) for name in places}
         joined = {name: _join([one[name] for one in found], axes.get(name), name) for name in found[0]}
         for name in names_of_copies(whole.config, self.count) & joined.keys():
             joined[name] = _sum_copies([one[name] for one in found], heads_of_keys(whole.config, self.count))
@@ -92,13 +91,9 @@ def _result_name(name):
     return name if name == "output" else GRADIENT + name
 
 
-def _has_heads(name, X):
-    """Whether an argument of a call has a part for each head."""
-    return name in AXES and X is not None and "H" in axes_of(name, X) and X.shape[AXES[name]] > 1
-
-
-def _of_heads(name, X, heads):
-    return np.take(X, range(heads.start, heads.stop), AXES[name]) if _has_heads(name, X) else X
+def _axis_of_heads(part, whole):
+    """The axis along which an argument of a part is smaller than that of the whole; None if all heads share it."""
+    return next((axis for axis, (n, m) in enumerate(zip(part.shape, whole.shape, strict=True)) if n != m), None)
 
 
 def _join(parts, axis, name):
