@@ -344,46 +344,6 @@ def check_weights_of_few_heads_of_keys_are_whole_on_each_device(group):
     refused(lambda: parallel.plan(six, "devices", mesh()), "num_heads is 6", "8")
 
 
-@long
-def check_a_cache_keeps_the_heads_of_a_device(group):
-    for of_keys in (4, 2):  # each once, or on two devices
-        cache_of(of_keys)
-
-
-def cache_of(of_keys):
-    """Tokens one by one, on two devices for samples by four for heads."""
-    options = {"num_key_value_heads": of_keys, "rotary": mha.Rotary(4), "window": (3, None), "bias": True} | OF_ALL
-    attention = mha.MultiHeadAttention(D, H, seed=0, backend="jax", **options)
-    module, variables = attention.layer.unbind()
-    grid = Mesh(np.array(jax.devices()).reshape(2, 4), ("rows", "heads"))
-    X = np.random.default_rng(1).normal(size=(B, 7, D)).astype("float32")
-    wide, plain = X.astype("float64"), attention.to("numpy")
-    expected, base = mha.parity.in_dtype(plain, "float64")(*3 * [wide], causal=True), plain(X, X, X, causal=True)
-
-    @jax.jit
-    def step(variables, x, cache):
-        call = {"causal": True, "cache": cache, "mesh": grid, "data": "rows", "heads": "heads"}
-        return parallel.attend(module, variables, x, x, x, **call)
-
-    cache, outputs = attention.cache(B), []
-    for t in range(7):  # the ring of 4 slots wraps
-        output, cache = step(variables, X[:, t : t + 1], cache)
-        outputs.append(output)
-    within(np.concatenate(outputs, 1), expected, base, gradient=False)
-    assert cache.keys.sharding.shard_shape(cache.keys.shape) == (B // 2, 1, 4, D // H)
-    assert (mha.to_numpy(cache.positions) == [4, 5, 6, 3]).all()
-    frozen = attention.cache_of(X)
-    cross = jax.jit(lambda *given: parallel.attend(module, *given, cache=frozen, mesh=grid, heads="heads"))
-    output, left = cross(variables, X, None, None)
-    within(output, mha.parity.in_dtype(plain, "float64")(*3 * [wide]), plain(X, X, X), gradient=False)
-    assert left.frozen
-    assert left.keys.shape[:2] == (B, 4)
-    given = {"cache": attention.cache(B), "mesh": grid, "data": "rows", "heads": "heads"}
-    output, _ = parallel.attend(module, variables, *3 * [X[:, :1]], **given)  # not compiled
-    within(output, expected[:, :1], base[:, :1], gradient=False)
-    refused(lambda: given["cache"].keys, "used up")
-
-
 def check_what_does_not_divide_is_refused(group):
     module, variables = layer()
     X, six = jnp.zeros((3, T, D)), mha.MultiHeadAttention(D - 4, 6, backend="jax").layer.unbind()

@@ -32,12 +32,15 @@ def four():
     return Mesh(np.array(jax.devices()[:4]), ("rows",))
 
 
-def steps(options, size, portions, where=None, dtype="float64", **call):
-    """Decode in portions on devices and on NumPy: outputs and caches agree after each; returns the last cache."""
+def steps(options, size, portions, where=None, copies=1, **call):
+    """Decode in portions on devices and on NumPy: outputs and caches agree after each; returns the last cache.
+
+    copies: of each head of keys, on the devices.
+    """
     where = where or {"mesh": four(), "sequence": "rows"}
-    attention = mha.MultiHeadAttention(D, H, seed=0, backend="jax", dtype=dtype, **options)
+    attention = mha.MultiHeadAttention(D, H, seed=0, backend="jax", dtype="float64", **options)
     whole, (module, variables) = attention.to("numpy"), attention.layer.unbind()
-    X = np.random.default_rng(1).normal(size=(4, sum(portions), D)).astype(dtype)
+    X = np.random.default_rng(1).normal(size=(4, sum(portions), D))
 
     @jax.jit
     def step(variables, x, given, cache):
@@ -50,7 +53,10 @@ def steps(options, size, portions, where=None, dtype="float64", **call):
         output, cache = step(variables, x, given, cache)
         right, expected = whole(x, x, x, causal=True, cache=expected, **given)
         same(output, right)
-        for found, array in zip(cache.arrays(), expected.arrays(), strict=True):
+        keys, values, *others = expected.arrays()
+        for found, array in zip(
+            cache.arrays(), (keys.repeat(copies, 1), values.repeat(copies, 1), *others), strict=True
+        ):
             same(found, array)
         first += rows
     return cache
@@ -93,6 +99,28 @@ def check_batch_heads_and_slots_are_split_together(group):
     with dispatch.load("jax").context("float64"):
         cache = steps(OPTIONS["all slots"] | OF_ALL | {"bias": True}, 12, (5, 1, 1), where)
     assert cache.keys.sharding.shard_shape(cache.keys.shape) == (2, 2, 6, D // H)
+
+
+@long
+def check_a_cache_keeps_the_heads_of_a_device(group):
+    """Tokens one by one, on two devices for samples by four for heads: of keys, each once, or on two devices."""
+    grid = Mesh(np.array(jax.devices()).reshape(2, 4), ("rows", "heads"))
+    options = {"rotary": mha.Rotary(4), "window": (3, None), "bias": True} | OF_ALL
+    with dispatch.load("jax").context("float64"):
+        for of_keys, copies in ((4, 1), (2, 2)):
+            grouped, where = options | {"num_key_value_heads": of_keys}, {"mesh": grid, "heads": "heads"}
+            cache = steps(grouped, None, 7 * (1,), where | {"data": "rows"}, copies)  # the ring of 4 slots wraps
+            assert cache.keys.sharding.shard_shape(cache.keys.shape) == (2, 1, 4, D // H)
+            attention = mha.MultiHeadAttention(D, H, seed=0, backend="jax", dtype="float64", **grouped)
+            X, (module, variables) = np.random.default_rng(1).normal(size=(4, 7, D)), attention.layer.unbind()
+            frozen, growing = attention.cache_of(X), attention.cache(4)
+            cross = jax.jit(lambda *given, frozen=frozen: parallel.attend(module, *given, cache=frozen, **where))  # noqa: B023
+            output, left = cross(variables, X, None, None)
+            same(output, attention.to("numpy")(X, X, X))
+            assert left.frozen
+            assert left.keys.shape[:2] == (4, 4)
+            parallel.attend(module, variables, *3 * [X[:, :1]], cache=growing, **where)  # not compiled
+            refused(lambda: growing.keys, "used up")  # noqa: B023
 
 
 @long
