@@ -50,7 +50,10 @@ MARKERS = (
 
 # Files of tests that take longest with some backend. They are handed out first: a worker that gets one of them last
 # keeps the other waiting.
-FIRST = {"written_compiled", "compiled", "write", "bench_devices", "blocks", "tensorflow_calls", "diagnose", "parity"}
+FIRST = {
+    "split", "written_compiled", "compiled", "write", "bench_devices", "blocks", "tensorflow_calls", "diagnose",
+    "parity",
+}  # fmt: skip
 
 # Tests of models of one framework, which import it; without it they are not collected.
 OF_MODELS = {

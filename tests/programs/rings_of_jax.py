@@ -33,7 +33,7 @@ import mha
 from mha import parallel
 from mha.core.engine import blocks
 from mha.parallel import rows
-from mha.parallel.jax.ring import passes, zigzag
+from mha.parallel.jax.ring import passes
 
 RING = {"sequence": "devices", "how": "ring"}
 
@@ -86,7 +86,7 @@ def check_rows_go_into_zigzag_and_back(group):
     for count in (1, 3, 8):
         few = Mesh(np.array(jax.devices()[:count]), ("devices",))
         spec, X = PartitionSpec(None, "devices"), np.arange(2 * 6 * count).reshape(2, 6 * count)
-        ways = [functools.partial(way, axis="devices", dim=1) for way in (zigzag.there, zigzag.back)]
+        ways = [functools.partial(way, axis="devices", dim=1) for way in (passes.into_zigzag, passes.out_of_zigzag)]
         there, back = (jax.jit(jax.shard_map(way, mesh=few, in_specs=spec, out_specs=spec)) for way in ways)
         expected = [X[:, piece] for pieces in rows.zigzag(6 * count, count) for piece in pieces]
         assert np.array_equal(there(X), np.concatenate(expected, 1)), count

@@ -5,7 +5,7 @@ from torch import distributed
 
 from mha.parallel.rows import common
 
-from .ranks import ready, transfer
+from .ranks import all_gather, all_reduce, ready, transfer
 
 
 def to_heads(X, heads, rows, mesh):
@@ -65,10 +65,7 @@ def gather_rows(X, axis, rows, mesh):
         last = X.movedim(axis, 0)
         padded = last.new_zeros((max(rows), *last.shape[1:]), dtype=_send_dtype(X.dtype))  # ranks send as much each
         padded[: len(last)] = last
-        found = [torch.empty_like(padded) for _ in rows]
-        ready(mesh)
-        distributed.all_gather(found, padded, group=mesh.get_group())
-        whole = torch.cat([part[:count] for part, count in zip(found, rows, strict=True)])
+        whole = torch.cat([part[:count] for part, count in zip(all_gather(padded, mesh), rows, strict=True)])
         return whole.to(X.dtype).movedim(0, axis)
 
     def back(gradient):
@@ -81,10 +78,7 @@ def gather_rows(X, axis, rows, mesh):
 
 def anywhere(flags, mesh):
     """Combine flags of the same shape over ranks: true where they are on any rank."""
-    found = flags.to(torch.uint8)
-    ready(mesh)
-    distributed.all_reduce(found, distributed.ReduceOp.MAX, group=mesh.get_group())
-    return found.bool()
+    return all_reduce(flags.to(torch.uint8), mesh, distributed.ReduceOp.MAX).bool()
 
 
 def _exchange_pieces(mesh, shapes, pieces):

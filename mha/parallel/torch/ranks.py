@@ -196,32 +196,36 @@ def share(X, mesh):
     """X, the same on all ranks of a mesh, with the sum over ranks for its gradient. None stays None."""
     if not (torch.is_tensor(X) and X.is_floating_point()):
         return X
-    return transfer(lambda X: X.view_as(X), lambda gradient: (_all_reduce(gradient, mesh),), X)
+    return transfer(lambda X: X.view_as(X), lambda gradient: (all_reduce(gradient, mesh),), X)
 
 
 def sum_ranks(X, mesh):
     """The sum of X over the ranks of a mesh, on each of them; all use it in the same way, and have its gradient."""
-    return transfer(lambda X: _all_reduce(X, mesh), lambda gradient: (gradient,), X)
-
-
-def _all_reduce(X, mesh):
-    ready(mesh)
-    total = X.clone(memory_format=torch.contiguous_format)
-    distributed.all_reduce(total, group=mesh.get_group())
-    return total
+    return transfer(lambda X: all_reduce(X, mesh), lambda gradient: (gradient,), X)
 
 
 def join_ranks(X, axis, mesh):
     """The arrays of a mesh's ranks, equal in size, side by side along an axis; all use them in the same way."""
-    size = X.shape[axis]
+    size, first = X.shape[axis], mesh.get_local_rank() * X.shape[axis]
+    return transfer(
+        lambda X: torch.cat(all_gather(X, mesh), axis), lambda gradient: (gradient.narrow(axis, first, size),), X
+    )
 
-    def join(X):
-        parts = [torch.empty(X.shape, dtype=X.dtype, device=X.device) for _ in range(mesh.size())]
-        ready(mesh)
-        distributed.all_gather(parts, X.contiguous(), group=mesh.get_group())
-        return torch.cat(parts, axis)
 
-    return transfer(join, lambda gradient: (gradient.narrow(axis, mesh.get_local_rank() * size, size),), X)
+def all_reduce(X, mesh, operation=distributed.ReduceOp.SUM):
+    """The sum of X over the ranks of a mesh, or another operation, without gradients."""
+    ready(mesh)
+    total = X.clone(memory_format=torch.contiguous_format)
+    distributed.all_reduce(total, operation, group=mesh.get_group())
+    return total
+
+
+def all_gather(X, mesh):
+    """The arrays of a mesh's ranks, equal in size, without gradients."""
+    found = [torch.empty(X.shape, dtype=X.dtype, device=X.device) for _ in range(mesh.size())]
+    ready(mesh)
+    distributed.all_gather(found, X.contiguous(), group=mesh.get_group())
+    return found
 
 
 # 3. Randomness

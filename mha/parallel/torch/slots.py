@@ -26,7 +26,7 @@ from mha.backends.torch.slots import slots_after, take
 from mha.core.engine import blocks
 from mha.core.engine.visible_range import pairs_by_group
 
-from .ranks import ready, share, sum_ranks
+from .ranks import all_reduce, share, sum_ranks
 from .twins import class_of, with_parameters
 
 
@@ -94,9 +94,7 @@ class OfSlots:
 
     def merge_ranks(self, most, total, pooled, sinks):
         """Merge the maxima, sums and pooled values of all ranks: (B*H, Q, dv)."""
-        largest = most.detach().clone()  # (B*H, Q, 1)
-        ready(self.mesh)
-        distributed.all_reduce(largest, distributed.ReduceOp.MAX, group=self.mesh.get_group())
+        largest = all_reduce(most.detach(), self.mesh, distributed.ReduceOp.MAX)  # (B*H, Q, 1)
         if sinks is not None:
             largest = torch.maximum(largest, widen(sinks.detach()))
         base = torch.where(largest == -math.inf, 0, largest)  # of a query that sees nothing

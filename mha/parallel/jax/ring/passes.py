@@ -22,7 +22,6 @@ from mha.backends.jax.heads import repeat_heads
 from mha.backends.jax.hiding import widen
 from mha.core.engine.visible_range import pairs_by_group
 
-from . import zigzag
 from .blocks import OF_ROWS, as_own, axis_of_rows, by_blocks
 
 
@@ -61,9 +60,9 @@ def pool(attention, q, k, v, num_heads, call, axis, in_zigzag=False):
     facts |= {"causal": call.causal, "window": call.plan.window, "chunk": call.plan.chunk}
     circle = Circle(module, num_heads, axis=axis, size=jax.lax.axis_size(axis), **facts)
     if in_zigzag:
-        q, k, v = (zigzag.there(X, axis, 1) for X in (q, k, v))  # (B*H, T, d)
+        q, k, v = (into_zigzag(X, axis, 1) for X in (q, k, v))  # (B*H, T, d)
         rows = {name: (X, axis_of_rows(X)) for name in OF_ROWS if (X := getattr(call, name)) is not None}
-        call = call._replace(**{name: zigzag.there(X, axis, at) for name, (X, at) in rows.items() if X.shape[at] > 1})
+        call = call._replace(**{name: into_zigzag(X, axis, at) for name, (X, at) in rows.items() if X.shape[at] > 1})
     # What devices share counts as their own from here on, so that its gradients add up.
     like = q, k, v, call.score_bias
     sinks = repeat_heads(call.plan.sinks, len(q) // num_heads, num_heads)  # (B*H, 1, 1)
@@ -71,7 +70,7 @@ def pool(attention, q, k, v, num_heads, call, axis, in_zigzag=False):
     fixed = call._replace(score_bias=None, head_gates=None).arrays()
     fixed["offset"] = jnp.asarray(call.offset).reshape(-1, 1)  # (B or 1, 1)
     pooled = _round(circle, q, k, v, bias, sinks, variables, as_own(fixed, like), key)  # (B*H, Q, dv)
-    return zigzag.back(pooled, axis, 1) if in_zigzag else pooled
+    return out_of_zigzag(pooled, axis, 1) if in_zigzag else pooled
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -195,3 +194,39 @@ def _pass_on(circle, arrays):
 
 def _device_before(circle, owner):
     return (owner - 1) % circle.size
+
+
+# Rows in zigzag, as `mha.parallel.rows` says
+
+
+def into_zigzag(X, axis, dim):
+    """X with its consecutive rows, along `dim`, exchanged into zigzag over the devices of an axis of the mesh."""
+    ways, (first, second) = _ways(axis), jnp.split(X, 2, dim)
+    even, odd = (jax.lax.ppermute(X, axis, way) for X, way in zip((first, second), ways, strict=True))
+    return jnp.concatenate(_swap_on_odd(even, odd, axis), dim)
+
+
+def out_of_zigzag(X, axis, dim):
+    """X with consecutive rows again: the inverse of `into_zigzag`."""
+    ways, pieces = _ways(axis), _swap_on_odd(*jnp.split(X, 2, dim), axis)
+    pieces = (
+        jax.lax.ppermute(X, axis, [(came, went) for went, came in way]) for X, way in zip(pieces, ways, strict=True)
+    )
+    return jnp.concatenate([*pieces], dim)
+
+
+def _ways(axis):
+    """The pairs (from, to) of devices for the even pieces, and those for the odd ones.
+
+    The rows of N devices make 2N pieces. Of consecutive ones, device r has pieces 2r and 2r + 1; in zigzag, r and
+    2N - 1 - r. All even pieces go to different devices, and so do all odd ones.
+    """
+    N = jax.lax.axis_size(axis)
+    homes = [min(piece, 2 * N - 1 - piece) for piece in range(2 * N)]
+    return [*enumerate(homes[::2])], [*enumerate(homes[1::2])]
+
+
+def _swap_on_odd(X, Y, axis):
+    """X and Y in this order on an even device, else swapped: the first piece of an odd device is odd."""
+    is_even = jax.lax.axis_index(axis) % 2 == 0
+    return jnp.where(is_even, X, Y), jnp.where(is_even, Y, X)
