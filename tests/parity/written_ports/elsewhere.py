@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from .written import CAUSAL, GROUPED, INTERLEAVED, LENGTHS, PLAIN, Written
+from .written import CAUSAL, GROUPED, LENGTHS, PLAIN, Written
 
 
 def weights_of(layer, array):
@@ -44,26 +44,6 @@ def multihead_attention(layer, queries, keys, values, valid_lens):
     given = (torch.from_numpy(X) for X in (queries, keys, values))
     with torch.no_grad():
         return theirs(*given, key_padding_mask=padding, average_attn_weights=False)
-
-
-def complex_in_torch(layer, X, *_, causal):
-    """Meta's LLaMA: `torch.view_as_complex`, and minus infinity above the diagonal."""
-    import torch
-
-    W, config = weights_of(layer, torch.from_numpy), layer.config
-    T, n = X.shape[1], config.rotary.dim // 2
-    freqs = 1.0 / (config.rotary.base ** (torch.arange(0, 2 * n, 2).float() / (2 * n)))
-    turns = torch.polar(torch.ones(T, n), torch.outer(torch.arange(T).float(), freqs))[None, :, None]
-    heads = (torch.from_numpy(X) @ W[f"W_{name}.kernel"] for name in "qkv")
-    q, k, v = (Y.view(len(X), T, -1, config.key_dim) for Y in heads)
-    q, k = (
-        torch.view_as_real(torch.view_as_complex(Y.reshape(*Y.shape[:-1], n, 2)) * turns).flatten(3) for Y in (q, k)
-    )
-    k, v = (Y.repeat_interleave(config.num_heads // config.num_key_value_heads, 2) for Y in (k, v))
-    scores = torch.einsum("bqhd,bkhd->bhqk", q, k) / config.key_dim**0.5
-    scores = scores + torch.full((T, T), float("-inf")).triu(1)
-    out = torch.einsum("bhqk,bkhd->bqhd", scores.softmax(-1), v)
-    return out.reshape(len(X), T, -1) @ W["W_o.kernel"], scores.softmax(-1)
 
 
 def autograd(layer, queries, keys, values):
@@ -108,23 +88,6 @@ def dot_product_attention(layer, queries, keys, values, mask=None, causal=False)
     return out.reshape(*queries.shape[:2], -1) @ W["W_o.kernel"] + W["W_o.bias"]
 
 
-def by_vmap(layer, X, *_):
-    """One head of one sample, mapped over both."""
-    import jax
-
-    W, H, D = weights_of(layer, jax.numpy.asarray), layer.config.num_heads, layer.config.num_hiddens
-    q, k, v = (W[f"W_{name}.kernel"].reshape(D, H, -1).swapaxes(0, 1) for name in "qkv")  # (H, D, d)
-    biases = (W[f"W_{name}.bias"].reshape(H, -1) for name in "qkv")
-
-    def head(X, q, k, v, bq, bk, bv):
-        weights = jax.nn.softmax((X @ q + bq) @ (X @ k + bk).T / q.shape[1] ** 0.5)
-        return weights @ (X @ v + bv)
-
-    of_heads = jax.vmap(head, (None, *(0,) * 6), 1)  # (T, H, d)
-    out = jax.vmap(of_heads, (0, *(None,) * 6))(X, q, k, v, *biases)
-    return out.reshape(*X.shape[:2], -1) @ W["W_o.kernel"] + W["W_o.bias"]
-
-
 def keras_layer(layer, queries, keys, values, mask):
     """`keras.layers.MultiHeadAttention`, whose kernels are (D, H, d)."""
     import keras
@@ -139,30 +102,13 @@ def keras_layer(layer, queries, keys, values, mask):
     return theirs(queries, values, keys, attention_mask=mask[:, 0], return_attention_scores=True)
 
 
-def keras_operations(layer, X, *_, causal):
-    """`keras.ops` alone."""
-    from keras import ops
-
-    W, H = weights_of(layer, ops.convert_to_tensor), layer.config.num_heads
-    B, T, D = X.shape
-    heads = (ops.matmul(X, W[f"W_{name}.kernel"]) + W[f"W_{name}.bias"] for name in "qkv")
-    q, k, v = (ops.transpose(ops.reshape(Y, (B, T, H, D // H)), (0, 2, 1, 3)) for Y in heads)
-    scores = ops.einsum("bhqd,bhkd->bhqk", q, k) / (D // H) ** 0.5
-    scores = ops.where(ops.tri(T, dtype="bool"), scores, -1e9)
-    out = ops.transpose(ops.matmul(ops.softmax(scores), v), (0, 2, 1, 3))
-    return ops.matmul(ops.reshape(out, (B, T, D)), W["W_o.kernel"]) + W["W_o.bias"]
-
-
 ELSEWHERE = [
     Written("fused attention", by_sdpa, PLAIN, {"mask": ...}, backend="torch", cross=True),
     Written("fused attention with groups", by_sdpa, GROUPED, CAUSAL, backend="torch"),
     Written("torch.nn.MultiheadAttention", multihead_attention, PLAIN, LENGTHS, backend="torch", cross=True),
-    Written("view_as_complex", complex_in_torch, INTERLEAVED, CAUSAL, backend="torch"),
     Written("gradients by autograd", autograd, PLAIN, backend="torch", cross=True),
     Written("fused attention in bfloat16", in_half_precision, PLAIN | {"bias": False}, CAUSAL, dtype="bfloat16",
             backend="torch"),
     Written("jax.nn.dot_product_attention", dot_product_attention, GROUPED, {"mask": ...}, backend="jax"),
-    Written("vmap", by_vmap, PLAIN, backend="jax"),
     Written("keras.layers.MultiHeadAttention", keras_layer, PLAIN, {"mask": ...}, backend="tensorflow", cross=True),
-    Written("keras.ops", keras_operations, PLAIN, CAUSAL, backend="tensorflow"),
 ]  # fmt: skip

@@ -28,19 +28,18 @@ class Written:
 
     id: what is special about it; port: a class of ports, or a function of a layer, queries, keys, values and the call,
     which returns what `parity.compare` takes; layer: the layer's options; call: the other arguments of the call, ... =
-    random ones. seen: in what a mistake shows, "output" or "gradients"; "" = the port is right. mistake: the name that
-    the catalogue has for it, "" = none; second: that of another mistake beside it. really: arguments with which the
-    port is called instead of those in `call`, or functions of these; described: names of arguments that were, or may
-    have been, described wrongly. compared: further arguments of `parity.compare`. dtype: of the layer; backend: of the
-    port's arrays; tokens: queries and keys; cross: True = keys and values are other inputs than queries; size: of the
-    inputs.
+    random ones. wrong: whether its output differs. mistake: the name that the catalogue has for it, "" = none; second:
+    that of another mistake beside it. really: arguments with which the port is called instead of those in `call`, or
+    functions of these; described: names of arguments that were, or may have been, described wrongly. compared: further
+    arguments of `parity.compare`. dtype: of the layer; backend: of the port's arrays; tokens: queries and keys; cross:
+    True = keys and values are other inputs than queries.
     """
 
     id: str
     port: Any
     layer: dict[str, Any] = dataclasses.field(default_factory=lambda: PLAIN)
     call: dict[str, Any] = dataclasses.field(default_factory=dict)
-    seen: str = ""
+    wrong: bool = False
     mistake: str = ""
     second: str = ""
     really: dict[str, Any] = dataclasses.field(default_factory=dict)
@@ -50,7 +49,6 @@ class Written:
     backend: str = "numpy"
     tokens: tuple[int, int] = (13, 13)
     cross: bool = False
-    size: float = 1.0
 
 
 def made(written: Written) -> tuple[mha.MultiHeadAttention, tuple[np.ndarray, ...], dict[str, Any]]:
@@ -63,8 +61,7 @@ def made(written: Written) -> tuple[mha.MultiHeadAttention, tuple[np.ndarray, ..
         for name, X in layer.weights.items()
     }
     B, H = 3, layer.config.num_heads
-    queries, keys, values = ((written.size * rng.normal(size=(B, T, layer.config.num_hiddens))).astype(dtype)
-                             for T in (Q, K, K))  # fmt: skip
+    queries, keys, values = (rng.normal(size=(B, T, layer.config.num_hiddens)).astype(dtype) for T in (Q, K, K))
     if not written.cross and Q == K:
         keys = values = queries
     drawn = {
@@ -90,6 +87,6 @@ def report_of(written: Written, whole: bool = True) -> parity.Report:
     """The comparison of a port, whole or of the output alone."""
     layer, inputs, call = made(written)
     theirs = run(written, layer, inputs, call)
-    if not whole:
-        theirs = theirs[0] if isinstance(theirs, tuple) else theirs["output"] if isinstance(theirs, dict) else theirs
+    if not whole and isinstance(theirs, tuple):
+        theirs = theirs[0]
     return parity.compare(layer, theirs, *inputs, **call, **written.compared)

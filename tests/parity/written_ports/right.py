@@ -1,20 +1,15 @@
-"""Right ports in NumPy, written from end to end: other layouts, other orders of the arithmetic, caches."""
+"""Right ports in NumPy: other layouts, other orders of the arithmetic, a cache; or one part written in another way."""
 
 import numpy as np
 from ports import Port
 
-from .written import CAUSAL, GEMMA, GROUPED, LENGTHS, LLAMA, PLAIN, Written
-
-
-def biases(W, X):
-    """The four biases, 0 where a layer has none."""
-    return (W.get(f"W_{name}.bias", X.dtype.type(0)) for name in "qkvo")
+from .written import CAUSAL, GEMMA, GROUPED, INTERLEAVED, LENGTHS, LLAMA, PLAIN, Written
 
 
 def by_einsum(layer, queries, keys, values, valid_lens):
     """As in T5X: heads stay behind tokens, (B, T, H, d)."""
     W, H, D = layer.weights, layer.config.num_heads, layer.config.num_hiddens
-    bq, bk, bv, bo = biases(W, queries)
+    bq, bk, bv, bo = (W[f"W_{name}.bias"] for name in "qkvo")
     q = np.einsum("btc,chd->bthd", queries, W["W_q.kernel"].reshape(D, H, -1)) + bq.reshape(H, -1)
     k = np.einsum("bsc,chd->bshd", keys, W["W_k.kernel"].reshape(D, H, -1)) + bk.reshape(H, -1)
     v = np.einsum("bsc,chd->bshd", values, W["W_v.kernel"].reshape(D, H, -1)) + bv.reshape(H, -1)
@@ -24,38 +19,6 @@ def by_einsum(layer, queries, keys, values, valid_lens):
     shares /= shares.sum(-1, keepdims=True)
     out = np.einsum("bhts,bshd->bthd", shares, v)
     return np.einsum("bthd,hdc->btc", out, W["W_o.kernel"].reshape(H, -1, D)) + bo, shares
-
-
-def packed(layer, X, *_, causal):
-    """As in GPT-2: one product for all three, cut in three."""
-    W, H = layer.weights, layer.config.num_heads
-    kernel = np.concatenate([W[f"W_{name}.kernel"] for name in "qkv"], 1)
-    bias = np.concatenate([W[f"W_{name}.bias"] for name in "qkv"])
-    B, T, D = X.shape
-    q, k, v = (X.reshape(-1, D) @ kernel + bias).reshape(B, T, 3, H, D // H).transpose(2, 0, 3, 1, 4)  # (B, H, T, d)
-    att = q @ k.transpose(0, 1, 3, 2) * np.float32((D // H) ** -0.5)
-    att[:, :, np.triu_indices(T, 1)[0], np.triu_indices(T, 1)[1]] = -np.inf
-    att = np.exp(att - att.max(-1)[..., None])
-    att /= att.sum(-1)[..., None]
-    return (att @ v).swapaxes(1, 2).reshape(B, T, D) @ W["W_o.kernel"] + W["W_o.bias"]
-
-
-def transposed_layout(layer, queries, keys, values, mask):
-    """As in PyTorch: kernels are (out, in), and the mask is added as minus infinity."""
-    state = {name.replace("kernel", "weight"): X.T if X.ndim == 2 else X for name, X in layer.weights.items()}
-
-    def linear(name, X):
-        return X @ state[f"{name}.weight"].T + state[f"{name}.bias"]
-
-    def heads(X):
-        return np.stack(np.split(X, layer.config.num_heads, -1), 1)  # (B, H, T, d)
-
-    q, k, v = heads(linear("W_q", queries)), heads(linear("W_k", keys)), heads(linear("W_v", values))
-    added = np.zeros(mask.shape, "float32")
-    added[~mask] = -np.inf
-    weights = np.exp(logits := q @ np.moveaxis(k, 2, 3) / np.float32(q.shape[-1] ** 0.5) + added)
-    weights /= np.exp(logits).sum(-1, keepdims=True)
-    return linear("W_o", np.concatenate(list((weights @ v).swapaxes(0, 1)), -1)), weights
 
 
 def per_head(layer, queries, keys, values):
@@ -101,21 +64,6 @@ def absorbed(layer, queries, keys, values):
     return (shares @ values[:, None] @ (v @ o)).sum(1), shares
 
 
-def in_groups(layer, queries, keys, values, causal):
-    """Queries as (B, G, r, Q, d), so that no key is repeated."""
-    W, G, d = layer.weights, layer.config.num_key_value_heads, layer.config.key_dim
-    bq, bk, bv, bo = biases(W, queries)
-    B, Q, _ = queries.shape
-    q = (queries @ W["W_q.kernel"] + bq).reshape(B, Q, G, -1, d)
-    k, v = ((X @ W[f"W_{n}.kernel"] + b).reshape(B, -1, G, d) for n, b, X in (("k", bk, keys), ("v", bv, values)))
-    logits = np.einsum("bqgrd,bkgd->bgrqk", q, k) * np.float32(d**-0.5)
-    logits += np.where(np.tri(Q, k.shape[1], dtype=bool) | (not causal), 0, np.float32(-3e38))
-    shares = np.exp(logits - logits.max(-1, keepdims=True))
-    shares /= shares.sum(-1, keepdims=True)
-    out = np.einsum("bgrqk,bkgd->bqgrd", shares, v).reshape(B, Q, -1)
-    return out @ W["W_o.kernel"] + bo, shares.reshape(B, -1, Q, k.shape[1])
-
-
 def without_padding(layer, queries, keys, values, valid_lens):
     """As with variable lengths: each sample without its padding."""
     port = Port(layer)
@@ -140,30 +88,6 @@ def token_by_token(layer, X, *_, causal):
     )
 
 
-def in_two_calls(layer, queries, keys, values, causal, offset):
-    """A prompt in two chunks after a cache."""
-    port = Port(layer)
-    halves = (queries[:, :3], offset), (queries[:, 3:], offset + 3)
-    return np.concatenate([port(part, keys, values, causal=causal, offset=at)[0] for part, at in halves], 1)
-
-
-def keys_in_another_order(layer, queries, keys, values):
-    """Without positions, the order of the keys is the same."""
-    order = np.random.default_rng(3).permutation(keys.shape[1])
-    return Port(layer)(queries, keys[:, order], values[:, order])[0]
-
-
-def padded_on_the_left(layer, X, *_, mask):
-    """What is first in each sample is padding, which no query sees."""
-    starts = mask[:, 0, 0].argmax(-1)  # (B,), the first tokens
-    weights = np.zeros((len(X), layer.config.num_heads, X.shape[1], X.shape[1]), X.dtype)
-    output = np.zeros_like(X)
-    for b, start in enumerate(starts):
-        each = X[b : b + 1, start:]
-        output[b], weights[b, :, :, start:] = (Y[0] for Y in Port(layer)(X[b : b + 1], each, each))
-    return output, weights
-
-
 def first_token_at_0(layer, X, *_, mask, causal):
     """As a batch of prompts is padded: on the left, and each sample's positions begin at its first token."""
     output = np.full_like(X, np.nan)
@@ -186,25 +110,111 @@ def gates_in_the_output(layer, queries, keys, values, head_gates):
     return Port(other)(queries, keys, values)
 
 
+# One part written in another way
+
+
+class BySoftmaxOfBase2(Port):
+    def softmax(self, scores, seen):
+        scaled = np.where(seen, scores * scores.dtype.type(np.log2(np.e)), -np.inf)
+        shares = np.exp2(scaled - scaled.max(-1, keepdims=True))
+        return shares / shares.sum(-1, keepdims=True)
+
+
+class InBlocks(Port):
+    """As FlashAttention: blocks of 4 keys, what is summed so far is rescaled by each new largest score."""
+
+    def softmax(self, scores, seen):
+        low = np.where(seen, scores, np.float32(-1e30))
+        best, total = np.full((*low.shape[:-1], 1), -np.inf, "float32"), np.zeros((*low.shape[:-1], 1), "float32")
+        weights = np.zeros_like(low)
+        for start in range(0, low.shape[-1], 4):
+            block = low[..., start : start + 4]
+            larger = np.maximum(best, block.max(-1, keepdims=True))
+            rescale = np.exp(best - larger)
+            weights *= rescale
+            weights[..., start : start + 4] = np.exp(block - larger)
+            total = total * rescale + weights[..., start : start + 4].sum(-1, keepdims=True)
+            best = larger
+        return weights / total
+
+
+class WithLowestNumber(Port):
+    def softmax(self, scores, seen):
+        added = scores + np.where(seen, 0, np.finfo(scores.dtype).min).astype(scores.dtype)
+        shares = np.exp(added - added.max(-1, keepdims=True))
+        return shares / shares.sum(-1, keepdims=True)
+
+
+class ByComplexNumbers(Port):
+    """As Meta's LLaMA: neighbours are the real and imaginary parts."""
+
+    def turn(self, role, X, places):
+        turns = np.exp(1j * places[..., None] * self.frequencies(self.config.rotary))[:, None]  # (1, 1, T, n)
+        pairs = X[..., ::2] + 1j * X[..., 1::2]
+        turned = pairs * turns
+        return np.stack([turned.real, turned.imag], -1).reshape(X.shape).astype(X.dtype)
+
+
+class ShiftedPositions(Port):
+    """Positions count from 5: only distances matter."""
+
+    def turn(self, role, X, places):
+        return super().turn(role, X, places + 5)
+
+
+class NormByLength(Port):
+    """The root of the mean square is the length by the root of the number."""
+
+    def norm(self, role, X):
+        length = np.linalg.norm(X, axis=-1, keepdims=True)
+        mean = length * length / np.float32(X.shape[-1])
+        return self.weights[f"{role}_norm.scale"] * (X / np.sqrt(mean + np.float32(1e-6)))
+
+
+class WideScores(Port):
+    """Half precision with scores and softmax in float32, as most code of the hub."""
+
+    def score(self, q, k):
+        return (q @ k.swapaxes(2, 3)).astype("float32") * np.float32(self.scale)
+
+    def softmax(self, scores, seen):
+        return super().softmax(scores, seen).astype(self.weights["W_q.kernel"].dtype)
+
+
+class WideThroughout(Port):
+    """Everything in float64, rounded at the end."""
+
+    def __init__(self, attention):
+        super().__init__(attention)
+        self.weights = {name: X.astype("float64") for name, X in self.weights.items()}
+
+    def __call__(self, queries, keys, values, *arguments, **call):
+        found = super().__call__(*(X.astype("float64") for X in (queries, keys, values)), *arguments, **call)
+        return tuple(X.astype(queries.dtype) for X in found)
+
+
 ALIBI = np.minimum(0, np.arange(13) - np.arange(13)[:, None]) * 0.5 ** (np.arange(1, 5)[:, None, None] * 2)
 LEFT = np.arange(13) >= np.array([0, 4, 6])[:, None, None, None]
 
-RIGHT_CALLS = [
+RIGHT = [
     Written("einsum, heads behind tokens", by_einsum, PLAIN, LENGTHS),
-    Written("packed kernels of GPT-2", packed, PLAIN, CAUSAL),
-    Written("kernels (out, in), a mask of minus infinity", transposed_layout, PLAIN, {"mask": ...}, cross=True),
     Written("head by head, outputs added", per_head, PLAIN, cross=True),
     Written("biases as rows of the kernels", bias_folded_in, PLAIN),
     Written("products of kernels", absorbed, PLAIN | {"bias": False}, cross=True),
     Written("each sample without its padding", without_padding, PLAIN, LENGTHS, cross=True),
     Written("all samples in one sequence", one_sequence, PLAIN),
     Written("token by token with a cache", token_by_token, LLAMA, CAUSAL),
-    Written("a prompt in chunks after a cache", in_two_calls, GEMMA, CAUSAL | {"offset": 6}, tokens=(7, 13)),
-    Written("keys in another order", keys_in_another_order, PLAIN, cross=True),
-    Written("padding on the left", padded_on_the_left, PLAIN, {"mask": np.repeat(LEFT, 13, 2)}),
-    Written("groups without a copy", in_groups, GROUPED, CAUSAL),
     Written("ALiBi by the place of the key", relative_bias, PLAIN, {"score_bias": ALIBI[None].astype("f4"), **CAUSAL}),
     Written("gates in W_o", gates_in_the_output, PLAIN, {"head_gates": ...}),
     Written("prompts padded on the left", first_token_at_0, LLAMA, {"mask": LEFT, **CAUSAL},
             compared={"rows": LEFT[:, 0, 0]}),
+    Written("exponents of base 2", BySoftmaxOfBase2, PLAIN, CAUSAL),
+    Written("blocks of keys", InBlocks, GROUPED, {"mask": ...}),
+    Written("the lowest number added", WithLowestNumber, LLAMA, LENGTHS | CAUSAL),
+    Written("rotation by complex numbers", ByComplexNumbers, INTERLEAVED, CAUSAL),
+    Written("positions from 5 on", ShiftedPositions, LLAMA, CAUSAL),
+    Written("RMS norm by the length", NormByLength, GROUPED | {"qk_norm": "rms"}),
+    Written("float32 scores in float16", WideScores, LLAMA, CAUSAL, dtype="float16"),
+    Written("float32 scores in bfloat16", WideScores, GEMMA, CAUSAL, dtype="bfloat16"),
+    Written("float64 throughout", WideThroughout, GEMMA, {"head_gates": ..., "score_bias": ...}),
 ]  # fmt: skip
