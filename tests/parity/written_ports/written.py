@@ -28,8 +28,8 @@ class Written:
 
     id: what is special about it; port: a class of ports, or a function of a layer, queries, keys, values and the call,
     which returns what `parity.compare` takes; layer: the layer's options; call: the other arguments of the call, ... =
-    random ones. wrong: whether its output differs. mistake: the name that the catalogue has for it, "" = none; second:
-    that of another mistake beside it. really: arguments with which the port is called instead of those in `call`, or
+    random ones. wrong: whether its output differs. mistake: the name that the catalogue has for it, "" = none. really:
+    arguments with which the port is called instead of those in `call`, or
     functions of these; described: names of arguments that were, or may have been, described wrongly. compared: further
     arguments of `parity.compare`. dtype: of the layer; backend: of the port's arrays; tokens: queries and keys; cross:
     True = keys and values are other inputs than queries.
@@ -41,7 +41,6 @@ class Written:
     call: dict[str, Any] = dataclasses.field(default_factory=dict)
     wrong: bool = False
     mistake: str = ""
-    second: str = ""
     really: dict[str, Any] = dataclasses.field(default_factory=dict)
     described: tuple[str, ...] = ()
     compared: dict[str, Any] = dataclasses.field(default_factory=dict)

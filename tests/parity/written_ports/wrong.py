@@ -73,10 +73,6 @@ class EndsTogether(Port):
         return j <= i + j.max() - i.max()
 
 
-class WindowBothWaysAndNarrower(Port):
-    window = 3, 3
-
-
 class SmallScale(Port):
     @property
     def scale(self):
@@ -117,8 +113,6 @@ KNOWN = [
     Written("ends together", EndsTogether, PLAIN, CAUSAL, True, "causal order is aligned to the lower right",
             described=("offset",), tokens=(7, 13)),
     Written("-1 for hidden scores", NotLowEnough, PLAIN, LENGTHS, True),
-    Written("a window both ways and one narrower", WindowBothWaysAndNarrower, LLAMA | {"window": (4, 0)}, {}, True,
-            "the window is symmetric", second="the window is one narrower on both sides"),
     Written("the other distance", OtherDistance, PLAIN, {"score_bias": DISTANCES}, True,
             "the distance of the bias has the other sign"),
     Written("no gates", GatesForgotten, PLAIN, {"head_gates": ...}, True, "gates are forgotten",
