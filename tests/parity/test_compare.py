@@ -80,20 +80,6 @@ def test_a_pair_is_the_output_and_the_weights(layer, inputs):
     assert parity.compare(layer, (output, 2 * weights), *inputs, LENGTHS).first.name == "weights"
 
 
-def test_newer_arguments_of_a_call(layer, inputs):
-    random = np.random.default_rng(4)
-    call = {"score_bias": random.normal(size=(1, H, Q, K)).astype("float32"), "causal": True, "offset": [1, 2]}
-    call["head_gates"] = random.normal(size=(B, H)).astype("float32")
-    theirs = layer.trace(*inputs, **call) | layer.gradients(*inputs, **call)
-    report = parity.compare(layer, theirs, *inputs, **call)
-    assert report, str(report)
-    assert {"biased", "head_gated", "gradient.score_bias", "gradient.head_gates"} <= {row.name for row in report.rows}
-    assert parity.ratio(layer, theirs["output"], *inputs, **call) == next(
-        row.ratio for row in report.rows if row.name == "output"
-    )
-    assert not parity.compare(layer, theirs["output"], *inputs, **call | {"offset": 0})
-
-
 @pytest.mark.parametrize("turn", [
     lambda X: heads_first(X, H),
     lambda X: heads_first(X, H).transpose(0, 2, 1, 3),

@@ -226,22 +226,6 @@ def test_the_first_layer_that_differs_in_detail(models):
     assert "W_v.kernel is not transposed" in one.reports[0].outputs.diagnosis.mistakes
 
 
-def test_prefixes_choose_and_the_other_file_follows(models, ours):
-    layers, first, write = models
-    other = write({5: layers[6]})
-    same = parity.compare_files(first, first, prefix_b="h.7.attn.", num_heads=H)
-    assert same.layers == ((("gpt2", "h.7.attn."),) * 2,)
-    shifted = parity.compare_files(first, other, prefix_a="h.6.attn", prefix_b="blocks.5.attn", num_heads=H)
-    assert shifted
-    alone = parity.compare_files(ours[1], first, prefix_b="h.1.attn")  # 1 is what `ours` was made from too
-    assert alone
-    result = run("compare", first, write({}, 3), "--prefix-a", "h.6.attn", "--num-heads", "3")
-    assert result.exit_code == 2
-    assert (
-        "3 attention layers are there, expected one; choose --from-b timm --prefix-b blocks.0.attn.;" in result.stderr
-    )
-
-
 # 5. What is wrong
 
 

@@ -18,17 +18,6 @@ def test_layers_of_any_backend(backend):
     assert parity.compare_layers(layer, wrong.to(backend)).verdict == "the same layer, but for W_q.kernel: transposed"
 
 
-@pytest.mark.parametrize("heads", [1, 4, 12])
-def test_heads_of_any_width(heads):
-    layer = made(num_heads=heads)
-    turned = with_weights(layer, W_k_kernel=layer.weights["W_k.kernel"].T)
-    assert parity.compare_layers(layer, layer.to("numpy"))
-    assert parity.compare_layers(layer, turned).verdict == "the same layer, but for W_k.kernel: transposed"
-    additive = made(num_heads=heads, pooling="additive")
-    assert parity.compare_layers(additive, additive.to("numpy"))
-    assert not parity.compare_layers(additive, made(num_heads=heads, bias=False, seed=2, pooling="additive"))
-
-
 def test_half_precision_that_was_trained_a_little_is_not_the_same():
     layer = made(dtype="bfloat16")
     step = {name: (X.astype("float32") * np.float32(1 + 2**-8)).astype(X.dtype) for name, X in layer.weights.items()}

@@ -200,13 +200,6 @@ def test_parts_of_a_call():
     assert devices.part_of_call({"offset": 4, "valid_lens": None})[0] == {"offset": 4, "valid_lens": None}
 
 
-def test_groups_as_they_are_written():
-    assert groups.group("--distributed", "tf:2") == devices.Group("tensorflow", 2)
-    assert groups.group("--distributed", "torch:64").name == "torch:64"
-    with pytest.raises(ValueError, match=r"^--distributed is torch:65, expected .* with 2 to 64 devices"):
-        groups.group("--distributed", "torch:65")
-
-
 def test_a_framework_keeps_the_options_that_it_was_given(ranks, monkeypatch, tmp_path):
     ranks(f'echo "$XLA_FLAGS" >> {tmp_path}/flags')
     runner, group = groups.GroupRunner(), devices.Group("jax", 3)

@@ -13,7 +13,7 @@ import pytest
 
 import mha
 from mha import parity
-from mha.core.call import ROWS, axes_of
+from mha.core.call import ROWS
 from mha.models.audit.audit_report import AuditReport, LayerRow
 from mha.models.audit.judging import JudgedCall
 from mha.parity.diagnosis.blind_spots import views
@@ -239,11 +239,3 @@ def test_large_numbers_in_half_precision_are_not_put_in_coordinates():
     small, large = (problem(layer, Y, Y, Y, {"causal": False}) for Y in (X, X * np.float16(12000)))
     assert shrink(small).config.query_size == 64
     assert shrink(large).config.query_size == 256
-
-
-def test_axes_of_arguments_have_letters():
-    """As the probes need them of each array."""
-    for name, row in ROWS.items():
-        for axes in row.axes:
-            if axes:
-                assert axes_of(name, np.empty([1] * len(axes))) == axes

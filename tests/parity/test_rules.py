@@ -8,7 +8,7 @@ import pytest
 
 import mha
 from mha import parity
-from mha.core.options.config import DTYPES, Config, numpy_dtype
+from mha.core.options.config import DTYPES, numpy_dtype
 from mha.parity.cases import suite
 
 # Worked out by hand. The largest number of the oracle is 4, the base is off by the error in brackets:
@@ -197,16 +197,6 @@ def test_nine_tenths_of_a_bound_pass_and_eleven_do_not_in_any_array(dtype, share
 
 
 @pytest.mark.parametrize("share", [0.9, 1.1])
-@pytest.mark.parametrize("dtype", DTYPES[:2])
-def test_a_ratio_as_a_written_number(dtype, share):
-    layer, inputs = HALF_HIDDEN.layer("numpy", dtype), HALF_HIDDEN.inputs(dtype)[:3]
-    base = layer(*inputs, [0, 3])
-    oracle = parity.in_dtype(layer, "float64")(*(X.astype("float64") for X in inputs), [0, 3])
-    output = off(base, oracle, share * limit(dtype, oracle, base, gradient=False))
-    assert parity.ratio(layer, output, *inputs, [0, 3]) == pytest.approx(share, abs=0.08)
-
-
-@pytest.mark.parametrize("share", [0.9, 1.1])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_the_answer_by_hand_may_be_off_by_sixteen_units(monkeypatch, dtype, share):
     class Off(mha.MultiHeadAttention):
@@ -291,27 +281,6 @@ def test_the_quick_plan_has_every_dtype_and_both_poolings():
     assert {case.name for case in parity.CASES} > {case.name for case, _ in cases}
 
 
-def test_the_rule_notices_small_mistakes():
-    """Each exceeds the bound at every scale, so that a comparison that passes means something."""
-    for scale in (1e-2, 1.0, 30.0):
-        case = dataclasses.replace(parity.CASES[1], scale=scale)
-        inputs = [X.astype("float64") for X in case.inputs("float32")[:3]]
-        base = case.layer("numpy", "float32")
-        oracle = parity.in_dtype(base, "float64")
-        expected, based = oracle(*inputs, [3, 2]), base(*case.inputs("float32")[:3], [3, 2])
-        allowed = parity.bound("float32", expected, based)
-        wrong = {
-            "one key too many": oracle(*inputs, [4, 3]),
-            "rounded to 10 bits": expected.astype("float16"),
-            "another scale": mha.MultiHeadAttention(**case.options, dtype="float64")(
-                *(X * 1.01 for X in inputs), [3, 2]
-            ),
-        }
-        for name, result in wrong.items():
-            assert parity.error(result, expected) > allowed, (name, scale)
-        assert parity.error(based, expected) <= allowed
-
-
 def test_the_rule_compares_nan_as_such():
     nan, one = np.array([1.0, np.nan]), np.array([1.0, 1.0])
     assert parity.error(nan, nan) == 0
@@ -319,14 +288,6 @@ def test_the_rule_compares_nan_as_such():
     assert parity.error(one, nan) == np.inf
     assert parity.error(np.array([np.inf]), np.array([-np.inf])) == np.inf
     assert parity.error(one, one[None]) == np.inf
-
-
-def test_the_suite_covers_scales_lengths_poolings_and_biases():
-    configs = [Config(**case.options) for case in parity.CASES]
-    assert {case.scale for case in parity.CASES} >= {1e-2, 1.0, 30.0}
-    assert max(case.num_keys for case in parity.CASES) >= 2048
-    assert {config.pooling for config in configs} == {"dot", "additive"}
-    assert {config.bias for config in configs} == {True, False}
 
 
 def test_a_ratio_of_what_cannot_be_compared():

@@ -4,14 +4,10 @@ import dataclasses
 
 import numpy as np
 import pytest
-import safetensors.numpy
-from typer.testing import CliRunner
 
 import mha
 from mha import parity
-from mha.cli import app
 from mha.parity.diagnosis.compare.two_layers import layers_report
-from mha.weights.schemes import from_canonical
 
 D, H, WIDTH = 35, 6, 5  # three groups of two heads, or two of three, or one
 RANDOM = np.random.default_rng(11)
@@ -226,37 +222,3 @@ def test_caches_and_arguments_by_heads_are_not_exchanged():
     assert "a cache of one is none of the other's" in str(report)
     assert "goes by the order of the heads" in str(report)
     assert parity.compare_layers(*scale_in_queries()).notes == ()
-
-
-def file(path, layer, scheme, prefix, more):
-    """Write a layer, and arrays beside it."""
-    arrays = {
-        prefix + name: np.ascontiguousarray(X)
-        for name, X in from_canonical(layer.config, layer.weights, scheme).items()
-    }
-    safetensors.numpy.save_file(arrays | more, path)
-    return str(path)
-
-
-def test_the_command_ends_with_0_for_repeated_heads(tmp_path):
-    first, second = repeated(2, bias=False, dtype="float32")
-    paths = [str(tmp_path / f"{name}.safetensors") for name in "ab"]
-    for layer, path in zip((first, second), paths, strict=True):
-        layer.save(path)
-    for pair in (paths, paths[::-1]):
-        result = CliRunner().invoke(app, ["compare", *pair])
-        assert result.exit_code == 0, result.output
-        assert "the same layer, stored in another way: W_k.kernel, W_v.kernel: " in " ".join(result.output.split())
-    other(tiled()[1], {}, bias=False, dtype="float32").save(paths[1])
-    assert CliRunner().invoke(app, ["compare", *paths]).exit_code == 1
-
-
-def test_a_table_of_biases_goes_by_the_order_of_the_heads(tmp_path):
-    first, second = (other(layer, {}, bias=False, scale=1.0) for layer in heads_in_another_order())
-    table = {"layer.0.SelfAttention.relative_attention_bias.weight": np.ones((32, H)) * np.arange(H)}
-    paths = [file(tmp_path / name, layer, "t5", "layer.0.SelfAttention.", table)
-             for name, layer in (("a.safetensors", first), ("b.safetensors", second))]  # fmt: skip
-    report = parity.compare_files(*paths, num_heads=H)
-    assert report.reports[0].agree
-    assert not report
-    assert "the weights have heads in another order" in report.verdict

@@ -6,6 +6,7 @@ import adapters
 import numpy as np
 import peers
 import pytest
+from ports import Port
 
 import mha
 from mha.core import dispatch
@@ -13,45 +14,49 @@ from mha.core import dispatch
 SQUARE = {"num_hiddens": 24, "num_heads": 4, "bias": True}
 
 
-def port(attention, queries, keys, values, valid_lens=None, mask=None, causal=False, mistake=None):
-    """Attention as somebody may write it in NumPy, with a mistake or without, of plain layers alone."""
-    weights, H, config = attention.weights, attention.config.num_heads, attention.config
-    if config.num_key_value_heads != H or config.pooling != "dot" or config.rotary or config.qk_norm or config.window:
-        raise NotImplementedError("plain layers alone")
-    if config.scale or config.softcap:
-        raise NotImplementedError
+def port_with(**methods):
+    """A function as somebody may write it, of layers with dot products; methods: of `Port`, with a mistake."""
 
-    def split(name, X):
-        kernel = weights[f"{name}.kernel"]
-        kernel = kernel.T if mistake == f"{name}.kernel is not transposed" else kernel
-        Y = X @ kernel + (0 if mistake == f"{name}.bias is dropped" else weights.get(f"{name}.bias", 0))
-        return Y.reshape(*Y.shape[:2], H, -1).transpose(0, 2, 1, 3)  # (B, H, T, d)
+    def port(attention, queries, keys, values, valid_lens=None, mask=None, causal=False):
+        if attention.config.pooling != "dot":
+            raise NotImplementedError("dot products alone")
+        return type("Changed", (Port,), methods)(attention)(queries, keys, values, valid_lens, mask, causal)
 
-    q, k, v = (split(name, X) for name, X in zip(("W_q", "W_k", "W_v"), (queries, keys, values), strict=True))
-    scores = q @ k.swapaxes(2, 3) / (1 if mistake == "no scale" else np.sqrt(q.shape[3]).astype(q.dtype))
-    seen = np.ones((1, 1, *scores.shape[2:]), bool)
-    if valid_lens is not None:
-        lengths = valid_lens.reshape(len(scores), -1, 1) + (mistake == "lengths are one too long")  # (B, 1 or Q, 1)
-        seen = seen & (np.arange(scores.shape[3]) < lengths)[:, None]
-    if mask is not None:
-        seen = seen & (mask if mask.ndim != 3 else mask[:, None])
-    if causal:
-        seen = seen & np.tri(*scores.shape[2:], dtype=bool)
-    scores = np.where(seen, scores, -np.inf)
-    with np.errstate(invalid="ignore"):
-        shares = np.exp(scores - scores.max(3, keepdims=True))
-        shares = shares / shares.sum(3, keepdims=True)
-    if mistake != "rows without keys are NaN":
-        shares = np.where(np.isnan(shares), shares.dtype.type(0), shares)
-    pooled = (shares @ v).transpose(0, 2, 1, 3)  # (B, Q, H, dv)
-    return pooled.reshape(*pooled.shape[:2], -1) @ weights["W_o.kernel"] + weights.get("W_o.bias", 0), shares
+    return port
 
 
-def with_mistake(mistake):
-    def wrong(attention, queries, keys, values, valid_lens=None, mask=None, causal=False):
-        return port(attention, queries, keys, values, valid_lens, mask, causal, mistake)
+def turned(self, name, X):
+    kernel = self.weights[f"{name}.kernel"]
+    return X @ (kernel.T if name == "W_q" else kernel) + self.weights[f"{name}.bias"]
 
-    return wrong
+
+def without_bias(role):
+    return {"project": lambda self, name, X: X @ self.weights[f"{name}.kernel"] if name == role else Port.project(
+        self, name, X)}  # fmt: skip
+
+
+def nan_without_keys(self, scores, seen):
+    shares = np.where(seen, Port.softmax(self, scores, seen), 0)
+    return np.where(seen.any(-1, keepdims=True), shares, np.nan).astype(scores.dtype)
+
+
+def longer(self, seen, valid_lens):
+    return Port.lengths(self, seen, None if valid_lens is None else valid_lens + 1)
+
+
+port = port_with()
+MISTAKES = {
+    "W_q.kernel is not transposed": {"project": turned},
+    "W_q.bias is dropped": without_bias("W_q"),
+    "W_v.bias is dropped": without_bias("W_v"),
+    "no scale": {"scale": 1.0},
+    "lengths are one too long": {"lengths": longer},
+    "rows without keys are NaN": {"softmax": nan_without_keys},
+}
+
+
+def with_mistake(name):
+    return port_with(**MISTAKES[name])
 
 
 def failure_of(*arguments, **options):
@@ -90,11 +95,7 @@ def test_the_quick_suite_in_numpy():
     assert "left out, it takes no score_bias: float64, score bias" in str(outcome)
 
 
-@pytest.mark.parametrize(
-    "mistake",
-    ["W_q.kernel is not transposed", "W_q.bias is dropped", "W_v.bias is dropped", "no scale",
-     "lengths are one too long", "rows without keys are NaN"],
-)  # fmt: skip
+@pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_mistake_is_named(mistake):
     message = failure_of(with_mistake(mistake), "numpy", attention=SQUARE, dtypes="float64")
     assert f"{mistake}: " in message
@@ -104,7 +105,7 @@ def test_a_mistake_is_named(mistake):
 def test_the_message_is_the_report_of_the_first_case_that_differs():
     message = failure_of(with_mistake("lengths are one too long"), "numpy", dtypes="float64")
     first, _, described, alone, table, *_ = message.splitlines()
-    assert re.match(r"with_mistake.<locals>.wrong differs in \d of \d+ cases \(float64, lengths per sample; ", first)
+    assert re.match(r"port_with.<locals>.port differs in \d+ of \d+ cases \(float64, lengths per sample; ", first)
     assert described.startswith("float64, lengths per sample: MultiHeadAttention(num_hiddens=29, num_heads=7, ")
     assert described.endswith(" called with queries, keys, values, valid_lens=[3, 2]")
     assert alone == "this case alone: cases='lengths per sample', dtypes='float64'"
@@ -126,6 +127,32 @@ def test_what_raises_is_said_in_a_line():
     assert message.startswith(first)
 
 
+def test_what_was_given_is_said_where_an_implementation_raises():
+    def of_samples(attention, queries, keys, values, valid_lens=None, mask=None, causal=False):
+        if valid_lens is not None:
+            (_B,) = valid_lens.shape  # another shape raises
+        return Port(attention)(queries, keys, values, valid_lens, mask, causal)
+
+    message = failure_of(
+        of_samples, "numpy", cases=["lengths per sample", "lengths per query", "causal"], dtypes="float64"
+    )
+    given = r"queries \(2, 3, \d+\), keys \(2, 5, \d+\), values \(2, 5, \d+\), valid_lens=\[\[.*\]\]"
+    assert re.search(rf"values to unpack .*\n  float64, lengths per query: it was called with {given}\n", message)
+    assert "\n  only there it gets valid_lens (batch, queries)\n" in message
+    assert "\ncalls that it is not made for are left out if it raises NotImplementedError, or by cases=" in message
+
+
+def test_what_other_calls_have_too_is_not_said_to_be_the_reason():
+    def broken(attention, queries, keys, values, valid_lens=None, mask=None, causal=False):
+        if valid_lens is None:
+            raise RuntimeError("no lengths")
+        return Port(attention)(queries, keys, values, valid_lens, mask, causal)
+
+    message = failure_of(broken, "numpy", cases=["lengths, mask, causal", "causal"], dtypes="float64")
+    assert "float64, causal: it was called with queries" in message
+    assert "only there" not in message
+
+
 def test_what_is_no_array_is_said_in_a_line():
     def returns(attention, queries, keys, values, **call):
         return None
@@ -133,17 +160,6 @@ def test_what_is_no_array_is_said_in_a_line():
     message = failure_of(returns, "numpy", cases="mask", dtypes="float64")
     assert re.search(r"raised in 1 of 1 case .*: TypeError: theirs is a NoneType, expected an array", message)
     assert message.count("\n") == 1
-
-
-def test_nan_is_a_result():
-    def nan(attention, queries, keys, values, **call):
-        output = attention(queries, keys, values, **call)
-        output[0, 1, 2] = np.nan
-        return output
-
-    message = failure_of(nan, "numpy", cases="causal", dtypes="float64")
-    assert "(0, 1, 2)" in message
-    assert "NaN in 1 of 174 numbers" in message
 
 
 def test_nothing_compared_is_a_failure():

@@ -3,8 +3,8 @@
 from .elsewhere import ELSEWHERE
 from .right import RIGHT
 from .written import report_of
-from .wrong import DESCRIBED, KNOWN, UNLISTED
+from .wrong import KNOWN, UNLISTED
 
-PORTS = *RIGHT, *ELSEWHERE, *DESCRIBED, *KNOWN, *UNLISTED
+PORTS = *RIGHT, *ELSEWHERE, *KNOWN, *UNLISTED
 
 __all__ = ["PORTS", "report_of"]

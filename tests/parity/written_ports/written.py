@@ -1,11 +1,9 @@
 """A port as somebody wrote it, with the layer and the call in which it is compared."""
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from ports import Port
 
 import mha
 from mha import parity
@@ -18,8 +16,7 @@ GEMMA = GROUPED | {
     "bias": False, "qk_norm": "rms", "softcap": 2.0, "scale": 0.4, "window": (4, 0), "rotary": mha.Rotary(8),
 }  # fmt: skip
 INTERLEAVED = LLAMA | {"rotary": mha.Rotary(8, interleaved=True)}
-PARTLY = PLAIN | {"num_hiddens": 48, "rotary": mha.Rotary(8)}  # 8 of 12 components
-CAUSAL, LENGTHS, BIASED = {"causal": True}, {"valid_lens": ...}, {"score_bias": ...}
+CAUSAL, LENGTHS = {"causal": True}, {"valid_lens": ...}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,11 +25,9 @@ class Written:
 
     id: what is special about it; port: a class of ports, or a function of a layer, queries, keys, values and the call,
     which returns what `parity.compare` takes; layer: the layer's options; call: the other arguments of the call, ... =
-    random ones. wrong: whether its output differs. mistake: the name that the catalogue has for it, "" = none. really:
-    arguments with which the port is called instead of those in `call`, or
-    functions of these; described: names of arguments that were, or may have been, described wrongly. compared: further
-    arguments of `parity.compare`. dtype: of the layer; backend: of the port's arrays; tokens: queries and keys; cross:
-    True = keys and values are other inputs than queries.
+    random ones. wrong: whether its output differs. mistake: the name that the catalogue has for it, "" = none;
+    described: names of arguments that may have been described wrongly. compared: further arguments of `parity.compare`.
+    dtype: of the layer; backend: of the port's arrays; cross: True = keys and values are other inputs than queries.
     """
 
     id: str
@@ -41,12 +36,10 @@ class Written:
     call: dict[str, Any] = dataclasses.field(default_factory=dict)
     wrong: bool = False
     mistake: str = ""
-    really: dict[str, Any] = dataclasses.field(default_factory=dict)
     described: tuple[str, ...] = ()
     compared: dict[str, Any] = dataclasses.field(default_factory=dict)
     dtype: str = "float32"
     backend: str = "numpy"
-    tokens: tuple[int, int] = (13, 13)
     cross: bool = False
 
 
@@ -54,38 +47,29 @@ def made(written: Written) -> tuple[mha.MultiHeadAttention, tuple[np.ndarray, ..
     """The layer on NumPy with random biases and scales, the inputs, and the arguments of the call."""
     rng = np.random.default_rng(7)
     layer = mha.MultiHeadAttention(**written.layer, dtype=written.dtype, seed=0, backend="numpy")
-    dtype, (Q, K) = numpy_dtype(written.dtype), written.tokens
+    dtype, T = numpy_dtype(written.dtype), 13
     layer.weights = {
         name: X if X.ndim == 2 else rng.normal("norm" in name, 0.5, X.shape).astype(dtype)
         for name, X in layer.weights.items()
     }
     B, H = 3, layer.config.num_heads
-    queries, keys, values = (rng.normal(size=(B, T, layer.config.num_hiddens)).astype(dtype) for T in (Q, K, K))
-    if not written.cross and Q == K:
+    queries, keys, values = (rng.normal(size=(B, T, layer.config.num_hiddens)).astype(dtype) for _ in range(3))
+    if not written.cross:
         keys = values = queries
     drawn = {
-        "mask": rng.random((B, 1, Q, K)) < 0.6, "valid_lens": np.array([K, 5, 7]),
-        "score_bias": rng.normal(size=(1, H, Q, K)).astype(dtype), "head_gates": rng.normal(1, 0.5, H).astype(dtype),
+        "mask": rng.random((B, 1, T, T)) < 0.6, "valid_lens": np.array([T, 5, 7]),
+        "score_bias": rng.normal(size=(1, H, T, T)).astype(dtype), "head_gates": rng.normal(1, 0.5, H).astype(dtype),
     }  # fmt: skip
     drawn["mask"][..., 0] = True
     call = {name: drawn[name] if X is ... else X for name, X in written.call.items()}
     return layer, (queries, keys, values), call
 
 
-def run(written: Written, layer: mha.MultiHeadAttention, inputs: tuple[np.ndarray, ...], call: dict[str, Any]) -> Any:
-    """What the port gives: the output, (output, weights), or arrays by name."""
-    port: Callable[..., Any] = written.port
-    call = call | {name: X(call) if callable(X) else X for name, X in written.really.items()}
-    call = {name: X for name, X in call.items() if X is not None}
-    if isinstance(port, type) and issubclass(port, Port):
-        return port(layer)(*inputs, **call)
-    return port(layer, *inputs, **call)
-
-
 def report_of(written: Written, whole: bool = True) -> parity.Report:
     """The comparison of a port, whole or of the output alone."""
     layer, inputs, call = made(written)
-    theirs = run(written, layer, inputs, call)
+    is_class = isinstance(written.port, type)
+    theirs = written.port(layer)(*inputs, **call) if is_class else written.port(layer, *inputs, **call)
     if not whole and isinstance(theirs, tuple):
         theirs = theirs[0]
     return parity.compare(layer, theirs, *inputs, **call, **written.compared)
