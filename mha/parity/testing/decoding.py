@@ -23,8 +23,8 @@ from mha.parity.diagnosis.compare.comparison import report_of
 from mha.parity.diagnosis.compare.from_the_start import from_the_start
 from mha.parity.diagnosis.compare.places import outside
 from mha.parity.rule.decoding import as_decoding
+from mha.parity.rule.port_arrays import floats
 from mha.parity.rule.problem import Problem
-from mha.parity.rule.theirs import floats
 from mha.parity.testing.cases import Trial, make_problem
 from mha.parity.testing.implementations import Implementation, own
 

@@ -35,9 +35,9 @@ from mha.parity.rule.layouts import (
     layout_name,
     layouts,
 )
+from mha.parity.rule.port_arrays import arrays_by_name, weights_of_others
 from mha.parity.rule.problem import Expected, Problem, problem, with_rows
 from mha.parity.rule.rules import error, of_rows
-from mha.parity.rule.theirs import arrays_by_name, weights_of_others
 
 
 @spell_out
