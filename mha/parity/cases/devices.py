@@ -138,15 +138,10 @@ def plan_rank(
     meet: str,
     limit: float,
 ) -> list[Check]:
-    """Plan the checks of one rank, which all ranks call one after the other in the same order.
+    """Plan the checks of one rank, as `suite.plan`; all ranks call them one after the other in the same order.
 
-    Args:
-        backend, suite, cases, dtypes: as for `suite.plan`, with the cases for so many devices.
-        rank, count: which rank of how many.
-        meet: a file where ranks find one another.
-        limit: the seconds that a rank waits for the others.
-
-    A check raises the errors of its call.
+    rank, count: which rank of how many; meet: a file where ranks find one another; limit: the seconds that a rank waits
+    for the others. A check raises the errors of its call.
     """
     group = Group(backend, count)
     ranks = importlib.import_module(f"mha.parallel.{backend}.proof").Ranks(rank, count, meet, limit)

@@ -243,7 +243,10 @@ def problem(
     if not isinstance(attention, MultiHeadAttention):
         raise TypeError(f"attention is a {type(attention).__name__}, expected an mha.MultiHeadAttention")
     layer, dtype = attention.to("numpy"), attention.config.dtype
-    cache = None if call.get("cache") is None else copy_to_numpy(call["cache"])
+    if (cache := call.get("cache")) is not None:
+        if not isinstance(cache, Cache):
+            raise TypeError(f"cache is {checks.brief(cache)}, expected an mha.Cache, as attention.cache makes it")
+        cache = cache.to("numpy")  # a copy: a call leaves its cache used up
     alone = cache is not None and keys is None and values is None  # beside a frozen cache, which has them
     given = one_framework(queries, queries if alone else keys, queries if alone else values)
     queries, keys, values, _ = inputs.of_one_framework("numpy", dtype, *given)
@@ -268,13 +271,6 @@ def problem(
         cotangent = np.where(rows[..., None], ones if cotangent is None else cotangent, 0).astype(queries.dtype)
     counting = rows, checks.flag("empty_rows", empty_rows), angles
     return Problem(layer, queries.copy(), keys.copy(), values.copy(), checked, cotangent, *counting)
-
-
-def copy_to_numpy(cache: Any) -> Cache:
-    """Copy a cache of any backend, and of any layer of this configuration, to NumPy; a call leaves it as it was."""
-    if not isinstance(cache, Cache):
-        raise TypeError(f"cache is {checks.brief(cache)}, expected an mha.Cache, as attention.cache makes it")
-    return cache.to("numpy")
 
 
 def with_rows(asked: Problem) -> Problem:

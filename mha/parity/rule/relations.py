@@ -46,13 +46,9 @@ class MatrixChange:
 
 
 def relation(name: str, ours: Mapping[str, Array], theirs: Mapping[str, Array], config: Config) -> Relation | None:
-    """Find how B's weight comes from A's weights; None if in no known way.
+    """Find how B's weight of a canonical name comes from A's weights; None if in no known way.
 
-    Args:
-        name: the canonical name.
-        ours: A's weights by name. The one of this name is tried first, then the others.
-        theirs: B's weights by name.
-        config: A's, for the number of heads and their widths.
+    ours, theirs: A's and B's weights by name, of which A's of this name is tried first; config: A's.
     """
     there = theirs[name]
     if name in ours and ours[name].shape == there.shape:

@@ -36,6 +36,10 @@ class Trial:
     cotangent: np.ndarray  # (B, Q, D)
     call: dict[str, Any]  # the other arguments, without those at their defaults
 
+    def problem(self, cotangent: Any = None, empty_rows: bool = True) -> Problem:
+        """Make a `Problem` of the call, for a comparison."""
+        return make_problem(self.attention, self.inputs, self.call, cotangent, empty_rows)
+
 
 def choose_cases(
     backend: BackendName,

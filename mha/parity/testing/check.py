@@ -20,16 +20,7 @@ from mha.parity.diagnosis.blind_spots.sight import Sight, Unseen
 from mha.parity.diagnosis.blind_spots.views import sight
 from mha.parity.diagnosis.compare.comparison import report_of
 from mha.parity.rule.layouts import layout_name
-from mha.parity.rule.problem import Problem
-from mha.parity.testing.cases import (
-    Trial,
-    check_arguments,
-    choose_cases,
-    make_problem,
-    options_of,
-    replace_by_mask,
-    trial,
-)
+from mha.parity.testing.cases import Trial, check_arguments, choose_cases, options_of, replace_by_mask, trial
 from mha.parity.testing.decoding import decodings, report_on
 from mha.parity.testing.implementations import Implementation, own, read_implementation
 
@@ -161,10 +152,7 @@ def assert_parity(
         raise AssertionError(message) from cause
     zero = [] if layer is None else [name for name, X in layer.weights.items() if not X.any()]
     note = f"{', '.join(zero)} are all 0: a mistake in them would not show" if zero else ""
-    calls = [
-        (partial(problem_of_trial, trials[label]), [row.name for row in report.rows])
-        for label, report in reports.items()
-    ]
+    calls = [(trials[label].problem, [row.name for row in report.rows]) for label, report in reports.items()]
     return Outcome(reports, left_out, note, partial(sight, calls))
 
 
@@ -181,14 +169,7 @@ def compare_case(it: Implementation, tried: Trial, layout: str | None, by_itself
         arrays = tuple(own(it.backend, X) for X in tried.inputs)
         theirs = it.run(tried.attention, arrays, call, own(it.backend, tried.cotangent))
         cotangent = tried.cotangent if it.cotangent else None
-        return report_of(
-            make_problem(tried.attention, tried.inputs, tried.call, cotangent), theirs, layout, call_is_sure=True
-        )
-
-
-def problem_of_trial(tried: Trial) -> Problem:
-    """Make a `Problem` of a trial, for a comparison."""
-    return make_problem(tried.attention, tried.inputs, tried.call)
+        return report_of(tried.problem(cotangent), theirs, layout, call_is_sure=True)
 
 
 def failure(

@@ -50,16 +50,8 @@ def decodings(options: Mapping[str, Any] | None) -> list[Case]:
         lengths, T = np.array([prompt, 2, prompt - 1])[:, None], prompt + sum(LATER)
         each = np.arange(T)
         ragged = np.where(each < lengths, each, np.where(each < prompt, -1, lengths + each - prompt)).tolist()  # (B, T)
-        case = Case(
-            name,
-            layer,
-            causal=True,
-            batch=BATCH,
-            num_queries=T,
-            num_keys=T,
-            dtypes=DTYPES,
-            quick=("float64", "float32"),
-        )
+        sizes: dict[str, Any] = {"batch": BATCH, "num_queries": T, "num_keys": T}
+        case = Case(name, layer, causal=True, **sizes, dtypes=DTYPES, quick=("float64", "float32"))
         found += [case, Case(**vars(case) | {"name": f"{name}, ragged", "positions": ragged, "key_positions": ragged})]
     return found
 
@@ -75,7 +67,7 @@ def report_on(it: Implementation, tried: Trial, empty_rows: bool) -> tuple[Repor
         raise NotImplementedError("it takes neither valid_lens nor positions")
     with dispatch.load(it.backend).context(tried.attention.config.dtype):
         theirs = outputs_of(it, tried, cuts)
-    whole = make_problem(tried.attention, tried.inputs, tried.call, None, empty_rows)
+    whole = tried.problem(None, empty_rows)
     report = report_of(whole, theirs, call_is_sure=True)
     expected = whole.expected("output")
     there = np.where(whole.matters("output"), theirs, 0)

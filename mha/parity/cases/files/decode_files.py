@@ -76,12 +76,8 @@ def array_kinds(
 ) -> tuple[Kinds, Kinds, Kinds]:
     """Return the expected inputs, arguments and results of a file, in order.
 
-    Args:
-        call: the arguments that are no arrays.
-        claimed: arrays of the shapes and dtypes that the file claims, by name.
-        stored: the dtype in which inputs are stored.
-
-    Raises ValueError if there is no step, or if queries have not three axes.
+    call: the arguments that are no arrays; claimed: arrays of the shapes and dtypes that the file claims, by name;
+    stored: the dtype of inputs there. Raises ValueError if there is no step, or if queries have not three axes.
     """
     inputs: Kinds = {}
     given: Kinds = {}
