@@ -1,7 +1,6 @@
 """The usual cases: layers and calls with random numbers that are the same in every run."""
 
 import dataclasses
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -99,32 +98,19 @@ class Case:
         return call
 
     def visible(self) -> np.ndarray:
-        """Return which query sees which key, (B, H, Q, K), by slices: no backend computes it so."""
+        """Return which query sees which key, (B, H, Q, K), row by row: no backend computes it so."""
         visible = np.ones((self.batch, self.options["num_heads"], self.num_queries, self.num_keys), bool)
-        (left, right), chunk = self.options.get("window") or (None, None), self.options.get("chunk")
         for b, i in np.ndindex(self.batch, self.num_queries):
             if self.valid_lens is not None:
                 length = self.valid_lens[b]
                 visible[b, :, i, length if isinstance(length, int) else length[i] :] = False
             if self.segments:
                 own = _of_sample(self.segments, b, ())[i]
-                others = _of_sample(self.key_segments or self.segments, b, ())
-                visible[b, :, i] &= [own == other and own >= 0 for other in others]
+                others = np.array(_of_sample(self.key_segments or self.segments, b, ()))
+                visible[b, :, i] &= (own == others) & (own >= 0)
             place = i + (self.offset if isinstance(self.offset, int) else self.offset[b])
-            if self.positions or self.key_positions:
-                places = _of_sample(self.positions, b, [place] * self.num_queries)
-                others = _of_sample(self.key_positions, b, range(self.num_keys))
-                visible[b, :, i] &= [self._sees(places[i], other) for other in others]
-                continue
-            if self.causal:
-                visible[b, :, i, max(0, place + 1) :] = False
-            if right is not None:
-                visible[b, :, i, max(0, place + right + 1) :] = False
-            if left is not None:
-                visible[b, :, i, : max(0, place - left)] = False
-            if chunk is not None:
-                first = place // chunk * chunk
-                visible[b, :, i, : max(0, first)] = visible[b, :, i, max(0, first + chunk) :] = False
+            query = _of_sample(self.positions, b, [place] * self.num_queries)[i]
+            visible[b, :, i] &= self._sees(query, np.array(_of_sample(self.key_positions, b, range(self.num_keys))))
         call = self.call("float64")
         hidden = call["score_bias"] == -np.inf if self.score_bias else np.zeros((1, 1), bool)
         for pairs in (call["mask"], ~hidden):
@@ -132,13 +118,17 @@ class Case:
                 visible &= pairs[:, None] if pairs.ndim == 3 else pairs
         return visible
 
-    def _sees(self, query: int, key: int) -> bool:
-        """Return whether a query at a position sees a key at another, where positions are given."""
+    def _sees(self, query: int, keys: np.ndarray) -> np.ndarray:
+        """Return which keys, at these positions (K,), a query at a position sees."""
         left, right = self.options.get("window") or (None, None)
-        padding = (self.positions and query < 0) or (self.key_positions and key < 0)
-        near = (left is None or query - left <= key) and (right is None or key <= query + right)
-        chunk = self.options.get("chunk") or math.inf
-        return near and not padding and (key <= query or not self.causal) and query // chunk == key // chunk
+        sees = ((keys <= query) | (not self.causal)) & (not (self.positions and query < 0))
+        if left is not None:
+            sees &= keys >= query - left
+        if right is not None:
+            sees &= keys <= query + right
+        if chunk := self.options.get("chunk"):
+            sees &= keys // chunk == query // chunk
+        return sees & (keys >= 0) if self.key_positions else sees
 
 
 def _of_sample(positions: list | None, b: int, otherwise: Sequence[int]) -> Sequence[int]:
