@@ -14,50 +14,36 @@ CASES = ["decoding", "decoding, groups", "decoding, window"]
 ALL = [name + ragged for name in CASES for ragged in ("", ", ragged")]
 
 
-def turn(X, places, rotary):
-    """Turn the first components of heads (B, T, any, d), in halves, by places (B, T)."""
-    n = rotary.dim // 2
-    angles = places[..., None, None] * np.float64(rotary.base) ** (-np.arange(n) / n)  # (B, T, 1, n)
-    a, b = X[..., :n], X[..., n : 2 * n]
-    turned = a * np.cos(angles) - b * np.sin(angles), b * np.cos(angles) + a * np.sin(angles)
-    return np.concatenate([*turned, X[..., 2 * n :]], -1).astype(X.dtype)
+def from_slots(kind, size=12, positions=True):
+    """An implementation of a decoder that goes from slots to slots; positions: whether it is told them."""
+
+    def run(x, attention, state, lengths=None):
+        cache = attention.cache(len(x), size) if state is None else state
+        one = kind(attention, cache, x, lengths)
+        output, *slots = one.run().values()
+        kept = [X.astype(x.dtype) if X.dtype.kind == "f" else X for X in slots]
+        return output, mha.Cache(cache.config, (*kept, cache.lengths + np.array(one.lengths, "int32"), cache.lost))
+
+    def told(x, attention, state=None, valid_lens=None):
+        return run(x, attention, state, None if valid_lens is None else valid_lens.tolist())
+
+    def untold(x, attention, state=None):
+        return run(x, attention, state)
+
+    return told if positions else untold
 
 
-def decoder(mistake=""):
-    """A decoder in NumPy as somebody may write it: keys and values grow, and each has its position."""
+class OneTooFar(decoders.Decoder):
+    """A decoder whose tokens after the prompt are one position too far."""
 
-    def step(x, attention, state=None, positions=None):
-        config, weights, (B, n, _) = attention.config, attention.weights, x.shape
+    def position(self, b, i):
+        return self.next(b) + i + (self.counts[b] > 0)
 
-        def heads(name, count):
-            Y = x @ weights[f"W_{name}.kernel"] + weights.get(f"W_{name}.bias", 0)
-            return Y.reshape(B, n, count, -1)
 
-        H, G = config.num_heads, config.num_key_value_heads
-        q, k, v = heads("q", H), heads("k", G), heads("v", G)
-        first = state is None
-        if mistake == "positions off by one" and not first:
-            positions = np.where(positions < 0, -1, positions + 1)
-        if config.rotary:
-            q, k = turn(q, positions, config.rotary), turn(k, positions, config.rotary)
-        kept = [] if first else [state]
-        places = positions.copy()
-        if mistake == "padding is cached":
-            places = np.where(places < 0, np.arange(n), places)
-        k, v, at = (np.concatenate([*(one[i] for one in kept), new], 1) for i, new in enumerate((k, v, places)))
-        seen = (at[:, None] >= 0) & (at[:, None] <= positions[..., None])  # (B, n, T)
-        if config.window:
-            seen = seen & (at[:, None] >= positions[..., None] - config.window[0] - (mistake == "a wide window"))
-        k, v = (np.repeat(X, H // G, 2) for X in (k, v))
-        scores = np.einsum("bqhd,bkhd->bhqk", q, k) / np.sqrt(q.shape[3]).astype(x.dtype)
-        shares = np.exp(np.where(seen[:, None], scores, -np.inf))
-        with np.errstate(invalid="ignore"):
-            shares = (shares / shares.sum(3, keepdims=True)).astype(x.dtype)
-        pooled = np.einsum("bhqk,bkhd->bqhd", shares, v).reshape(B, n, -1)
-        k, v = k[:, :, :: H // G], v[:, :, :: H // G]
-        return pooled @ weights["W_o.kernel"] + weights.get("W_o.bias", 0), (k, v, at)
-
-    return step
+class WideWindow(decoders.Decoder):
+    def sees(self, b, i, token):
+        place = self.position(b, i)
+        return 0 <= token.place <= place and token.place >= place - self.config.window[0] - 1
 
 
 def failure_of(*arguments, **options):
@@ -83,39 +69,26 @@ def test_a_cache_of_ours_is_a_state(backend, cases):
 
 
 def test_a_decoder_of_somebody_passes_in_each_dtype():
-    outcome = mha.testing.assert_parity(decoder(), "numpy")
+    outcome = mha.testing.assert_parity(from_slots(decoders.Decoder), "numpy")
     assert list(outcome.reports) == [f"{dtype}, {name}" for name in ALL for dtype in ("float64", "float32")]
     assert all(outcome.reports.values())
-    assert len(mha.testing.assert_parity(decoder(), "numpy", cases=ALL[3]).reports) == 4
+    assert len(mha.testing.assert_parity(from_slots(decoders.Decoder), "numpy", cases=ALL[3]).reports) == 4
 
 
 @pytest.mark.parametrize(
-    ("mistake", "case", "where", "why"),
+    ("kind", "case", "where", "why"),
     [
-        ("positions off by one", CASES[1], "token 5 of sample 0 differs first, in call 1 after the prompt",
+        (OneTooFar, CASES[1], "token 5 of sample 0 differs first, in call 1 after the prompt",
          "new tokens are one position off"),
-        ("a wide window", CASES[2], "tokens: 6, then 1, 1, 1, 3, 1; token 4 of sample 0 differs first, in the prompt",
+        (WideWindow, CASES[2], "tokens: 6, then 1, 1, 1, 3, 1; token 4 of sample 0 differs first, in the prompt",
          "the window is one wider to the left"),
     ],
 )  # fmt: skip
-def test_a_failure_says_at_which_token(mistake, case, where, why):
-    text = failure_of(decoder(mistake), "numpy", dtypes="float64", cases=case)
+def test_a_failure_says_at_which_token(kind, case, where, why):
+    text = failure_of(from_slots(kind), "numpy", dtypes="float64", cases=case)
     assert where in text
     assert f"this case alone: cases='{case}', dtypes='float64'" in text
     assert f"why: {why}" in text.replace("one of these, which all fit what was given\n", "")
-
-
-def from_slots(kind):
-    """An implementation of a decoder that goes from slots to slots."""
-
-    def step(x, attention, state=None, valid_lens=None):
-        cache = attention.cache(len(x), 12) if state is None else state
-        one = kind(attention, cache, x, None if valid_lens is None else valid_lens.tolist())
-        output, *slots = one.run().values()
-        lengths = cache.lengths + np.array(one.lengths, "int32")
-        return output, mha.Cache(cache.config, (*slots, lengths, cache.lost))
-
-    return step
 
 
 @pytest.mark.parametrize(
@@ -136,18 +109,11 @@ def test_what_is_no_known_mistake_is_unknown():
         def kept_value(self, b, i):
             return 1.1 * self.value(b, i)
 
-    mha.testing.assert_parity(from_slots(decoders.Decoder), "numpy", dtypes="float64")
     assert "why: unknown" in failure_of(from_slots(Louder), "numpy", dtypes="float64", cases=ALL[0])
 
 
 def test_what_a_decoder_does_not_take_is_left_out():
-    def step(x, attention, state=None):
-        return decoder()(x, attention, state, self_counted(x, state))
-
-    def self_counted(x, state):
-        first = 0 if state is None else state[2].shape[1]
-        return np.broadcast_to(first + np.arange(x.shape[1]), x.shape[:2])
-
+    step = from_slots(decoders.Decoder, positions=False)
     outcome = mha.testing.assert_parity(step, "numpy", dtypes="float64")
     assert list(outcome.reports) == [f"float64, {name}" for name in CASES]
     assert set(outcome.left_out.values()) == {"it takes neither valid_lens nor positions"}
@@ -159,14 +125,14 @@ def test_a_layer_of_ones_own_with_a_prompt_longer_than_its_window():
     options = {"num_hiddens": 24, "num_heads": 4, "window": (29, 0)}
     sizes = []
 
-    def step(x, attention, state=None, positions=None):
+    def step(x, attention, state=None, valid_lens=None):
         sizes.append(x.shape)
-        return decoder()(x, attention, state, positions)
+        return from_slots(decoders.Decoder, 39)(x, attention, state, valid_lens)
 
     outcome = mha.testing.assert_parity(step, "numpy", attention=options, dtypes="float64")
     assert list(outcome.reports) == ["float64, decoding", "float64, decoding, ragged"]
     assert sizes[:6] == [(3, n, 24) for n in (32, 1, 1, 1, 3, 1)]
-    text = failure_of(decoder("a wide window"), "numpy", attention=options, dtypes="float64")
+    text = failure_of(from_slots(WideWindow, 39), "numpy", attention=options, dtypes="float64")
     assert "token 30 of sample 0 differs first, in the prompt" in text
     assert "the window is one wider to the left" in text
     attention = mha.MultiHeadAttention(**options, dtype="float64", seed=1, backend="numpy")
