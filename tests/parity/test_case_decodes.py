@@ -135,17 +135,11 @@ def test_texts_that_do_not_fit_are_refused(data, tmp_path, key, value, text):
             "inputs/step1.queries has shape (10, 13), expected (batch, queries, 13)",
         ),
         (
-            "inputs/step3.queries",
-            {"shape": [3, 2, 13]},
-            "step3.queries is float32 (3, 2, 13), expected float32 (2, 2, 13)",
-        ),
-        (
             "inputs/step3.values",
             {"shape": [3, 2, 13]},
             "step3.values is float32 (3, 2, 13), expected float32 (2, 3, 13)",
         ),
         ("call/step1.positions", {"shape": [5, 2]}, "call/step1.positions is int64 (5, 2), expected int64 (2, 5)"),
-        ("call/step4.crop", {"dtype": "F64"}, "call/step4.crop is float64 (2,), expected int64 (2,)"),
         ("step2.cache.lost", {"dtype": "F64"}, "step2.cache.lost is float64 (2,), expected int64 (2,)"),
         ("step2.output", {"shape": [1, 2, 13]}, "step2.output is float64 (1, 2, 13), expected float64 (2, 1, 13)"),
     ],
@@ -157,14 +151,8 @@ def test_arrays_that_do_not_fit_are_refused(data, tmp_path, name, described, tex
 @pytest.mark.parametrize(
     ("name", "other", "text"),
     [
-        (
-            "inputs/step1.queries",
-            "inputs/step0.queries",
-            "inputs/step1.queries is not there",
-        ),
-        ("inputs/step2.keys", "inputs/step2.key", "inputs/step2.keys is not there"),
+        ("inputs/step1.queries", "inputs/step0.queries", "inputs/step1.queries is not there"),
         ("inputs/step5.queries", "inputs/step6.queries", "inputs/step5.keys, inputs/step5.values, "),
-        ("step5.output", "step6.output", "step5.output is not there"),
         ("step3.cache.lengths", "step3.cache.length", "step3.cache.lengths is not there"),
         ("call/step4.crop", "call/step4.cropped", "call/step4.cropped is there, which such a case has not"),
     ],

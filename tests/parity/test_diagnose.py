@@ -196,17 +196,6 @@ def test_unknown_mistakes_are_said_to_be_unknown():
     assert "first to differ: output, 240 of 360 numbers; worst at " in report.diagnosis.note
 
 
-@pytest.mark.parametrize("fill", [-1e4, -10.0])
-def test_a_weak_fill_is_told_by_its_number(fill):
-    layer, X = plain_layer()
-    bias = np.full((5, 5), fill + 2, "float32")
-    scores = layer.trace(X, X, X, score_bias=bias)["biased"]
-    shares = np.exp(np.where(np.arange(5) < 3, scores, fill) - fill)
-    weights = shares / shares.sum(-1, keepdims=True)
-    (reason,) = parity.diagnose(layer, {"weights": weights}, X, X, X, [3, 3], score_bias=bias).explanations
-    assert (reason.mistakes, reason.how) == (("weak mask fill",), (f"{fill:g}",))
-
-
 def plain_layer():
     """A layer, and its input in self-attention, (2, 5, 12)."""
     X = np.random.default_rng(0).normal(size=(2, 5, 12)).astype("float32")

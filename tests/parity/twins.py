@@ -12,7 +12,6 @@ from mha.parity.diagnosis.mistakes import of_heads, of_norms, of_rotations, of_s
 from . import (
     by_hand,
     twins_of_masks,
-    twins_of_moved_masks,
     twins_of_packs_and_slopes,
     twins_of_rotated_parts,
     twins_of_sinks_and_gates,
@@ -77,9 +76,7 @@ ORDERS = {
 }  # of packed arrays
 QK, KV = {"W_q": "W_k", "W_k": "W_q"}, {"W_k": "W_v", "W_v": "W_k"}
 QKV = PROJECTIONS[:3]
-TWINS = (
-    twins_of_sinks_and_gates.TWINS | twins_of_packs_and_slopes.TWINS | twins_of_moved_masks.TWINS | twins_of_masks.TWINS
-)
+TWINS = twins_of_sinks_and_gates.TWINS | twins_of_packs_and_slopes.TWINS | twins_of_masks.TWINS
 TWINS |= twins_of_rotated_parts.TWINS
 add = partial(by_hand.add, TWINS)
 

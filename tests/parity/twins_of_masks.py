@@ -1,4 +1,4 @@
-"""The twins of mistakes with masks as arrays, with packed texts, and with caps that come last, see `twins`.
+"""The twins of mistakes with masks as arrays or moved, with packed texts, and with caps that come last, see `twins`.
 
 Most are calls with another mask, made number by number.
 """
@@ -10,7 +10,7 @@ import numpy as np
 import mha
 
 from . import by_hand
-from .by_hand import Case, argument, exponents, port
+from .by_hand import Case, argument, both, exponents, port
 
 PLAIN = {"num_hiddens": 24, "num_heads": 4, "bias": True}
 CAPPED = PLAIN | {"softcap": 1.5}
@@ -60,6 +60,13 @@ add("the padding mask is on the axis of queries", joint, **{
     "that of the padding": seeing(lambda b, h, i, j: j <= i and not padded(b, i), queries=K)})  # fmt: skip
 add("the padding mask is on the axis of queries", ordered, **{
     "all of it is transposed": seeing(lambda b, h, i, j: i <= j and not padded(b, i), queries=K)})  # fmt: skip
+
+OF_BEFORE, OF_AFTER = [6, 0, 1, 2, 3, 4, 5], [1, 2, 3, 4, 5, 6, 0]  # whose mask each of the seven keys has
+add("the mask is moved", Case(PLAIN, {"mask": MASK}), **{
+    "of the one before": argument(mask=MASK[..., OF_BEFORE]),
+    "of the one after": argument(mask=MASK[..., OF_AFTER])})  # fmt: skip
+add("the window is symmetric", Case(PLAIN | {"window": (3, 0)}, {"causal": True, "offset": 1}), **{
+    "and causal order is ignored": both({"window": (3, 3)}, {"causal": False})})  # fmt: skip
 
 # Which of the samples' masks a head or a query has
 

@@ -21,22 +21,6 @@ def by_einsum(layer, queries, keys, values, valid_lens):
     return np.einsum("bthd,hdc->btc", out, W["W_o.kernel"].reshape(H, -1, D)) + bo, shares
 
 
-def per_head(layer, queries, keys, values):
-    """Each head alone, its output added to those of the others, as when heads lie on several devices."""
-    W, H, d = layer.weights, layer.config.num_heads, layer.config.key_dim
-    output = np.zeros_like(queries)
-    for h in range(H):
-        at = slice(h * d, (h + 1) * d)
-        q, k, v = (
-            X @ W[f"{name}.kernel"][:, at] + W[f"{name}.bias"][at]
-            for name, X in (("W_q", queries), ("W_k", keys), ("W_v", values))
-        )
-        scores = q @ k.swapaxes(1, 2) / np.float32(np.sqrt(d))
-        shares = np.exp(scores - np.log(np.exp(scores).sum(2, keepdims=True)))
-        output += shares @ v @ W["W_o.kernel"][at]
-    return output + W["W_o.bias"]
-
-
 def bias_folded_in(layer, queries, keys, values):
     """A column of ones at the inputs, and a row more of each kernel."""
     W = {n: np.vstack([layer.weights[f"{n}.kernel"], layer.weights[f"{n}.bias"]]) for n in ("W_q", "W_k", "W_v", "W_o")}
@@ -162,15 +146,6 @@ class ShiftedPositions(Port):
         return super().turn(role, X, places + 5)
 
 
-class NormByLength(Port):
-    """The root of the mean square is the length by the root of the number."""
-
-    def norm(self, role, X):
-        length = np.linalg.norm(X, axis=-1, keepdims=True)
-        mean = length * length / np.float32(X.shape[-1])
-        return self.weights[f"{role}_norm.scale"] * (X / np.sqrt(mean + np.float32(1e-6)))
-
-
 class WideScores(Port):
     """Half precision with scores and softmax in float32, as most code of the hub."""
 
@@ -198,7 +173,6 @@ LEFT = np.arange(13) >= np.array([0, 4, 6])[:, None, None, None]
 
 RIGHT = [
     Written("einsum, heads behind tokens", by_einsum, PLAIN, LENGTHS),
-    Written("head by head, outputs added", per_head, PLAIN, cross=True),
     Written("biases as rows of the kernels", bias_folded_in, PLAIN),
     Written("products of kernels", absorbed, PLAIN | {"bias": False}, cross=True),
     Written("each sample without its padding", without_padding, PLAIN, LENGTHS, cross=True),
@@ -213,7 +187,6 @@ RIGHT = [
     Written("the lowest number added", WithLowestNumber, LLAMA, LENGTHS | CAUSAL),
     Written("rotation by complex numbers", ByComplexNumbers, INTERLEAVED, CAUSAL),
     Written("positions from 5 on", ShiftedPositions, LLAMA, CAUSAL),
-    Written("RMS norm by the length", NormByLength, GROUPED | {"qk_norm": "rms"}),
     Written("float32 scores in float16", WideScores, LLAMA, CAUSAL, dtype="float16"),
     Written("float32 scores in bfloat16", WideScores, GEMMA, CAUSAL, dtype="bfloat16"),
     Written("float64 throughout", WideThroughout, GEMMA, {"head_gates": ..., "score_bias": ...}),

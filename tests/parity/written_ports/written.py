@@ -43,8 +43,8 @@ class Written:
     cross: bool = False
 
 
-def made(written: Written) -> tuple[mha.MultiHeadAttention, tuple[np.ndarray, ...], dict[str, Any]]:
-    """The layer on NumPy with random biases and scales, the inputs, and the arguments of the call."""
+def report_of(written: Written, whole: bool = True) -> parity.Report:
+    """The comparison of a port, whole or of the output alone: random biases and scales, inputs and arguments."""
     rng = np.random.default_rng(7)
     layer = mha.MultiHeadAttention(**written.layer, dtype=written.dtype, seed=0, backend="numpy")
     dtype, T = numpy_dtype(written.dtype), 13
@@ -62,12 +62,7 @@ def made(written: Written) -> tuple[mha.MultiHeadAttention, tuple[np.ndarray, ..
     }  # fmt: skip
     drawn["mask"][..., 0] = True
     call = {name: drawn[name] if X is ... else X for name, X in written.call.items()}
-    return layer, (queries, keys, values), call
-
-
-def report_of(written: Written, whole: bool = True) -> parity.Report:
-    """The comparison of a port, whole or of the output alone."""
-    layer, inputs, call = made(written)
+    inputs = queries, keys, values
     is_class = isinstance(written.port, type)
     theirs = written.port(layer)(*inputs, **call) if is_class else written.port(layer, *inputs, **call)
     if not whole and isinstance(theirs, tuple):
