@@ -190,19 +190,3 @@ def test_the_pipeline_without_mistakes_is_the_cached_call(options):
             counts, expected = (bench.cut(name, X) for X in (asked.matters(name), asked.expected(name).X))
             found = np.where(counts, bench.steps((), name), 0)
             assert np.abs(found - expected).max() <= 1e-12 * np.abs(expected).max(), name
-
-
-def test_known_mistakes_are_named_by_a_cached_call():
-    attention, x = layer(window=(2, None), rotary=mha.Rotary(4)), tokens(2, seed=2)
-    cache = begun(attention, S)
-    wider = mha.MultiHeadAttention(**{**vars(attention.config), "window": (3, None)}, backend="numpy")
-    wider.weights = attention.weights
-    output, left = wider(x, x, x, causal=True, cache=mha.Cache(wider.config, copy(cache).arrays()))
-    for theirs in (output, taken(output, left)):
-        found = parity.diagnose(attention, theirs, x, x, x, causal=True, cache=cache)
-        assert found.mistakes == ("the window is one wider to the left",), found
-    plain = mha.MultiHeadAttention(**{**vars(attention.config), "rotary": None}, backend="numpy")
-    plain.weights = attention.weights
-    _, left = plain(x, x, x, causal=True, cache=mha.Cache(plain.config, copy(cache).arrays()))
-    found = parity.diagnose(attention, {"cache.keys": left.keys}, x, x, x, causal=True, cache=cache)
-    assert found.alternatives == (("keys are kept before they turn",), ("the rotation is forgotten",))

@@ -5,7 +5,6 @@ The cases are those of `alone.py`, which has an entry for each argument and each
 
 import dataclasses
 import itertools
-import json
 
 import alone
 import numpy as np
@@ -14,8 +13,6 @@ import pytest
 import mha
 from mha import parity
 from mha.core.call import ROWS
-from mha.models.audit.audit_report import AuditReport, LayerRow
-from mha.models.audit.judging import JudgedCall
 from mha.parity.diagnosis.blind_spots import views
 from mha.parity.diagnosis.blind_spots.drawing import draw_arguments
 from mha.parity.diagnosis.blind_spots.narrowing import in_samples, shrink
@@ -75,20 +72,6 @@ def test_a_true_and_a_false_report_of_each_are_printed(case, monkeypatch):
     wrong = parity.compare(layer, output, *case.inputs, **call)
     assert "first to differ: output" in printed(wrong)
     assert wrong.unseen == ()
-
-
-@pytest.mark.parametrize("case", [pytest.param(case, id=name) for name, case in QUICK.items() if case.arguments])
-def test_an_audit_of_each_is_written(case):
-    """As JSON, and as text, of calls that were judged."""
-    asked = asked_of(case)
-    output = case.layer("numpy")(*case.inputs, **call_of(case))
-    report = parity.compare(case.layer("numpy"), output, *case.inputs, **call_of(case))
-    judged = JudgedCall(report.ratio, 1, report, asked)
-    audit = AuditReport("Model", (LayerRow("a", "own", "same", calls=1, judged=judged),), "itself", kept=[judged])
-    assert audit
-    audit.__dict__["sight"] = None  # what it says of that is the same as in the other test
-    assert json.loads(audit.to_json())["same"] is True
-    assert "the same: 1 layer" in str(audit)
 
 
 def of_sizes(name, B, Q, K, H):
@@ -160,25 +143,6 @@ def test_a_call_with_little_or_nothing_in_it(sizes, call):
     report = parity.compare(layer, layer(*X, **call), *X, **call, empty_rows=True)
     text = printed(report)
     assert ("known mistakes were not tried without queries and keys" in text) == (B * Q * K == 0)
-
-
-def test_rows_gradients_and_caches_are_printed():
-    layer = mha.MultiHeadAttention(24, 4, rotary=mha.Rotary(), seed=0, backend="numpy")
-    rng = np.random.default_rng(7)
-    X, cotangent = (rng.normal(size=(2, 5, 24)).astype("float32") for _ in range(2))
-    segments, rows = np.array([[0, 0, 1, 1, 1], [3, 3, 3, -1, -1]]), np.arange(10).reshape(2, 5) % 3 != 1
-    call = {"causal": True, "segments": segments}
-    steps = layer.trace(X, X, X, **call)
-    gradients = layer.gradients(X, X, X, **call, cotangent=cotangent)
-    given = steps | {f"gradient.{name}": G for name, G in gradients.items()}
-    report = parity.compare(layer, given, X, X, X, **call, cotangent=cotangent)
-    assert "gradients were compared, too" in printed(report)
-    assert "the same" in printed(parity.compare(layer, steps["output"], X, X, X, **call, rows=rows))
-    for cache, keys in ((layer.cache(2, 8), X), (layer.cache_of(X), None)):
-        alone = () if keys is None else (keys, keys)
-        output = layer(X, *alone, cache=cache)[0] if alone else layer(X, cache=cache)[0]
-        again = layer.cache(2, 8) if alone else cache
-        assert "the same" in printed(parity.compare(layer, output, X, keys, keys, cache=again))
 
 
 def test_printing_a_report_draws_no_seed():

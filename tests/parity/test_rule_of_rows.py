@@ -132,7 +132,6 @@ def test_mistakes_are_noticed(wrong, D, H, dtype):
     report = parity.compare(layer, theirs, X, X, X, **call)
     assert not report
     row = report.first
-    print(row.rows, row.error / row.bound, report.diagnosis.mistakes)
     assert row.ratio == max(row.rows, row.error / row.bound) > 1
     if row.error <= row.bound:
         said = "each number is within what", "the mean square of a row is not"
