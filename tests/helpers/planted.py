@@ -23,9 +23,9 @@ class Call:
     """A layer and a call of it, with random numbers that are the same in every run."""
 
     options: dict[str, Any]
-    arguments: dict[str, Any]
-    num_queries: int = 5
-    num_keys: int = 7
+    arguments: dict[str, Any] = dataclasses.field(default_factory=dict)
+    Q: int = 5
+    K: int = 7
     nan: bool = False
     times: float = 1.0  # of queries and keys
 
@@ -49,14 +49,12 @@ class Call:
             for name, X in layer.weights.items()
         }
         width, B = self.options["num_hiddens"], 3
-        inputs = [
-            rng.normal(size=(B, T, width)).astype(numpy_dtype(dtype)) for T in (self.num_queries, *[self.num_keys] * 2)
-        ]
+        inputs = [rng.normal(size=(B, T, width)).astype(numpy_dtype(dtype)) for T in (self.Q, *[self.K] * 2)]
         inputs[:2] = [X * X.dtype.type(self.times) for X in inputs[:2]]
         if self.nan:
             inputs[2][:, -1] = np.nan
         call = dict(self.arguments)
-        for name, shape in (("score_bias", (1, 4, self.num_queries, self.num_keys)), ("head_gates", (B, 4))):
+        for name, shape in (("score_bias", (1, 4, self.Q, self.K)), ("head_gates", (B, 4))):
             if name in call:
                 given = rng.normal(size=shape) if call[name] is True else call[name]
                 call[name] = given.astype(numpy_dtype(dtype))
@@ -86,7 +84,7 @@ TEXTS, PLACES = ({name: X, f"key_{name}": X} for name, X in (("segments", TEXTS)
 # A mistake is tried in the first of these calls in which it can be made and changes the output.
 CALLS = (
     Call(SQUARE, {"valid_lens": [4, 0, 6]}),
-    Call(SQUARE, {"valid_lens": [3, 6, 5]}, num_queries=7),
+    Call(SQUARE, {"valid_lens": [3, 6, 5]}, Q=7),
     Call(SQUARE, {"mask": MASK}),
     Call(SQUARE, {"causal": True, "offset": 1}),
     Call(SQUARE, {"causal": True}),
@@ -98,12 +96,12 @@ CALLS = (
     Call(SQUARE | {"rotary": mha.Rotary(base=20.0)}, {"offset": [291, 2, 3]}),
     Call(SQUARE, {"valid_lens": [4, 0, 6], "causal": True}),
     Call(SQUARE | {"window": (2, 1)}, {"valid_lens": [4, 0, 6], "causal": True}),
-    Call(SQUARE, {"mask": SQUARE_MASK}, num_queries=7),
+    Call(SQUARE, {"mask": SQUARE_MASK}, Q=7),
     Call(SQUARE, {"score_bias": BUCKETS.transpose(2, 0, 1)[None]}),
     Call(SQUARE | {"num_heads": 6, "num_key_value_heads": 2}, {"score_bias": mha.alibi(6, 7)}),
     Call(SQUARE | {"num_heads": 6}, {"score_bias": (SLOPES[:, None, None] * np.arange(7))[None]}),
     Call(MODERN | {"rotary": ROTARY, "window": None, "qk_norm": None}, {"offset": [8300, 4200, 900]}),
-    Call(SQUARE, {"valid_lens": [1031, 90, 300]}, num_keys=1031),
+    Call(SQUARE, {"valid_lens": [1031, 90, 300]}, K=1031),
     Call(SQUARE, {"causal": True} | PADDED),
     Call(SQUARE | {"window": (2, 1)}, PADDED),
     Call(SQUARE | {"rotary": ROTARY}, PADDED),
@@ -116,8 +114,8 @@ CALLS = (
     Call(SQUARE | {"rotary": mha.Rotary(2, magnitude=1.3)}, {"offset": [7, 2, 3]}),
     Call(SQUARE | {"num_heads": 6, "num_key_value_heads": 2, "softcap": 1.5, "sinks": True}, {"valid_lens": [4, 0, 6]}),
     Call(SQUARE | {"num_heads": 6, "num_key_value_heads": 2, "output_gate": "element"}, {"valid_lens": [4, 0, 6]}),
-    Call(SQUARE, {"mask": IN_ORDER}, num_queries=7),
-    Call(SQUARE, {"valid_lens": [4, 7, 5], "causal": True}, num_queries=7),
+    Call(SQUARE, {"mask": IN_ORDER}, Q=7),
+    Call(SQUARE, {"valid_lens": [4, 7, 5], "causal": True}, Q=7),
     Call(SQUARE | {"softcap": 1.5}, {"valid_lens": [4, 7, 5], "causal": True, "score_bias": True}),
     Call(SQUARE, {"score_bias": np.where(MASK[:, :1], OF_SAMPLES, -np.inf)}),
     Call(SQUARE, MASKED | {"valid_lens": [4, 7, 5]}),
@@ -127,12 +125,12 @@ CALLS = (
     Call(THREE, {"mask": MASK[:1, :3]}),
     Call(THREE, {"score_bias": OF_SAMPLES}),
     *(Call(SIX | {"num_key_value_heads": G}, given) for G in (3, 2) for given in (MASKED, {"score_bias": OF_SAMPLES})),
-    *(Call(SQUARE, given, num_queries=3) for given in ({"mask": LONG[:, None]}, {"score_bias": OF_SAMPLES[:, :, :1]})),
-    Call(SQUARE, {"causal": True} | TEXTS, num_queries=7),
-    Call(SQUARE, {"causal": True} | TEXTS | PLACES, num_queries=7),
-    Call(SQUARE, {"causal": True} | PLACES, num_queries=7),
-    Call(SQUARE | {"rotary": ROTARY}, {"causal": True} | TEXTS, num_queries=7),
-    Call(SQUARE | {"rotary": ROTARY}, {"causal": True} | TEXTS | PLACES, num_queries=7),
+    *(Call(SQUARE, given, Q=3) for given in ({"mask": LONG[:, None]}, {"score_bias": OF_SAMPLES[:, :, :1]})),
+    Call(SQUARE, {"causal": True} | TEXTS, Q=7),
+    Call(SQUARE, {"causal": True} | TEXTS | PLACES, Q=7),
+    Call(SQUARE, {"causal": True} | PLACES, Q=7),
+    Call(SQUARE | {"rotary": ROTARY}, {"causal": True} | TEXTS, Q=7),
+    Call(SQUARE | {"rotary": ROTARY}, {"causal": True} | TEXTS | PLACES, Q=7),
     Call(SQUARE | {"rotary": mha.Rotary(base=50.0, frequencies=(1.0, 50 ** (-1 / 3), 0.0))}, {"offset": [7, 2, 3]}),
     Call(
         SQUARE | {"num_heads": 6, "num_key_value_heads": 2, "key_dim": 12, "rotary": mha.Rotary(base=20.0)},

@@ -18,30 +18,6 @@ LOWEST = np.finfo("float64").min
 PROJECTIONS = "W_q", "W_k", "W_v", "W_o"
 
 
-@dataclasses.dataclass(frozen=True)
-class Case:
-    """A layer in float64 with random weights, and a call of it, the same in every run."""
-
-    options: dict
-    arguments: dict = dataclasses.field(default_factory=dict)
-    Q: int = 5
-    K: int = 7
-    nan: bool = False
-    times: float = 1.0  # of queries and keys
-
-    def made(self):
-        """The layer, its inputs, and the other arguments by name."""
-        rng = np.random.default_rng(11)
-        layer = mha.MultiHeadAttention(**self.options, dtype="float64", seed=2, backend="numpy")
-        layer.weights = {name: X if X.ndim == 2 else rng.normal(1, 0.5, X.shape) for name, X in layer.weights.items()}
-        inputs = [rng.normal(size=(3, T, layer.config.num_hiddens)) for T in (self.Q, self.K, self.K)]
-        inputs[0][:, 1], inputs[1][:, 2] = 1e-2 * inputs[0][:, 1], 1e-2 * inputs[1][:, 2]
-        inputs[0], inputs[1] = inputs[0] * self.times, inputs[1] * self.times
-        if self.nan:
-            inputs[2][:, -1] = np.nan
-        return layer, inputs, dict(self.arguments)
-
-
 def add(twins, name, case, *forms, **by_how):
     """Put twins of a mistake into a dict: of its one form, or by the words of each."""
     for how, twin in (*(("", form) for form in forms), *by_how.items()):

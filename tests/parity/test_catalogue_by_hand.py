@@ -25,7 +25,7 @@ SILENT = {("the rotation is off by one", "both, from position 1 on")}  # it chan
 
 def given(case, *changes):
     """What the right layer gives in a case, and what one with these changes gives."""
-    layer, inputs, arguments = case.made()
+    layer, inputs, arguments = case.made("float64")
     plan = make_plan(problem(layer, *inputs, planted.DEFAULTS | arguments, None), "float64")
     with np.errstate(all="ignore"):
         for change in changes:
@@ -36,7 +36,7 @@ def given(case, *changes):
 def of_twin(case, twin):
     """What the twin gives in a case."""
     with np.errstate(all="ignore"):
-        return twin(*case.made())
+        return twin(*case.made("float64"))
 
 
 def alike(X, Y, far=1e-10):
@@ -63,7 +63,7 @@ def test_every_mistake_is_named_from_the_output_alone(part):
     for mistake in CATALOGUE[part::8]:
         for how in [*mistake.forms][:3]:
             case, twin = twins.TWINS[mistake.name, how]
-            layer, inputs, arguments = case.made()
+            layer, inputs, arguments = case.made("float64")
             diagnosis = parity.diagnose(layer, of_twin(case, twin), *inputs, **arguments, empty_rows=True)
             named = [name for one in diagnosis.explanations for name in (*one.mistakes, *one.also)]
             named += [mistake.name] * (f"in the port: {mistake.name}" in diagnosis.note)

@@ -4,6 +4,7 @@ import math
 from functools import partial
 
 import numpy as np
+from planted import Call
 from ports import Port
 
 import mha
@@ -18,7 +19,6 @@ from . import (
 )
 from .by_hand import (
     PROJECTIONS,
-    Case,
     argument,
     columns,
     exponents,
@@ -45,31 +45,31 @@ GATES = np.random.default_rng(7).normal(size=(3, 4))
 MASK = np.random.default_rng(8).random((3, 1, 7, 7)) < 0.6
 LENGTHS = np.array([4, 0, 6])
 
-lengths = Case(PLAIN, {"valid_lens": LENGTHS})
-square = Case(PLAIN, {"mask": MASK, "valid_lens": np.array([3, 6, 5])}, Q=7)
-causal = Case(PLAIN, {"causal": True, "offset": 1})
-later = Case(PLAIN, {"causal": True, "offset": 2})
-window = Case(PLAIN | {"window": (3, 1)}, {"offset": 1})
-groups = Case(GROUPS)
-gates = Case(PLAIN, {"head_gates": GATES})
-modern = Case(MODERN, {"offset": 2, "score_bias": BIAS})
-layered = Case(MODERN | {"qk_norm": mha.Norm("layer", 3e-3)}, {"offset": 2})
-of_all = Case(MODERN | {"qk_norm": mha.Norm("rms", 3e-3, over="all")}, {"offset": 2})
-normed_last = Case(MODERN | {"qk_norm": mha.Norm("rms", 3e-3, after=True)}, {"offset": 2})
-of_values = Case(GROUPS | {"value_norm": mha.Norm("rms", 3e-3)})
-tempered = Case(PLAIN | {"temperature": mha.Temperature(0.4, 2)}, {"offset": [3, 0, 6]})
-magnified = Case(PLAIN | {"rotary": mha.Rotary(4, 50.0, magnitude=1.3)}, {"offset": 2})
-own = Case(OWN, {"offset": 2})
-ending = Case(MODERN, {"offset": [508, 2, 3]})
-far = Case(MODERN, {"offset": [9000, 4200, 700]})
-many = Case(PLAIN, {"valid_lens": np.array([1031, 90, 300])}, K=1031)
-masks = Case(PLAIN | {"window": (2, 0)}, {"valid_lens": LENGTHS, "causal": True})
+lengths = Call(PLAIN, {"valid_lens": LENGTHS})
+square = Call(PLAIN, {"mask": MASK, "valid_lens": np.array([3, 6, 5])}, Q=7)
+causal = Call(PLAIN, {"causal": True, "offset": 1})
+later = Call(PLAIN, {"causal": True, "offset": 2})
+window = Call(PLAIN | {"window": (3, 1)}, {"offset": 1})
+groups = Call(GROUPS)
+gates = Call(PLAIN, {"head_gates": GATES})
+modern = Call(MODERN, {"offset": 2, "score_bias": BIAS})
+layered = Call(MODERN | {"qk_norm": mha.Norm("layer", 3e-3)}, {"offset": 2})
+of_all = Call(MODERN | {"qk_norm": mha.Norm("rms", 3e-3, over="all")}, {"offset": 2})
+normed_last = Call(MODERN | {"qk_norm": mha.Norm("rms", 3e-3, after=True)}, {"offset": 2})
+of_values = Call(GROUPS | {"value_norm": mha.Norm("rms", 3e-3)})
+tempered = Call(PLAIN | {"temperature": mha.Temperature(0.4, 2)}, {"offset": [3, 0, 6]})
+magnified = Call(PLAIN | {"rotary": mha.Rotary(4, 50.0, magnitude=1.3)}, {"offset": 2})
+own = Call(OWN, {"offset": 2})
+ending = Call(MODERN, {"offset": [508, 2, 3]})
+far = Call(MODERN, {"offset": [9000, 4200, 700]})
+many = Call(PLAIN, {"valid_lens": np.array([1031, 90, 300])}, K=1031)
+masks = Call(PLAIN | {"window": (2, 0)}, {"valid_lens": LENGTHS, "causal": True})
 PLACES = {"positions": [[4, 2, 3, 0, 1], [1, 1, 2, 2, 6], [3, 4, 5, 6, 9]], "key_positions": [3, 1, 0, 5, 4, 2, 6]}
-chunks = Case(PLAIN | {"chunk": 3}, {"offset": 1})
-in_window = Case(PLAIN | {"window": (1, 1)}, PLACES)
-rotated = Case(PLAIN | {"rotary": mha.Rotary(6, 50.0)}, PLACES)
-hidden = Case(PLAIN, {"key_positions": [[-1, -1, 0, 1, 2, 3, 4], [0, 1, 2, 3, 4, 5, -7], [1, 2, 3, 4, 5, 6, 7]]})
-buckets = Case(PLAIN, {"score_bias": by_hand.of_distance(1, 5, 7, 2), "offset": 2})
+chunks = Call(PLAIN | {"chunk": 3}, {"offset": 1})
+in_window = Call(PLAIN | {"window": (1, 1)}, PLACES)
+rotated = Call(PLAIN | {"rotary": mha.Rotary(6, 50.0)}, PLACES)
+hidden = Call(PLAIN, {"key_positions": [[-1, -1, 0, 1, 2, 3, 4], [0, 1, 2, 3, 4, 5, -7], [1, 2, 3, 4, 5, 6, 7]]})
+buckets = Call(PLAIN, {"score_bias": by_hand.of_distance(1, 5, 7, 2), "offset": 2})
 
 ORDERS = {
     ", ".join(order): dict(zip(PROJECTIONS, order, strict=False)) for order in of_weights.ORDERS
@@ -102,11 +102,11 @@ def overflowing(added, blank):
     return port(score=score, softmax=softmax)
 
 
-large = Case(PLAIN, {"valid_lens": np.array([4, 3, 6])}, times=400.0)
+large = Call(PLAIN, {"valid_lens": np.array([4, 3, 6])}, times=400.0)
 add("dot products overflow float16", large, **{
     f"{keys}{', and NaN becomes 0' * blank}": overflowing(added, blank) for blank in (False, True)
     for keys, added in (("of keys that are seen", False), ("of hidden keys, too", True))})  # fmt: skip
-add("NaN in padding comes through", Case(PLAIN, {"valid_lens": [4, 5, 6]}, nan=True), port())
+add("NaN in padding comes through", Call(PLAIN, {"valid_lens": [4, 5, 6]}, nan=True), port())
 
 # Weights
 
@@ -124,7 +124,7 @@ for how in dict(next(one for one in of_weights.OF_ORDERS_AND_BIASES if one.name 
         lambda name, X, *_, again=again: X + X if name in again else X)})  # fmt: skip
 add("every bias is dropped", modern, without(*PROJECTIONS))
 for mistake, names, order in (("Q and K are swapped", QK, (1, 0, 2)), ("K and V are swapped", KV, (0, 2, 1))):
-    add(mistake, Case(PLAIN, Q=7), **{
+    add(mistake, Call(PLAIN, Q=7), **{
         "kernels and biases": taken(names, names), "kernels": taken(names), "inputs": by_hand.of_inputs(*order),
     })  # fmt: skip
 for order, names in ORDERS.items():
@@ -162,7 +162,7 @@ add("the merge lacks the permute", lengths, port(
 for how in dict(of_heads.OF_HEADS[-1].forms):
     heads = int(how.split()[0])
     width = math.lcm(heads, 3 if heads == 2 else 2)
-    case = Case({"num_hiddens": 2 * width, "num_heads": 3 if heads == 2 else 2}, {"valid_lens": LENGTHS})
+    case = Call({"num_hiddens": 2 * width, "num_heads": 3 if heads == 2 else 2}, {"valid_lens": LENGTHS})
     other = {"num_heads": heads, "num_key_value_heads": heads, "key_dim": 2 * width // heads}
     add("another number of heads", case, **{how: option(**other, value_dim=2 * width // heads)})
 add("heads of keys are tiled, not repeated", groups, port(share=by_hand.tiled, share_values=by_hand.tiled),
@@ -248,15 +248,15 @@ for name, other in {
 add("the window is ignored on one side", window, **{
     "to the left": option(window=(None, 1)), "to the right": option(window=(3, None))})  # fmt: skip
 add("the window begins again at every offset", window, argument(offset=0))
-add("causal order goes by rows", Case(PLAIN, {"causal": True} | PLACES), argument(positions=None, key_positions=None))
+add("causal order goes by rows", Call(PLAIN, {"causal": True} | PLACES), argument(positions=None, key_positions=None))
 add("the window goes by rows", in_window, argument(positions=None, key_positions=None))
 for name, other in {"s are ignored": None, " is one longer": 4, " is one shorter": 2}.items():
     add(f"the chunk{name}", chunks, option(chunk=other))
 add("the chunk is counted from the query", chunks, option(chunk=None, window=(2, 2)))
 add("the chunks begin again at every offset", chunks, argument(offset=0))
-add("the chunks go by rows", Case(chunks.options, PLACES), argument(positions=None, key_positions=None))
+add("the chunks go by rows", Call(chunks.options, PLACES), argument(positions=None, key_positions=None))
 OWN_SEGMENTS, KEY_SEGMENTS = np.array([0, 0, 1, 1, 2]), np.array([0, 0, 0, 1, 1, 2, -1])
-packed = Case(PLAIN, {"segments": OWN_SEGMENTS, "key_segments": KEY_SEGMENTS})
+packed = Call(PLAIN, {"segments": OWN_SEGMENTS, "key_segments": KEY_SEGMENTS})
 add("the segments are ignored", packed, argument(segments=None, key_segments=None))
 add(
     "other segments are seen",
@@ -278,7 +278,7 @@ add(
 )
 padding = {"segments": [0, -1, 1, 1, 2], "key_segments": KEY_SEGMENTS}
 seen = {"segments": [0, 7, 1, 1, 2], "key_segments": np.where(KEY_SEGMENTS < 0, 7, KEY_SEGMENTS)}
-add("padding is a segment like others", Case(PLAIN, padding), argument(**seen))
+add("padding is a segment like others", Call(PLAIN, padding), argument(**seen))
 add("padding at positions below 0 is seen", hidden, argument(key_positions=None))
 
 # The softmax
@@ -316,7 +316,7 @@ for fill in of_softmax.SMALL:
 add("booleans are added to the scores", lengths, weighed(lambda scores, seen: exponents(scores + seen)))
 add("booleans are added to the scores", masks, **{"in lengths and mask alone": port(
     lengths=by_hand.lengths_kept, softmax=lambda self, scores, seen: over(-1, scores + self.kept, seen))})  # fmt: skip
-add("hidden scores are capped", Case(MODERN, {"offset": 2, "score_bias": BIAS, "causal": True}), weighed(
+add("hidden scores are capped", Call(MODERN, {"offset": 2, "score_bias": BIAS, "causal": True}), weighed(
     lambda scores, seen: exponents(np.where(seen, scores, BIAS - 1.5))))  # fmt: skip
 add("1 is added to the sum of the softmax", lengths, weighed(partial(by_hand.beside_one, False)),
     **{"after the largest is subtracted": weighed(partial(by_hand.beside_one, True))})  # fmt: skip

@@ -6,11 +6,12 @@ Most are calls with another mask, made number by number.
 from functools import partial
 
 import numpy as np
+from planted import Call
 
 import mha
 
 from . import by_hand
-from .by_hand import Case, argument, both, exponents, port
+from .by_hand import argument, both, exponents, port
 
 PLAIN = {"num_hiddens": 24, "num_heads": 4, "bias": True}
 CAPPED = PLAIN | {"softcap": 1.5}
@@ -40,10 +41,10 @@ def padded(b, j):
     return j >= LENGTHS[b]
 
 
-joint = Case(PLAIN, {"mask": pairs(lambda b, h, i, j: j <= i and not padded(b, j), 1, K)}, Q=K)
-both_given = Case(PLAIN, {"mask": MASK, "valid_lens": np.array(LENGTHS)})
-ordered = Case(PLAIN, {"valid_lens": np.array(LENGTHS), "causal": True}, Q=K)
-in_bias = Case(PLAIN, {"score_bias": np.where(MASK, BIAS, -np.inf)})
+joint = Call(PLAIN, {"mask": pairs(lambda b, h, i, j: j <= i and not padded(b, j), 1, K)}, Q=K)
+both_given = Call(PLAIN, {"mask": MASK, "valid_lens": np.array(LENGTHS)})
+ordered = Call(PLAIN, {"valid_lens": np.array(LENGTHS), "causal": True}, Q=K)
+in_bias = Call(PLAIN, {"score_bias": np.where(MASK, BIAS, -np.inf)})
 
 add("the mask is inverted", joint, **{
     "that of the padding": seeing(lambda b, h, i, j: j <= i and padded(b, j), queries=K)})  # fmt: skip
@@ -62,10 +63,10 @@ add("the padding mask is on the axis of queries", ordered, **{
     "all of it is transposed": seeing(lambda b, h, i, j: i <= j and not padded(b, i), queries=K)})  # fmt: skip
 
 OF_BEFORE, OF_AFTER = [6, 0, 1, 2, 3, 4, 5], [1, 2, 3, 4, 5, 6, 0]  # whose mask each of the seven keys has
-add("the mask is moved", Case(PLAIN, {"mask": MASK}), **{
+add("the mask is moved", Call(PLAIN, {"mask": MASK}), **{
     "of the one before": argument(mask=MASK[..., OF_BEFORE]),
     "of the one after": argument(mask=MASK[..., OF_AFTER])})  # fmt: skip
-add("the window is symmetric", Case(PLAIN | {"window": (3, 0)}, {"causal": True, "offset": 1}), **{
+add("the window is symmetric", Call(PLAIN | {"window": (3, 0)}, {"causal": True, "offset": 1}), **{
     "and causal order is ignored": both({"window": (3, 3)}, {"causal": False})})  # fmt: skip
 
 # Which of the samples' masks a head or a query has
@@ -78,11 +79,11 @@ def of_row(b, h, heads=H):
     return (b * heads + h) % B
 
 
-add("the mask is tiled, not repeated", Case(PLAIN, {"mask": MASK}),
+add("the mask is tiled, not repeated", Call(PLAIN, {"mask": MASK}),
     seeing(lambda b, h, i, j: MASK[of_row(b, h), 0, i, j]))  # fmt: skip
 add("the mask is tiled, not repeated", both_given, **{
     "of the mask alone": seeing(lambda b, h, i, j: MASK[of_row(b, h), 0, i, j] and not padded(b, j))})  # fmt: skip
-groups = Case(PLAIN | {"num_key_value_heads": 2}, {"mask": MASK})
+groups = Call(PLAIN | {"num_key_value_heads": 2}, {"mask": MASK})
 add("the mask is tiled, not repeated", groups, **{
     "of heads of keys": seeing(lambda b, h, i, j: MASK[of_row(b, h // 2, 2), 0, i, j])})  # fmt: skip
 add("all samples have the mask of the first", both_given,
@@ -91,14 +92,14 @@ add("all samples have the mask of the first", both_given,
 three, threes = PLAIN | {"num_heads": 3}, SIX | {"num_key_value_heads": 3}
 twos = SIX | {"num_key_value_heads": 2}
 over = "the mask is broadcast over another axis"
-add(over, Case(three, {"mask": MASK}), **{"over heads": seeing(lambda b, h, i, j: MASK[h, 0, i, j], 3)})
-add(over, Case(threes, {"mask": MASK}), **{
+add(over, Call(three, {"mask": MASK}), **{"over heads": seeing(lambda b, h, i, j: MASK[h, 0, i, j], 3)})
+add(over, Call(threes, {"mask": MASK}), **{
     "over groups of heads": seeing(lambda b, h, i, j: MASK[h // 2, 0, i, j], 6)})  # fmt: skip
-add(over, Case(twos, {"mask": MASK}), **{
+add(over, Call(twos, {"mask": MASK}), **{
     "over the heads of a group": seeing(lambda b, h, i, j: MASK[h % 3, 0, i, j], 6)})  # fmt: skip
-add(over, Case(PLAIN, {"mask": KEYS}, Q=3), **{
+add(over, Call(PLAIN, {"mask": KEYS}, Q=3), **{
     "over queries": seeing(lambda b, h, i, j: KEYS[i, 0, 0, j], 1, 3)})  # fmt: skip
-add(over, Case(three, {"mask": MASK.swapaxes(0, 1)}), **{
+add(over, Call(three, {"mask": MASK.swapaxes(0, 1)}), **{
     "heads over samples": seeing(lambda b, h, i, j: MASK[b, 0, i, j], 3)})  # fmt: skip
 add("masks are joined by or, not and", ordered, seeing(lambda b, h, i, j: j <= i or not padded(b, j), queries=K))
 
@@ -111,26 +112,26 @@ def biased(number, heads=H, queries=Q, **more):
 
 
 tiled, axes = "the bias is tiled, not repeated", "the bias is broadcast over another axis"
-add(tiled, Case(PLAIN, {"score_bias": BIAS}), biased(lambda b, h, i, j: BIAS[of_row(b, h), 0, i, j]))
-add(tiled, Case(groups.options, {"score_bias": BIAS}), **{
+add(tiled, Call(PLAIN, {"score_bias": BIAS}), biased(lambda b, h, i, j: BIAS[of_row(b, h), 0, i, j]))
+add(tiled, Call(groups.options, {"score_bias": BIAS}), **{
     "of heads of keys": biased(lambda b, h, i, j: BIAS[of_row(b, h // 2, 2), 0, i, j])})  # fmt: skip
-add(tiled, Case(three, {"score_bias": OF_HEADS, "mask": MASK}), **{
+add(tiled, Call(three, {"score_bias": OF_HEADS, "mask": MASK}), **{
     "with the mask": biased(lambda b, h, i, j: OF_HEADS[0, (b * 3 + h) // B, i, j], 3,
                             mask=pairs(lambda b, h, i, j: MASK[of_row(b, h, 3), 0, i, j], 3))})  # fmt: skip
-add(axes, Case(three, {"score_bias": BIAS}), **{"over heads": biased(lambda b, h, i, j: BIAS[h, 0, i, j], 3)})
-add(axes, Case(threes, {"score_bias": BIAS}), **{
+add(axes, Call(three, {"score_bias": BIAS}), **{"over heads": biased(lambda b, h, i, j: BIAS[h, 0, i, j], 3)})
+add(axes, Call(threes, {"score_bias": BIAS}), **{
     "over groups of heads": biased(lambda b, h, i, j: BIAS[h // 2, 0, i, j], 6)})  # fmt: skip
-add(axes, Case(twos, {"score_bias": BIAS}), **{
+add(axes, Call(twos, {"score_bias": BIAS}), **{
     "over the heads of a group": biased(lambda b, h, i, j: BIAS[h % 3, 0, i, j], 6)})  # fmt: skip
-add(axes, Case(PLAIN, {"score_bias": BIAS[:, :, :1]}, Q=3), **{
+add(axes, Call(PLAIN, {"score_bias": BIAS[:, :, :1]}, Q=3), **{
     "over queries": biased(lambda b, h, i, j: BIAS[i, 0, 0, j], queries=3)})  # fmt: skip
-add(axes, Case(three, {"score_bias": OF_HEADS}), **{
+add(axes, Call(three, {"score_bias": OF_HEADS}), **{
     "heads over samples": biased(lambda b, h, i, j: OF_HEADS[0, b, i, j], 3)})  # fmt: skip
 
 # Caps that come after the mask
 
 BENT = np.random.default_rng(14).normal(size=(1, H, Q, K))
-capped = Case(CAPPED, {"valid_lens": np.array(LENGTHS), "causal": True, "offset": 1, "score_bias": BENT})
+capped = Call(CAPPED, {"valid_lens": np.array(LENGTHS), "causal": True, "offset": 1, "score_bias": BENT})
 
 
 def cap_of(late, partly):
@@ -160,7 +161,7 @@ PLACES = [[-1, 0, 1, 2, 0, 1, 2], [0, 1, 0, 1, 0, 1, 2], [0, 1, 2, 3, 4, 0, 1]]
 BOTH = {"segments": np.array(TEXTS), "key_segments": np.array(TEXTS), "causal": True}
 AT = {"positions": np.array(PLACES), "key_positions": np.array(PLACES)}
 ROTARY = PLAIN | {"rotary": mha.Rotary(6, 50.0)}
-packed, restarted = Case(PLAIN, BOTH, Q=K), Case(PLAIN, BOTH | AT, Q=K)
+packed, restarted = Call(PLAIN, BOTH, Q=K), Call(PLAIN, BOTH | AT, Q=K)
 WITHOUT = {"positions": None, "key_positions": None}
 
 
@@ -187,14 +188,14 @@ def turned_anew(by_place):
 add("the segments are ignored", packed, **{
     "but padding is hidden": of_text(lambda b, i, j: j <= i and TEXTS[b][j] >= 0)})  # fmt: skip
 leak = "texts see those before them"
-shown = Case(PLAIN, BOTH | {name: np.abs(X) for name, X in AT.items()}, Q=K)  # positions hide nothing
+shown = Call(PLAIN, BOTH | {name: np.abs(X) for name, X in AT.items()}, Q=K)  # positions hide nothing
 add(leak, shown, of_text(lambda b, i, j: j <= i), **{
     "but padding is hidden": of_text(lambda b, i, j: j <= i and TEXTS[b][j] >= 0)})  # fmt: skip
-add(leak, Case(ROTARY, shown.arguments, Q=K), **{
+add(leak, Call(ROTARY, shown.arguments, Q=K), **{
     "and the rotation goes by rows": of_text(lambda b, i, j: j <= i, **WITHOUT)})  # fmt: skip
-add(leak, Case(ROTARY, BOTH, Q=K), **{"where positions begin again": turned_anew(False)})
+add(leak, Call(ROTARY, BOTH, Q=K), **{"where positions begin again": turned_anew(False)})
 add(leak, packed, **{"in the order of positions that begin again": turned_anew(True)})
-add("texts are kept apart", Case(PLAIN, {"causal": True} | AT, Q=K),
+add("texts are kept apart", Call(PLAIN, {"causal": True} | AT, Q=K),
     of_text(lambda b, i, j: j <= i and same_text(b, i, j), **AT))  # fmt: skip
 add(
     "texts begin beside their first token",

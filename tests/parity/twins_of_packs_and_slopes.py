@@ -3,15 +3,16 @@
 from functools import partial
 
 import numpy as np
+from planted import Call
 
 from . import by_hand
-from .by_hand import PROJECTIONS, Case, argument, weight
+from .by_hand import PROJECTIONS, argument, weight
 
 PLAIN = {"num_hiddens": 24, "num_heads": 4, "bias": True}
 GROUPS = {"num_hiddens": 48, "num_heads": 6, "bias": True, "num_key_value_heads": 2}
 
-lengths = Case(PLAIN, {"valid_lens": np.array([4, 0, 6])})
-groups = Case(GROUPS)
+lengths = Call(PLAIN, {"valid_lens": np.array([4, 0, 6])})
+groups = Call(GROUPS)
 TWINS = {}
 add = partial(by_hand.add, TWINS)
 
@@ -69,7 +70,7 @@ def biased(slopes):
 
 
 six, by_paper = (
-    Case(options, {"score_bias": biased(slopes)})
+    Call(options, {"score_bias": biased(slopes)})
     for options, slopes in ((PLAIN | {"num_heads": 6}, OF_NUMBER), (GROUPS, OF_PAPER))
 )
 add("another rule of ALiBi's slopes", six, **{

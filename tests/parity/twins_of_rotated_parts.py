@@ -3,21 +3,22 @@
 from functools import partial
 
 import numpy as np
+from planted import Call
 from ports import Port
 
 import mha
 
 from . import by_hand
-from .by_hand import Case, columns, frequencies, option, port
+from .by_hand import columns, frequencies, option, port
 
 GROUPS = {"num_hiddens": 48, "num_heads": 6, "bias": True, "num_key_value_heads": 2}
-part = Case(GROUPS | {"scale": 0.7, "rotary": mha.Rotary(6, 50.0)}, {"offset": 2})
-unscaled = Case(GROUPS | {"rotary": mha.Rotary(6, 50.0)}, {"offset": 2})
-share = Case(GROUPS | {"rotary": mha.Rotary(8, 50.0, frequencies=(1.0, 50**-0.25, 0.0, 0.0))}, {"offset": 2})
-own = Case(GROUPS | {"rotary": mha.Rotary(6, 50.0, frequencies=(1.0, 0.3, 0.02))}, {"offset": 2})
+part = Call(GROUPS | {"scale": 0.7, "rotary": mha.Rotary(6, 50.0)}, {"offset": 2})
+unscaled = Call(GROUPS | {"rotary": mha.Rotary(6, 50.0)}, {"offset": 2})
+share = Call(GROUPS | {"rotary": mha.Rotary(8, 50.0, frequencies=(1.0, 50**-0.25, 0.0, 0.0))}, {"offset": 2})
+own = Call(GROUPS | {"rotary": mha.Rotary(6, 50.0, frequencies=(1.0, 0.3, 0.02))}, {"offset": 2})
 WIDE = {"num_hiddens": 72, "num_heads": 12, "num_key_value_heads": 2, "key_dim": 24, "bias": True}
-wide = Case(WIDE | {"rotary": mha.Rotary(base=50.0)}, {"offset": 2})
-narrow = Case(WIDE | {"rotary": mha.Rotary(6, 50.0)}, {"offset": 2})
+wide = Call(WIDE | {"rotary": mha.Rotary(base=50.0)}, {"offset": 2})
+narrow = Call(WIDE | {"rotary": mha.Rotary(6, 50.0)}, {"offset": 2})
 TWINS = {}
 add = partial(by_hand.add, TWINS)
 

@@ -4,17 +4,18 @@ import math
 from functools import partial, partialmethod
 
 import numpy as np
+from planted import Call
 
 from mha.parity.diagnosis.mistakes import of_sinks
 
 from . import by_hand
-from .by_hand import Case, columns, option, port, weight
+from .by_hand import columns, option, port, weight
 
 GROUPS = {"num_hiddens": 48, "num_heads": 6, "bias": True, "num_key_value_heads": 2}
 LENGTHS = np.array([4, 0, 6])
 
-sunk = Case(GROUPS | {"scale": 0.7, "softcap": 1.5, "sinks": True}, {"valid_lens": LENGTHS})
-gated = Case(GROUPS | {"output_gate": "element"}, {"valid_lens": LENGTHS})
+sunk = Call(GROUPS | {"scale": 0.7, "softcap": 1.5, "sinks": True}, {"valid_lens": LENGTHS})
+gated = Call(GROUPS | {"output_gate": "element"}, {"valid_lens": LENGTHS})
 TWINS = {}
 add = partial(by_hand.add, TWINS)
 
@@ -53,7 +54,7 @@ def in_blocks(size, self, scores, seen):
     return np.where(seen, np.exp(scores), 0) / np.where(total == 0, 1, total)
 
 
-long = Case(GROUPS | {"sinks": True}, {"valid_lens": np.array([1031, 90, 300])}, K=1031)
+long = Call(GROUPS | {"sinks": True}, {"valid_lens": np.array([1031, 90, 300])}, K=1031)
 for size in of_sinks.BLOCKS:
     add("a sink counts once for each block", long, **{f"blocks of {size}": port(softmax=partialmethod(
         lambda self, size, scores, seen: in_blocks(size, self, scores, seen), size))})  # fmt: skip
