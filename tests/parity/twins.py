@@ -71,9 +71,8 @@ rotated = Call(PLAIN | {"rotary": mha.Rotary(6, 50.0)}, PLACES)
 hidden = Call(PLAIN, {"key_positions": [[-1, -1, 0, 1, 2, 3, 4], [0, 1, 2, 3, 4, 5, -7], [1, 2, 3, 4, 5, 6, 7]]})
 buckets = Call(PLAIN, {"score_bias": by_hand.of_distance(1, 5, 7, 2), "offset": 2})
 
-ORDERS = {
-    ", ".join(order): dict(zip(PROJECTIONS, order, strict=False)) for order in of_weights.ORDERS
-}  # of packed arrays
+# Of packed arrays
+ORDERS = {", ".join(order): dict(zip(PROJECTIONS, order, strict=False)) for order in of_weights.ORDERS}
 QK, KV = {"W_q": "W_k", "W_k": "W_q"}, {"W_k": "W_v", "W_v": "W_k"}
 QKV = PROJECTIONS[:3]
 TWINS = twins_of_sinks_and_gates.TWINS | twins_of_packs_and_slopes.TWINS | twins_of_masks.TWINS
@@ -257,25 +256,14 @@ add("the chunks begin again at every offset", chunks, argument(offset=0))
 add("the chunks go by rows", Call(chunks.options, PLACES), argument(positions=None, key_positions=None))
 OWN_SEGMENTS, KEY_SEGMENTS = np.array([0, 0, 1, 1, 2]), np.array([0, 0, 0, 1, 1, 2, -1])
 packed = Call(PLAIN, {"segments": OWN_SEGMENTS, "key_segments": KEY_SEGMENTS})
-add("the segments are ignored", packed, argument(segments=None, key_segments=None))
-add(
-    "other segments are seen",
-    packed,
-    **{
-        "earlier ones, too": argument(
-            segments=None, key_segments=None, mask=(KEY_SEGMENTS >= 0) & (OWN_SEGMENTS[:, None] >= KEY_SEGMENTS)
-        ),
-        "later ones, too": argument(segments=None, key_segments=None, mask=OWN_SEGMENTS[:, None] <= KEY_SEGMENTS),
-    },
-)
-add(
-    "the segments of keys are moved",
-    packed,
-    **{
-        "one later": argument(key_segments=[-1, 0, 0, 0, 1, 1, 2]),
-        "one earlier": argument(key_segments=[0, 0, 1, 1, 2, -1, 0]),
-    },
-)
+NO_TEXTS = {"segments": None, "key_segments": None}
+add("the segments are ignored", packed, argument(**NO_TEXTS))
+add("other segments are seen", packed, **{
+    "earlier ones, too": argument(**NO_TEXTS, mask=(KEY_SEGMENTS >= 0) & (OWN_SEGMENTS[:, None] >= KEY_SEGMENTS)),
+    "later ones, too": argument(**NO_TEXTS, mask=OWN_SEGMENTS[:, None] <= KEY_SEGMENTS)})  # fmt: skip
+add("the segments of keys are moved", packed, **{
+    "one later": argument(key_segments=[-1, 0, 0, 0, 1, 1, 2]),
+    "one earlier": argument(key_segments=[0, 0, 1, 1, 2, -1, 0])})  # fmt: skip
 padding = {"segments": [0, -1, 1, 1, 2], "key_segments": KEY_SEGMENTS}
 seen = {"segments": [0, 7, 1, 1, 2], "key_segments": np.where(KEY_SEGMENTS < 0, 7, KEY_SEGMENTS)}
 add("padding is a segment like others", Call(PLAIN, padding), argument(**seen))
@@ -371,15 +359,9 @@ add("the temperature grows at every position", tempered, option(temperature=mha.
 shares = 1.0, 0.3 / 50 ** (-1 / 3), 0.02 / 50 ** (-2 / 3)
 swapped = [50 ** (-i / 3) * (max(shares) + min(shares) - share) for i, share in enumerate(shares)]
 add("slow and fast pairs are mixed up", own, option(rotary=mha.Rotary(frequencies=tuple(swapped))))
-add(
-    "the magnitude of the rotation is forgotten",
-    magnified,
-    option(rotary=mha.Rotary(4, 50.0)),
-    **{
-        "of queries": port(magnitude=lambda self, role: 1 if role == "q" else Port.magnitude(self, role)),
-        "of keys": port(magnitude=lambda self, role: 1 if role == "k" else Port.magnitude(self, role)),
-    },
-)
+add("the magnitude of the rotation is forgotten", magnified, option(rotary=mha.Rotary(4, 50.0)), **{
+    f"of {words}": port(magnitude=lambda self, role, own=own: 1 if role == own else Port.magnitude(self, role))
+    for own, words in (("q", "queries"), ("k", "keys"))})  # fmt: skip
 add("the magnitude multiplies whole heads", magnified,
     option(rotary=mha.Rotary(4, 50.0), scale=lambda config: 1.3**2 / config.key_dim**0.5))  # fmt: skip
 add("positions in half precision", far, of_places(lambda role, places: by_hand.to_bfloat16(places)))
@@ -394,16 +376,9 @@ for way, source in (("halves to neighbours", by_hand.neighbours_of_halves),
         way: moved(["W_q", "W_k"]), f"{way}, in the biases alone": moved(["W_q.bias", "W_k.bias"]),
         f"{way}, with the scales of the norms": moved(["W_q", "W_k", "q_norm", "k_norm"]),
         f"{way}, in the scales of the norms alone": moved(["q_norm", "k_norm"])})  # fmt: skip
-    add(
-        "rotary components of W_q are in another order",
-        modern,
-        **{way: moved(["W_q"]), f"{way}, in the bias alone": moved(["W_q.bias"])},
-    )
-    add(
-        "rotary components of W_k are in another order",
-        modern,
-        **{way: moved(["W_k"]), f"{way}, in the bias alone": moved(["W_k.bias"])},
-    )
+    for name in ("W_q", "W_k"):
+        add(f"rotary components of {name} are in another order", modern, **{
+            way: moved([name]), f"{way}, in the bias alone": moved([f"{name}.bias"])})  # fmt: skip
 
 # The norms
 
