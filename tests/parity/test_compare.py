@@ -150,6 +150,17 @@ def test_what_cannot_reach_the_output_does_not_count(layer, inputs):
     assert report.first.place.picture[1] == "sample 0, head 0, query 0  ....xxx"
 
 
+def test_a_key_counts_if_one_head_of_its_group_sees_it(inputs):
+    attention = mha.MultiHeadAttention(D, 6, num_key_value_heads=2, seed=0, backend="numpy")
+    mask = np.ones((1, 6, Q, K), bool)
+    mask[:, 1:, :, 0] = False
+    keys = attention.trace(*inputs, mask=mask)["split_k"]
+    keys[1, 0] += 1  # of the group of which no head sees the first key
+    assert parity.compare(attention, {"split_k": keys}, *inputs, mask=mask)
+    keys[0, 0] += 1
+    assert not parity.compare(attention, {"split_k": keys}, *inputs, mask=mask)
+
+
 def test_padding_of_large_numbers_hides_no_mistake(layer, inputs):
     theirs = layer.trace(*inputs, LENGTHS)["split_k"]
     padded = [X.copy() for X in inputs]

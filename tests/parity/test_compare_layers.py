@@ -37,6 +37,9 @@ def test_biases_of_zeros_are_none():
     assert report
     assert {row.note for row in report.rows} == {"", "zeros, and not in B"}
     assert ("bias", True, False) in report.options
+    normed = made(qk_norm="rms")
+    report = parity.compare_layers(with_weights(normed, **{"q_norm.scale": np.zeros(D // H, "f4")}), made())
+    assert {row.name: row.note for row in report.rows}["q_norm.scale"] == "not in B"
 
 
 @pytest.mark.parametrize(

@@ -159,6 +159,7 @@ def test_rows_of_which_none_sees_a_key(layer):
     with pytest.raises(ValueError, match="no query of rows sees a key, so that no row counts"):
         parity.ratio(layer, output, X, X, X, **CALL, rows=~TOKENS)
     assert parity.compare(layer, output, X, X, X, [0, 0, 0], empty_rows=True)
+    assert parity.compare(layer, output[:0], X[:0], X[:0], X[:0], rows=TOKENS[:0])
     with pytest.raises(TypeError, match=r"empty_rows is 1 \(int\), expected True or False"):
         parity.compare(layer, output, X, X, X, empty_rows=1)
 
