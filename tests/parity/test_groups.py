@@ -179,6 +179,9 @@ def test_a_check_notices_what_is_wrong_or_missing():
     assert {one.backend for one in right} == {"torch:2"}
     wrong = check(lambda *given: compute(*given, scale=1 + 1e-9))
     assert not any(one.passed for one in wrong)
+    doubled = {"gradient.queries": 2}  # of several arrays the worst counts, not the last
+    wrong = check(lambda *given: {name: (X * doubled.get(name, 1), at) for name, (X, at) in compute(*given).items()})
+    assert [one.passed for one in wrong] == [True, False]
     with pytest.raises(ValueError, match=r"ring gave gradient\.W_k\.bias.*, expected .*gradient\.keys"):
         check(lambda *given: {name: X for name, X in compute(*given).items() if name != "gradient.keys"})
 
