@@ -306,29 +306,3 @@ def test_progress_is_shown_on_a_terminal_alone(monkeypatch, capsys):
     monkeypatch.setenv("TERM", "xterm")
     parity.diagnose(layer, wrong, *inputs, **arguments)
     assert "Looking for reasons" in sys.stderr.getvalue()
-
-
-@pytest.mark.backends("torch")
-def test_layers_of_torch_that_are_used_wrongly(backend):
-    import torch
-
-    theirs = torch.nn.MultiheadAttention(24, 4, batch_first=True)
-    with torch.no_grad():
-        theirs.in_proj_bias.normal_(generator=torch.Generator().manual_seed(0))
-    attention = mha.from_native(theirs)
-    X = mha.normal(0, 1, (3, 7, 24), backend="torch")
-    hidden = torch.arange(7) >= torch.tensor([4, 6, 5])[:, None]
-    cases = {
-        "the mask is inverted": {"key_padding_mask": ~hidden},
-        "the lengths are ignored": {},
-        "causal order is ignored": {"key_padding_mask": hidden},
-    }
-    for name, arguments in cases.items():
-        output = theirs(X, X, X, need_weights=False, **arguments)[0]
-        causal = name == "causal order is ignored"
-        diagnosis = parity.diagnose(attention, output.detach(), X, X, X, [4, 6, 5], causal=causal)
-        assert name in diagnosis.mistakes
-    with torch.no_grad():
-        theirs.in_proj_weight[:24] = theirs.in_proj_weight[:24].T.clone()
-    output = theirs(X, X, X, key_padding_mask=hidden)[0].detach()
-    assert parity.diagnose(attention, output, X, X, X, [4, 6, 5]).mistakes == ("W_q.kernel is not transposed",)
