@@ -21,8 +21,16 @@ from mha.parity.diagnosis.pipeline import parts, pieces
 from mha.parity.diagnosis.pipeline.plan import OF_HIDING
 
 TURNING = {
-    "rotary_offsets", "norms", "root", "rotate", "table", "magnified", "tempered", "tempered_places", "factors",
-}  # fmt: skip
+    "rotary_offsets",
+    "norms",
+    "root",
+    "rotate",
+    "table",
+    "magnified",
+    "tempered",
+    "tempered_places",
+    "factors",
+}
 
 # Of a plan's fields, those that can be planted.
 PLANTABLE = TURNING | {
