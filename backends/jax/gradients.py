@@ -1,11 +1,14 @@
 """Chapter 5: how JAX differentiates: a function of arrays and variables becomes another one, by `jax.vjp`."""
 
+import functools
+
 import jax
 from jax import numpy as jnp
 
-from mha.core.call import record_steps
+from mha.core.call import trace_call
 
-from .slots import by_slots
+from .heads import repeat_groups
+from .slots import take
 from .weights import parameters
 
 
@@ -40,8 +43,6 @@ def gradients(layer, queries, keys, values, call, cotangent=None):
 
 def trace(layer, queries, keys, values, call):
     """Every step of a checked call without dropout, by name and in order."""
-    asked = call._replace(training=False).with_plan(traced=True)
     module, variables = layer.unbind()
-    with record_steps() as steps:
-        module.apply(variables, queries, keys, values, asked, method="attend")
-    return steps if call.cache is None else by_slots(steps, call.cache)
+    attend = functools.partial(module.apply, variables, method="attend")
+    return trace_call(attend, queries, keys, values, call, take, repeat_groups)

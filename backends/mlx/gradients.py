@@ -2,11 +2,12 @@
 
 import mlx.core as mx
 
-from mha.core.call import record_steps
+from mha.core.call import trace_call
 
 from .arrays import clone, evaluate
+from .heads import repeat_groups
 from .pooling import draw_key, drawing
-from .slots import by_slots
+from .slots import take
 from .weights import canonical, parameters, put, twin
 
 
@@ -36,10 +37,7 @@ def gradients(layer, queries, keys, values, call, cotangent=None):
 
 def trace(layer, queries, keys, values, call):
     """Every step of a checked call without dropout, by name and in order."""
-    asked = call._replace(training=False).with_plan(traced=True)
-    with record_steps() as steps:
-        layer.attend(queries, keys, values, asked)
-    return steps if call.cache is None else by_slots(steps, call.cache)
+    return trace_call(layer.attend, queries, keys, values, call, take, repeat_groups)
 
 
 def function_of(layer, queries, keys, values, call):

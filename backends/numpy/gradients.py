@@ -9,14 +9,14 @@ import math
 
 import numpy as np
 
-from mha.core.call import ALL, Call, record_steps
+from mha.core.call import ALL, Call, record_steps, trace_call
 from mha.core.options import checks
 from mha.core.options.config import shapes
 
 from .heads import repeat_groups, repeat_heads, rotate, sigmoid, temper, transpose_output, transpose_qkv
 from .hiding import blank_unused, four_axes, places, visible_keys, visible_softmax, widen, with_sinks
 from .pooling import AdditiveAttention
-from .slots import by_slots
+from .slots import take
 from .weights import matmul
 
 # What the steps of a call give
@@ -66,10 +66,7 @@ def gradients(layer, queries, keys, values, call, cotangent=None):
 
 def trace(layer, queries, keys, values, call):
     """Every step of a checked call without dropout, by name and in order."""
-    asked = call._replace(training=False).with_plan(traced=True)
-    with record_steps() as steps:
-        layer.attend(queries, keys, values, asked)
-    return steps if call.cache is None else by_slots(steps, call.cache)
+    return trace_call(layer.attend, queries, keys, values, call, take, repeat_groups)
 
 
 # Back through the steps, the last one first

@@ -6,6 +6,7 @@ Source: Dive into Deep Learning, section "Attention Scoring Functions".
 """
 
 import functools
+import math
 
 import numpy as np
 
@@ -36,7 +37,7 @@ def visible_keys(queries, keys, call):
     if call.mask is not None:
         conditions.append(four_axes(call.mask))  # (B, 1 or H, Q, K)
     if call.score_bias is not None:
-        conditions.append(four_axes(call.score_bias) != -np.inf)  # (B, 1 or H, Q, K)
+        conditions.append(four_axes(call.score_bias) != -math.inf)  # (B, 1 or H, Q, K)
     if causal or call.by_positions() or not left is right is call.plan.chunk is None:
         each_query = places(queries, call.positions, call.offset)[:, None, :, None]  # (B or 1, 1, Q, 1)
         each_key = places(keys, call.key_positions)[:, None, None]  # (B or 1, 1, 1, K)
@@ -114,7 +115,7 @@ def visible_softmax(scores, visible, sinks=None):
         return visible_softmax(*with_sinks(scores, visible, sinks))[..., :-1]  # (B, Q, K)
     if visible is None:
         return softmax(scores)
-    hidden = np.where(visible.any(-1, keepdims=True), -np.inf, 0).astype(scores.dtype)  # (B, Q, 1)
+    hidden = np.where(visible.any(-1, keepdims=True), -math.inf, 0).astype(scores.dtype)  # (B, Q, 1)
     weights = softmax(np.where(visible, scores, hidden))
     return np.where(visible, weights, np.zeros_like(weights))
 

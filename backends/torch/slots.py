@@ -1,15 +1,11 @@
 """Chapter 7: slots, in PyTorch: which of them the tokens of a call go to, and what is then in each.
 
-Letters: B batch, H heads, G heads of keys and values, S slots, Q new tokens, T = S + Q: the slots, and behind them the
-tokens.
+Letters: B batch, S slots, Q new tokens, T = S + Q: the slots, and behind them the tokens.
 """
 
 import torch
 
 from mha.core.cache import LOST, left_of
-from mha.core.options.config import STEPS_OF_PAIRS
-
-from .heads import repeat_groups
 
 
 def slots_after(positions, lengths, lost, call):
@@ -51,18 +47,3 @@ def take(X, columns, axis):
 def samples(X, rows):
     """The samples of X (B, ...) that rows, integers (any number,), name, each as often as it is named."""
     return X[rows]
-
-
-def by_slots(steps, cache):
-    """The steps of a call with this cache: scores and weights by slots as they are after it, (B*H, Q, S).
-
-    Those of keys and values are of the new tokens, of which there are none beside a frozen cache.
-    """
-    columns = repeat_groups(steps.pop("columns")[:, None], cache.config.num_heads)  # (B*H, 1, S)
-    new = 0 if cache.frozen else steps["W_q"].shape[1]
-    for name, X in steps.items():
-        if name in STEPS_OF_PAIRS:
-            steps[name] = take(X, columns, 2)  # (B*H, Q, S)
-        elif name.endswith(("_k", "_v")):
-            steps[name] = X[:, :new]  # (B, Q or 0, G*d), (B*G, Q or 0, d)
-    return steps

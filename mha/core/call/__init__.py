@@ -20,7 +20,7 @@ from mha.core.call.declaration import (
 )
 from mha.core.call.memo import Plans, call_kind
 from mha.core.call.signatures import bind_call, call_of, spell_out, takes_call
-from mha.core.call.tracing import record_step, record_steps
+from mha.core.call.tracing import record_step, record_steps, trace_call
 
 __all__ = [
     "ALL",
@@ -50,4 +50,5 @@ __all__ = [
     "spell_out",
     "takes_call",
     "to_backend",
+    "trace_call",
 ]

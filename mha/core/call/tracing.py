@@ -2,8 +2,10 @@
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
+
+from mha.core.options.config import STEPS_OF_PAIRS
 
 
 class _Recorder(threading.local):
@@ -31,3 +33,30 @@ def record_steps() -> Iterator[dict[str, Any]]:
         yield _kept.steps
     finally:
         _kept.steps = before
+
+
+def trace_call(
+    attend: Callable[..., Any], queries: Any, keys: Any, values: Any, call: Any, take: Any, repeat_groups: Any
+) -> dict[str, Any]:
+    """Return every step of a checked call without dropout, by name and in order.
+
+    attend: of the layer; take, repeat_groups: functions of the lesson, as for `by_slots`.
+    """
+    with record_steps() as steps:
+        attend(queries, keys, values, call._replace(training=False).with_plan(traced=True))
+    return steps if call.cache is None else by_slots(steps, call.cache, take, repeat_groups)
+
+
+def by_slots(steps: dict[str, Any], cache: Any, take: Any, repeat_groups: Any) -> dict[str, Any]:
+    """Return the steps of a call with this cache: scores and weights by slots as they are after it, (B*H, Q, S).
+
+    Those of keys and values are of the new tokens, of which there are none beside a frozen cache.
+    """
+    columns = repeat_groups(steps.pop("columns")[:, None], cache.config.num_heads)  # (B*H, 1, S)
+    new = 0 if cache.frozen else steps["W_q"].shape[1]
+    for name, X in steps.items():
+        if name in STEPS_OF_PAIRS:
+            steps[name] = take(X, columns, 2)  # (B*H, Q, S)
+        elif name.endswith(("_k", "_v")):
+            steps[name] = X[:, :new]  # (B, Q or 0, G*d), (B*G, Q or 0, d)
+    return steps

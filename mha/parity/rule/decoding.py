@@ -12,6 +12,7 @@ import numpy as np
 from mha.core import dispatch
 from mha.core.cache import Cache
 from mha.core.call import record_steps
+from mha.core.call.tracing import by_slots
 from mha.core.options.config import numpy_dtype
 from mha.layer import MultiHeadAttention
 from mha.parity.rule.layouts import CACHED, OF_KEYS, OF_VALUES, PAIRS, PLACED, Sizes
@@ -83,10 +84,10 @@ class Decoding(Problem):
         own = Cache(layer.config, [X.astype(kind) for X in cache.arrays()[:2]] + [*cache.arrays()[2:]], cache.frozen)
         floats = {name: X.astype(kind) for name, X in self.cached.differentiable().items()}
         call = self.cached._replace(cache=own, training=False, **floats).with_plan(traced=True)
-        inputs = (X.astype(kind) for X in (self.queries, self.keys, self.values))
+        inputs, chapter = (X.astype(kind) for X in (self.queries, self.keys, self.values)), dispatch.lesson("numpy")
         with dispatch.load("numpy").context(layer.config.dtype), record_steps() as steps:
             *_, left = layer.layer.attend(*inputs, call)
-        steps, (B, heads, S, _) = dispatch.lesson("numpy").by_slots(steps, own), left.keys.shape
+        steps, (B, heads, S, _) = by_slots(steps, own, chapter.take, chapter.repeat_groups), left.keys.shape
         own_heads = {f"cache.{name}": getattr(left, name).reshape(B * heads, S, -1) for name in ("keys", "values")}
         steps |= {**own_heads, PLACED: left.positions}
         # A call may push out tokens that it sees, which are in no slot then; a frozen cache takes no tokens, and stays.
