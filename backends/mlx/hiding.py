@@ -17,17 +17,15 @@ from mha.core.options.checks import FURTHEST
 def visible_keys(queries, keys, call):
     """Combine all that hides keys from queries into one array of booleans, True = may attend.
 
-    Of queries (B, Q, any) and keys (B, K, any) only the sizes and the device are used. The rest is a checked
-    `Call`. Lengths hide the keys from there on. A mask hides where it is False. A score_bias hides where it is
-    -inf. Query i is at position offset + i and key j at j. Tokens are where positions and key_positions say instead;
-    one at a position below 0 is padding: a key there is hidden, a query there sees nothing. A causal order hides the
-    keys after a query. window = (left, right) hides those further before or after it; None = no bound. chunk = n hides
-    those of other runs of n positions, counted from 0. segments and key_segments hide the keys of another segment than
-    the query's, and those of one below 0, which is padding.
+    Of queries (B, Q, any) and keys (B, K, any) only the sizes and the device are used; call: a checked `Call`.
+    Query i is at position offset + i and key j at j, or where positions say. Lengths hide the keys from there on, a
+    mask where it is False, a score_bias where it is -inf, causal order the keys after a query, a window (left, right)
+    those further before or after it, a chunk those of other runs of so many positions, a segment those of another one.
+    A token at a position, or in a segment, below 0 is padding: as a key it is hidden, as a query it sees nothing.
 
     Returns booleans of four axes that broadcast against (B, H, Q, K), or None if nothing is hidden.
     """
-    left, right = call.plan.window or (None, None)
+    (left, right), chunk = call.plan.window or (None, None), call.plan.chunk
     causal = call.causal or 0 in (queries.shape[1], keys.shape[1])  # an empty order: without queries no key is seen
     conditions = []
     if call.valid_lens is not None:
@@ -38,14 +36,14 @@ def visible_keys(queries, keys, call):
         conditions.append(four_axes(call.mask))  # (B, 1 or H, Q, K)
     if call.score_bias is not None:
         conditions.append(four_axes(call.score_bias) != -math.inf)  # (B, 1 or H, Q, K)
-    if causal or call.by_positions() or not left is right is call.plan.chunk is None:
+    if causal or call.by_positions() or not left is right is chunk is None:
         each_query = places(queries, call.positions, call.offset)[:, None, :, None]  # (B or 1, 1, Q, 1)
         each_key = places(keys, call.key_positions)[:, None, None]  # (B or 1, 1, 1, K)
     if call.positions is not None:
         conditions.append(each_query >= 0)  # (B or 1, 1, Q, 1)
     if call.key_positions is not None:
         conditions.append(each_key >= 0)  # (B or 1, 1, 1, K)
-    if call.segments is not None:
+    if call.is_packed():
         own, others = call.segment_ids().values()
         own = places(queries, own)[:, None, :, None]  # (B or 1, 1, Q, 1)
         others = places(keys, others)[:, None, None]  # (B or 1, 1, 1, K)
@@ -56,17 +54,15 @@ def visible_keys(queries, keys, call):
         conditions.append(each_query - left <= each_key)  # (B or 1, 1, Q, K)
     if right is not None:
         conditions.append(each_key - right <= each_query)  # (B or 1, 1, Q, K)
-    if call.plan.chunk is not None:
-        conditions.append(
-            each_query - each_query % call.plan.chunk == each_key - each_key % call.plan.chunk
-        )  # (B or 1, 1, Q, K)
+    if chunk is not None:
+        conditions.append(each_query - each_query % chunk == each_key - each_key % chunk)  # (B or 1, 1, Q, K)
     return functools.reduce(mx.logical_and, conditions) if conditions else None
 
 
 def places(X, given=None, offset=0):
     """Places (B or 1, T) of the rows of X (B, T, any), one after another.
 
-    given: positions or segments instead, integers (T,) or (B, T). offset: that of the first, an int or (B or 1, 1).
+    given: their numbers instead, integers (T,) or (B, T). offset: that of the first, an int or (B or 1, 1).
     """
     if given is not None:
         return signed(given if len(given.shape) == 2 else given[None], FURTHEST)  # (B or 1, T)

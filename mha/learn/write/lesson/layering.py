@@ -16,6 +16,7 @@ DROPPED = (
 )  # fmt: skip
 SAID = {
     "call.by_positions()": "call.positions is not None or call.key_positions is not None",
+    "call.is_packed()": "call.segments is not None",
     "call.segment_ids().values()": "(call.segments, call.segments if call.key_segments is None else call.key_segments)",
     "rotary.angles()": "rotary.frequencies if rotary.frequencies is not None else "
     "[rotary.base ** (-2 * i / rotary.dim) for i in range(rotary.dim // 2)]",
