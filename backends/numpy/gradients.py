@@ -36,7 +36,7 @@ def vjp(layer, queries, keys, values, call):
     parts = layer.parts(queries, keys, call) if hasattr(layer, "parts") else [ALL]  # samples that are computed together
     for samples in parts:
         with record_steps() as steps:
-            twin.attend(*(X[samples] for X in inputs), call.part(samples))
+            twin.attend(*(X[samples] for X in inputs), call.part(samples).with_plan(engine=None))
         kept.append(steps)
     output = np.concatenate([steps["output"] for steps in kept])  # (B, Q, D)
 

@@ -18,18 +18,15 @@ from mha.core.engine.visible_range import (
     by_segments,
     lengths_hide,
     longest,
-    narrow,
     needs_all,
     reach,
-    usage,
-    usage_if_known,
-    uses_all,
+    within_reach,
     without_positions,
 )
 from mha.core.options.config import OF_POOLING, needs_scores, turns_heads
 
 from .. import layer as lesson
-from ..hiding import blank, visible_keys
+from ..hiding import visible_keys
 from .operations import OPERATIONS
 from .pooling import (
     AttentionPooling,
@@ -161,16 +158,7 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
             return queries, keys, values, call
         if call.plan.engine.alone and call.plan.extremes is not None:
             return self.cut_short(queries, keys, values, call)
-        seen, call = narrow(call, queries.shape[1], keys.shape[1], self.config.temperature is None)
-        same = keys is values
-        keys = keys[:, seen]
-        values = keys if same else values[:, seen]
-        if uses_all(call, queries.shape[1], keys.shape[1]):
-            return queries, keys, values, call
-        found = usage_if_known(call, queries.shape[1], keys.shape[1])
-        if found is not None:
-            found = (own(flags, keys) for flags in found)
-        return *blank(queries, keys, values, *(found or usage(OPERATIONS, queries, keys, call))), call
+        return within_reach(OPERATIONS, queries, keys, values, call, self.config.temperature is None)
 
     def cut_short(self, queries, keys, values, call):
         """Put zeros as `zero_unused` where known lengths of samples alone hide; a mask (B, 1, 1, K) replaces them."""

@@ -27,15 +27,14 @@ def attend_token(of: Operations, layer: Any, queries: Any, keys: Any, values: An
 
     With one query, the heads that share keys are queries of one head, and no array has to be transposed.
     """
-    config, cache, step = layer.config, call.cache, call.plan.step
-    (B, G, _, d), H = cache.keys.shape, config.num_heads
+    config, step, (B, G, _, d), H = layer.config, call.plan.step, call.cache.keys.shape, layer.config.num_heads
     W_q, W_k, W_v = layer.W_q(queries), layer.W_k(keys), layer.W_v(values)  # (B, 1, H*d), (B, 1, G*d), (B, 1, G*dv)
     check_widths(config, W_q, W_k, W_v)
     if config.rotary or config.temperature:
         positions = of.tensor(np.full((1, 1), step.first), queries)  # (1, 1)
         call = call._replace(positions=positions, key_positions=positions)
     q, k = layer.transform_heads(of.reshape(W_q, (B * H, 1, d)), of.reshape(W_k, (B * G, 1, d)), call)
-    v = of.reshape(W_v, (B * G, 1, cache.values.shape[3]))  # (B*G, 1, dv)
+    v = of.reshape(W_v, (B * G, 1, call.cache.values.shape[3]))  # (B*G, 1, dv)
     left = write_heads(of, k, layer.v_norm(v) if config.value_norm else v, call)
     if config.sinks:
         sinks = in_rows(of, layer.beside_sinks(call).plan.sinks, (B, H, G, 1))  # (B, G, H/G, 1)
@@ -45,8 +44,7 @@ def attend_token(of: Operations, layer: Any, queries: Any, keys: Any, values: An
         gates = layer.beside_gates(queries, call).plan.gates  # (B*H, 1, dv or 1)
         pooled = layer.gate_by(of.reshape(pooled, (B * H, 1, left.values.shape[3])), gates)  # (B*H, 1, dv)
     output = layer.W_o(of.reshape(pooled, (B, 1, H * left.values.shape[3])))  # (B, 1, D)
-    cache.use_up(written=True)
-    return output, left
+    return layer.recall(output, None, call, left)
 
 
 def is_token(queries: Any, call: Call) -> bool:

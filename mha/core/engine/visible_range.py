@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from mha.core.call import PACKED, PLACES, Call
+from mha.core.call import PACKED, PLACES, Call, record_step
 from mha.core.call.declaration import extremes_of
 from mha.core.engine import segments
 from mha.core.engine.operations import Operations
@@ -86,7 +86,7 @@ def narrow(call: Call, num_queries: int, num_keys: int, moves: bool = True) -> t
     seen = span(call, num_queries, num_keys)
     seen = seen if moves else slice(0, seen.stop)
     seen = slice(seen.start, max(seen.start + 1, min(seen.stop, longest(call, num_keys))))
-    if (seen.start, seen.stop) != (0, num_keys):  # PyTorch's compiler does not compare slices
+    if (seen.start, seen.stop) != (0, num_keys):
         call = call.part(keys=seen)
     if call.valid_lens is not None and not lengths_hide(call, seen.stop - seen.start):
         call = call._replace(valid_lens=None)
@@ -166,28 +166,30 @@ def usage_if_known(call: Call, num_queries: int, num_keys: int) -> tuple[np.ndar
 
 
 def within_reach(
-    of: Operations, blank: Any, queries: Any, keys: Any, values: Any, call: Call, moves: bool
+    of: Operations, queries: Any, keys: Any, values: Any, call: Call, moves: bool
 ) -> tuple[Any, Any, Any, Call]:
     """Return the queries, and the keys and values in reach, with zeros where they are not used; and their call.
 
-    blank: the lesson's function of that name; moves: as of `narrow`.
+    moves: as of `narrow`.
     """
     Q, K = queries.shape[1], keys.shape[1]
     seen, call = narrow(call, Q, K, moves)
-    if seen != slice(0, K):  # to slice may be to copy
+    record_step("seen", seen)
+    if (seen.start, seen.stop) != (0, K):  # to slice may be to copy, and PyTorch's compiler does not compare slices
         keys, values, K = keys[:, seen], values[:, seen], seen.stop - seen.start
     if uses_all(call, Q, K):
         return queries, keys, values, call
-    found = usage_if_known(call, Q, K)
-    if found is None:
-        return *blank(queries, keys, values, *usage(of, queries, keys, call)), call
-    sees, seen_by_any = found
-    return zero_out(of, queries, sees), zero_out(of, keys, seen_by_any), zero_out(of, values, seen_by_any), call
+    sees, needed = usage_if_known(call, Q, K) or usage(of, queries, keys, call)
+    return zero_out(of, queries, sees), zero_out(of, keys, needed), zero_out(of, values, needed), call
 
 
-def zero_out(of: Operations, X: Any, flags: np.ndarray) -> Any:
-    """Put zeros into X (B, T, any) where it is not used, by NumPy's booleans (B or 1, T or 1)."""
-    return X if flags.all() else of.where(of.tensor(flags[:, :, None], X), X, of.zeros(X.shape, X))
+def zero_out(of: Operations, X: Any, flags: Any) -> Any:
+    """Put zeros into X (B, T, any) where it is not used, by booleans (B or 1, T or 1), NumPy's where they are known."""
+    if isinstance(flags, np.ndarray):
+        if flags.all():
+            return X
+        flags = of.tensor(flags, X)
+    return of.where(flags[:, :, None], X, of.zeros(X.shape, X))
 
 
 def by_mask(of: Operations, queries: Any, keys: Any, call: Call) -> Call:
@@ -223,7 +225,7 @@ def by_segments(of: Operations, queries: Any, keys: Any, call: Call) -> Call:
 
 def without_positions(call: Call) -> Call:
     """Drop the positions of a call of `by_mask` after the rotation, which alone needed them."""
-    if not call.by_positions() or call.is_packed():
+    if call.positions is call.key_positions is None or call.is_packed():
         return call
     return call._replace(**dict.fromkeys(PLACES))
 
