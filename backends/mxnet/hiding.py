@@ -83,7 +83,7 @@ def four_axes(pairs):
     return pairs[:, None] if len(pairs.shape) == 3 else pairs  # (B, 1 or H, Q, K)
 
 
-def blank_unused(queries, keys, values, visible):
+def zero_unused(queries, keys, values, visible):
     """Put zeros for queries that see no key, and for keys and values that no query sees.
 
     queries (B, Q, any), keys and values (B, K, any), visible broadcasts against (B, Q, K) or is None. A weight of zero
@@ -91,12 +91,7 @@ def blank_unused(queries, keys, values, visible):
     """
     if visible is None:
         return queries, keys, values
-    return blank(queries, keys, values, visible.any(2), visible.any(1))
-
-
-def blank(queries, keys, values, sees, seen):
-    """Put zeros for queries, keys and values where `sees` (B, Q) or `seen` (B, K) is False; both may broadcast."""
-    sees, seen = sees[:, :, None], seen[:, :, None]  # (B, Q, 1), (B, K, 1)
+    sees, seen = visible.any(2)[:, :, None], visible.any(1)[:, :, None]  # (B, Q, 1), (B, K, 1)
     queries = where(sees, queries, np.zeros_like(queries))
     keys = where(seen, keys, np.zeros_like(keys))
     values = where(seen, values, np.zeros_like(values))

@@ -18,7 +18,7 @@ from mha.core.call import check, check_widths, record_step, takes_call
 from . import arrays
 from .cache import place, recall, remember
 from .heads import HeadNorm, gate, gate_by, repeat_groups, repeat_heads, rotate, temper, transpose_output, transpose_qkv
-from .hiding import blank_unused, four_axes, over_axes, places, visible_keys
+from .hiding import four_axes, over_axes, places, visible_keys, zero_unused
 from .pooling import pooling
 from .weights import add_parameter, data, dense
 
@@ -104,7 +104,7 @@ class MultiHeadAttention(nn.Block):
             return queries, keys, values, call
         visible = visible_keys(queries, keys, call)  # (B or 1, H or 1, Q or 1, K)
         in_any_head = None if visible is None else visible.any(1)  # (B or 1, Q or 1, K)
-        return *blank_unused(queries, keys, values, in_any_head), call
+        return *zero_unused(queries, keys, values, in_any_head), call
 
     def transform_heads(self, q, k, call):
         """Heads of queries (B*H, Q, d) and keys (B*G, K, d) as they are compared: normed, rotated, tempered, if so."""

@@ -14,7 +14,7 @@ from mha.core.options import checks
 from mha.core.options.config import shapes
 
 from .heads import repeat_groups, repeat_heads, rotate, sigmoid, temper, transpose_output, transpose_qkv
-from .hiding import blank_unused, four_axes, places, visible_keys, visible_softmax, widen, with_sinks
+from .hiding import four_axes, places, visible_keys, visible_softmax, widen, with_sinks, zero_unused
 from .pooling import AdditiveAttention
 from .slots import take
 from .weights import matmul
@@ -147,7 +147,7 @@ def through_weights(attention, queries, keys, values, visible, score_bias, sinks
     rows without keys receive nothing. What is dropped is what `attention.random` draws.
     """
     dtype = values.dtype
-    queries, keys, values = map(widen, blank_unused(queries, keys, values, visible))
+    queries, keys, values = map(widen, zero_unused(queries, keys, values, visible))
     by_pooled, scores = widen(by_pooled), attention.scores(queries, keys)  # (B, Q, K)
     biased = attention.bend(scores, visible, score_bias)  # (B, Q, K)
     columns = (biased, visible) if sinks is None else with_sinks(biased, visible, sinks)
@@ -165,7 +165,7 @@ def through_weights(attention, queries, keys, values, visible, score_bias, sinks
     through_scores = through_features if isinstance(attention, AdditiveAttention) else through_products
     by_queries, by_keys, by_parameters = through_scores(attention, queries, keys, by_scores)
     by_values = (kept * weights).swapaxes(1, 2) @ by_pooled  # (B, K, dv)
-    by_inputs = blank_unused(by_queries, by_keys, by_values, visible)
+    by_inputs = zero_unused(by_queries, by_keys, by_values, visible)
     return *(X.astype(dtype) for X in (*by_inputs, by_biased)), by_sinks, by_parameters
 
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from mha.core.call import record_step
 
-from .hiding import blank_unused, visible_softmax, widen
+from .hiding import visible_softmax, widen, zero_unused
 from .weights import dense, matmul
 
 
@@ -32,7 +32,7 @@ class AttentionPooling:
         1, 1), are one more score of each query, which takes its share of the softmax and pools nothing.
         Returns the pooled values (B, Q, dv) and the weights (B, Q, K) before dropout.
         """
-        return self.weigh(*blank_unused(queries, keys, values, visible), visible, score_bias, training, sinks)
+        return self.weigh(*zero_unused(queries, keys, values, visible), visible, score_bias, training, sinks)
 
     def weigh(self, queries, keys, values, visible=None, score_bias=None, training=None, sinks=None):
         """Pool queries, keys and values that are blank already where they are not used; arguments as of a call."""

@@ -81,7 +81,7 @@ def four_axes(pairs):
     return pairs[:, None] if len(pairs.shape) == 3 else pairs  # (B, 1 or H, Q, K)
 
 
-def blank_unused(queries, keys, values, visible):
+def zero_unused(queries, keys, values, visible):
     """Put zeros for queries that see no key, and for keys and values that no query sees.
 
     queries (B, Q, any), keys and values (B, K, any), visible broadcasts against (B, Q, K) or is None. A weight of zero
@@ -89,12 +89,7 @@ def blank_unused(queries, keys, values, visible):
     """
     if visible is None:
         return queries, keys, values
-    return blank(queries, keys, values, visible.any(2), visible.any(1))
-
-
-def blank(queries, keys, values, sees, seen):
-    """Put zeros for queries, keys and values where `sees` (B, Q) or `seen` (B, K) is False; both may broadcast."""
-    sees, seen = sees[:, :, None], seen[:, :, None]  # (B, Q, 1), (B, K, 1)
+    sees, seen = visible.any(2)[:, :, None], visible.any(1)[:, :, None]  # (B, Q, 1), (B, K, 1)
     queries = torch.where(sees, queries, torch.zeros_like(queries))
     keys = torch.where(seen, keys, torch.zeros_like(keys))
     values = torch.where(seen, values, torch.zeros_like(values))

@@ -285,9 +285,9 @@ CALL = {
     "fill of minus infinity, empty rows NaN": ("visible_softmax", filled(-np.inf, empty=False)),
     "empty rows uniform": ("visible_softmax", empty_rows_uniform),
     "softmax over the queries": ("visible_softmax", over_queries),
-    "padding not blanked": ("blank_unused", lambda right, q, k, v, visible: (q, k, v)),
-    "queries without keys not blanked": ("blank", lambda right, q, *rest: (q, *right(q, *rest)[1:])),
-    "unseen values not blanked": ("blank", lambda right, q, k, v, *used: (*right(q, k, v, *used)[:2], v)),
+    "padding not blanked": ("zero_unused", lambda right, q, k, v, visible: (q, k, v)),
+    "queries without keys not blanked": ("zero_unused", lambda right, q, *rest: (q, *right(q, *rest)[1:])),
+    "unseen values not blanked": ("zero_unused", lambda right, q, k, v, *used: (*right(q, k, v, *used)[:2], v)),
 }  # fmt: skip
 
 # What is taken for the options of today's models elsewhere.
@@ -339,7 +339,7 @@ PIECES = {
     "arguments of the first samples in every part": ("of_part", of_first("B", *ARGUMENTS)),
     "a query that sees nothing counts as seeing": ("usage",
         lambda right, of, q, k, call: ((found := right(of, q, k, call))[0] == found[0], found[1])),
-    "unseen positions keep what they hold": ("blank", lambda right, q, k, v, *used: (q, k, v)),
+    "unseen positions keep what they hold": ("zero_out", lambda right, of, q, k, v, *used: (q, k, v)),
     "nothing is ever unused": ("uses_all", lambda right, *arguments: True),
     "the longest sample loses a key": ("longest", lambda right, call, num_keys: max(1, right(call, num_keys) - 1)),
     "lengths hide nothing": ("lengths_hide", lambda right, *arguments: False),

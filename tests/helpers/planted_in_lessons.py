@@ -69,7 +69,7 @@ class Planting:
     def __init__(self, backend, plan, names):
         self.backend, self.plan, self.names = backend, plan, names
         self.lesson, self.module = dispatch.lesson(backend), dispatch.load(backend)
-        self.right = {name: getattr(self.lesson, name) for name in ("visible_softmax", "blank_unused")}
+        self.right = {name: getattr(self.lesson, name) for name in ("visible_softmax", "zero_unused")}
         self.bent = {}
         self.shares = itertools.cycle((plan.share, plan.share_values))  # keys are shared before values
 
@@ -162,7 +162,7 @@ class Planting:
             "transpose_output": (self.merge, {"merge"}),
             "repeat_groups": (self.share, {"share", "share_values", "cached"}),
             "visible_softmax": (self.softmax, {"bend", "cap", "softmax", "axis", "after"}),
-            "blank_unused": (self.blank, {"softmax", "axis", "after", "blanked", "into_product"}),
+            "zero_unused": (self.blank, {"softmax", "axis", "after", "blanked", "into_product"}),
             "AttentionPooling.drop": (self.dropped(), {"into_product"}),
             "MultiHeadAttention.transform_heads": (self.turn(), TURNING),
             "MultiHeadAttention.gate_by": (self.gate_by(), {"opened"}),
@@ -218,10 +218,10 @@ class Planting:
         return self.own(plan.after(weights).reshape(BH, Q, K).astype(flat.dtype))  # (B*H, Q, K)
 
     def blank(self, queries, keys, values, visible):
-        """The same as `blank_unused`; but where hidden keys have weights, their values are needed."""
+        """The same as `zero_unused`; but where hidden keys have weights, their values are needed."""
         plan = self.plan
         if plan.blanked and plan.softmax is pieces.softmax and plan.after is pieces.as_it_is and plan.axis == 3:
-            queries, keys, values = self.right["blank_unused"](queries, keys, values, visible)
+            queries, keys, values = self.right["zero_unused"](queries, keys, values, visible)
         if "into_product" in self.names:
             queries, keys, values = (self.own(self.rough(self.numpy(X))) for X in (queries, keys, values))
         return queries, keys, values

@@ -10,7 +10,7 @@ import mha
 from mha import parity
 from mha.core import dispatch
 
-STEPS = ("visible_keys", "blank_unused", "transpose_qkv", "repeat_heads", "visible_softmax", "transpose_output")
+STEPS = ("visible_keys", "zero_unused", "transpose_qkv", "repeat_heads", "visible_softmax", "transpose_output")
 CASES = [case for case in parity.CASES if case.name in ("lengths, mask, causal", "additive", "all options")]
 
 
@@ -42,7 +42,7 @@ def test_the_lesson_runs_at_every_call(backend, rng, ran):
     for call in (attention, attention.trace):
         ran.clear()
         call(*arrays, [3, 7])
-        expected = set(STEPS) - ({"blank_unused"} if call is attention.trace else set())
+        expected = set(STEPS) - ({"zero_unused"} if call is attention.trace else set())
         assert {name for name, known in ran if known} >= expected, call
 
 

@@ -10,11 +10,10 @@ import jax
 from jax import numpy as jnp
 
 from mha.core.engine import blocks
-from mha.core.engine.visible_range import by_segments, usage, uses_all, without_positions
+from mha.core.engine.visible_range import by_segments, usage, uses_all, without_positions, zero_out
 
 from .. import layer as lesson
 from ..heads import transpose_qkv
-from ..hiding import blank
 from .decoding import pool_slots, remember_heads
 from .operations import OPERATIONS
 from .pieces import devices, in_reach, prepare
@@ -64,7 +63,7 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
         Q, K, by_lengths = queries.shape[1], keys.shape[1], call.valid_lens is not None
         if not uses_all(call, Q, K):
             sees, seen = usage(OPERATIONS, queries, keys, call)
-            queries, keys, values = blank(queries, keys, values, sees, seen)
+            queries, keys, values = zero_out(OPERATIONS, queries, keys, values, sees, seen)
         if by_lengths and K >= SHORT and not blocks.fits(len(queries) * H * Q * K):
             W_k, W_v = _project_rows(self.W_k, keys, seen), _project_rows(self.W_v, values, seen)  # (B, K, G*d)
         else:

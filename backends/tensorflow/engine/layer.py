@@ -12,13 +12,12 @@ import tensorflow as tf
 from mha.core.cache import plan_step
 from mha.core.call import Plans, call_kind, check, check_widths, takes_call
 from mha.core.engine import blocks
-from mha.core.engine.visible_range import by_segments, reach, span, usage, uses_all, without_positions
+from mha.core.engine.visible_range import by_segments, reach, span, usage, uses_all, without_positions, zero_out
 from mha.core.options.config import turns_heads
 
 from .. import arrays
 from .. import layer as lesson
 from ..arrays import refuse_masks, shape_of
-from ..hiding import blank
 from .compiled import INTEGERS, Programs, draw_seed, is_untouched, run, tracing, variables
 from .compiled import fits as scores_fit
 from .decoding import decode, place_inputs, pool_slots, remember_heads, runs_compiled
@@ -121,8 +120,9 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
         if uses_all(call, shape_of(queries)[1], shape_of(keys)[1]):
             return queries, keys, values, call
         call = call.with_plan(engine=None if call.valid_lens is None else plan_of(self, call))
-        blank_queries, *rest = blank(queries, keys, values, *usage(OPERATIONS, queries, keys, call))
-        return queries if call.plan.engine is not None and call.plan.engine.see else blank_queries, *rest, call
+        flags = usage(OPERATIONS, queries, keys, call)
+        zeroed, *rest = zero_out(OPERATIONS, queries, keys, values, *flags)
+        return queries if call.plan.engine is not None and call.plan.engine.see else zeroed, *rest, call
 
     def remember(self, k, v, call):
         """Put new tokens into the slots: where these lie if they may be, or as the lesson does."""

@@ -179,17 +179,24 @@ def within_reach(
         keys, values, K = keys[:, seen], values[:, seen], seen.stop - seen.start
     if uses_all(call, Q, K):
         return queries, keys, values, call
-    sees, needed = usage_if_known(call, Q, K) or usage(of, queries, keys, call)
-    return zero_out(of, queries, sees), zero_out(of, keys, needed), zero_out(of, values, needed), call
+    flags = usage_if_known(call, Q, K) or usage(of, queries, keys, call)
+    return *zero_out(of, queries, keys, values, *flags), call
 
 
-def zero_out(of: Operations, X: Any, flags: Any) -> Any:
-    """Put zeros into X (B, T, any) where it is not used, by booleans (B or 1, T or 1), NumPy's where they are known."""
-    if isinstance(flags, np.ndarray):
-        if flags.all():
-            return X
-        flags = of.tensor(flags, X)
-    return of.where(flags[:, :, None], X, of.zeros(X.shape, X))
+def zero_out(of: Operations, queries: Any, keys: Any, values: Any, sees: Any, seen: Any) -> tuple[Any, Any, Any]:
+    """Put zeros for queries, keys and values where `sees` (B or 1, Q or 1) or `seen` (B or 1, K) is False.
+
+    The flags are as of `usage`, NumPy's where they are known.
+    """
+
+    def where_used(X: Any, flags: Any) -> Any:
+        if isinstance(flags, np.ndarray):
+            if flags.all():
+                return X
+            flags = of.tensor(flags, X)
+        return of.where(flags[:, :, None], X, of.zeros((), X))
+
+    return where_used(queries, sees), where_used(keys, seen), where_used(values, seen)
 
 
 def by_mask(of: Operations, queries: Any, keys: Any, call: Call) -> Call:

@@ -11,8 +11,8 @@ from mha.backends.jax import layer as lesson
 from mha.backends.jax.engine.operations import OPERATIONS
 from mha.backends.jax.engine.pooling import AttentionPooling
 from mha.backends.jax.heads import repeat_groups, repeat_heads
-from mha.backends.jax.hiding import blank, four_axes, places, visible_keys
-from mha.core.engine.visible_range import usage
+from mha.backends.jax.hiding import four_axes, places, visible_keys
+from mha.core.engine.visible_range import usage, zero_out
 
 from .ring import pool as ring
 from .ring import use_flags
@@ -60,7 +60,7 @@ class OfRows:
         else:
             sees, seen = _use_flags(queries, whole_keys, _move_offset(call, self.first(queries)))
             seen = _anywhere(seen, self.axis)  # (B, all keys)
-        return *blank(queries, keys, values, sees, self.here(seen, keys)), call
+        return *zero_out(OPERATIONS, queries, keys, values, sees, self.here(seen, keys)), call
 
     def transform_heads(self, q, k, call):
         """Norm the heads, and rotate and temper them by their places in the whole sequence."""

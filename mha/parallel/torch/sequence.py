@@ -16,10 +16,10 @@ from mha.backends.torch.engine.layer import Decisions
 from mha.backends.torch.engine.operations import OPERATIONS
 from mha.backends.torch.engine.pooling import AttentionPooling
 from mha.backends.torch.heads import repeat_groups
-from mha.backends.torch.hiding import blank, places, visible_keys
+from mha.backends.torch.hiding import places, visible_keys
 from mha.core.call import ROWS, axes_of
 from mha.core.engine import blocks, segments
-from mha.core.engine.visible_range import by_mask, by_segments, needs_all, reach, usage, without_positions
+from mha.core.engine.visible_range import by_mask, by_segments, needs_all, reach, usage, without_positions, zero_out
 from mha.parallel.rows import balances, consecutive, zigzag
 
 from .exchange import anywhere, exchange_rows, gather_rows, to_heads, to_rows
@@ -79,7 +79,7 @@ class OfRows:
             sees, seen = _use_flags(whole, whole_keys, call)
             sees = sees[:, first_query : first_query + queries.shape[1]]  # (B, Q)
         seen = seen[:, rows.first_key : rows.first_key + keys.shape[1]]  # (B, K)
-        return *blank(queries, keys, values, sees, seen), call
+        return *zero_out(OPERATIONS, queries, keys, values, sees, seen), call
 
     def transform_heads(self, q, k, call):
         """Norm the heads, and rotate and temper them by their places in the whole sequence."""

@@ -16,7 +16,7 @@ def with_one_method(program: Program, blanks: bool) -> None:
     for name in POOLING.values():
         weigh = program.function(name, "weigh")
         if blanks:
-            line = nodes.statement("queries, keys, values = blank_unused(queries, keys, values, visible)\n")
+            line = nodes.statement("queries, keys, values = zero_unused(queries, keys, values, visible)\n")
             weigh = nodes.with_body(weigh, [line, *nodes.body_of(weigh)])
         called = program.function(name, program.entry)
         weigh = weigh.with_changes(name=called.name)

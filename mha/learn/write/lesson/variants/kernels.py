@@ -43,7 +43,7 @@ KERNELS: dict[str, tuple[str, ...]] = {
 }
 # Zeros for what is hidden from all beside a cache, whose slots nobody looked at before: of `weigh`, before the kernel.
 BLANK = {
-    "torch": ("queries, keys, values = blank_unused(queries, keys, values, visible)",),
+    "torch": ("queries, keys, values = zero_unused(queries, keys, values, visible)",),
     "jax": (
         "if visible is not None:\n"
         "    seen = visible.any((1, 2))[:, None, :, None]  # (B or 1, 1, K, 1)\n"
