@@ -23,7 +23,7 @@ from mha.core.engine.visible_range import (
     within_reach,
     without_positions,
 )
-from mha.core.options.config import OF_POOLING, needs_scores, turns_heads
+from mha.core.options.config import OF_POOLING, score_options, turns_heads
 
 from .. import layer as lesson
 from ..hiding import visible_keys
@@ -186,7 +186,7 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
         config, attention = self.config, self.attention
         if call.head_gates is not None or not isinstance(attention, DotProductAttention):
             return False
-        return not needs_scores(config) and attention.has_kernel(config.key_dim, config.value_dim, call)
+        return not score_options(config) and attention.has_kernel(config.key_dim, config.value_dim, call)
 
     def pool(self, q, k, v, call):
         """The pooled heads alone, in the layout of the projected ones."""

@@ -216,7 +216,7 @@ BENT = tuple(ROWS[name].step for name in OF_SCORES if ROWS[name].step)  # the st
 STEPS_OF_PAIRS = ("scores", *BENT, "biased", "weights")  # of a trace, those with a number for each query and key
 
 
-def needs_scores(config: Config) -> list[str]:
+def score_options(config: Config) -> list[str]:
     """The options of a layer for which its scores have to be there: a framework's fused kernel keeps none."""
     return [name for name in OF_SCORES if getattr(config, name) != ROWS[name].default]
 

@@ -6,7 +6,7 @@ from functools import partial
 
 import numpy as np
 
-from mha.core.options.config import needs_scores
+from mha.core.options.config import score_options
 from mha.core.options.names import FloatName
 from mha.parity.diagnosis.mistakes.mistake import Change, Form, Mistake
 from mha.parity.diagnosis.mistakes.of_norms import ANOTHER_EPSILON, set_options
@@ -60,7 +60,7 @@ def epsilon_of(problem: Problem) -> float | None:
 
 def times_of(problem: Problem) -> float | None:
     """Return 1, where a factor of all scores is another mistake than another scale."""
-    bends = {*needs_scores(problem.config)} - {"pooling"}
+    bends = {*score_options(problem.config)} - {"pooling"}
     return 1.0 if bends or problem.call.score_bias is not None else None
 
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mha.core.options.config import needs_scores
+from mha.core.options.config import score_options
 from mha.core.tables import number
 from mha.parity.diagnosis.pipeline.parts import PART_OF, PARTS, compute
 from mha.parity.diagnosis.pipeline.plan import make_plan
@@ -70,7 +70,7 @@ def find_rewritten(asked: Problem, taken: Mapping[str, Array], passed: Mapping[s
         right = later is None or passed[later] or later in found.taken_back
         known = products_decide(asked, name, taken)
         way = way_of(asked, name, taken[name]) if right or known or name in PAIRS else None
-        bent = asked.config.sinks or (name == "scores" and {*needs_scores(asked.config)} - {"pooling"})
+        bent = asked.config.sinks or (name == "scores" and {*score_options(asked.config)} - {"pooling"})
         if way and way.how == SHIFTED and ((later and right) or not bent):
             found.taken_back[name] = way  # the softmax takes it back
         elif later and right and would_show(asked, name, taken[name], later):

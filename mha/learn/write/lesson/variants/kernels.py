@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from mha.core import dispatch
-from mha.core.options.config import needs_scores
+from mha.core.options.config import score_options
 from mha.core.options.names import BackendName
 from mha.learn.write.lesson.pooled import POOLING
 from mha.learn.write.recipe import BY_HEADS, Recipe
@@ -75,7 +75,7 @@ def refuse(recipe: Recipe) -> None:
     if backend not in KERNELS:
         title = dispatch.facts("TITLE")[backend]
         raise ValueError(f"fused is True, expected False for {title}, of which no kernel is taken; leave it out")
-    wrong = sorted(needs_scores(config), key=lambda name: name != "pooling")
+    wrong = sorted(score_options(config), key=lambda name: name != "pooling")
     wrong += ["dropout"] * (backend in BY_HEADS and config.dropout > 0)
     wrong += ["value_dim"] * (backend == "jax" and config.value_dim != config.key_dim)
     wrong += [name for name in ("score_bias", "return_weights") if name in recipe.call]
