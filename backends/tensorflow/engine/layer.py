@@ -23,7 +23,7 @@ from .compiled import fits as scores_fit
 from .decoding import decode, place_inputs, pool_slots, remember_heads, runs_compiled
 from .operations import OPERATIONS
 from .pieces import fits, project_rows, whole
-from .pooling import POOLINGS, AttentionPooling, plan_of, pooling
+from .pooling import POOLINGS, AttentionPooling, hide_alone, pooling
 
 TYPES = tf.__internal__.EagerTensor, np.ndarray
 
@@ -119,10 +119,10 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
         keys, values, call = narrow_keys(queries, keys, values, call, self.config.temperature is None)
         if uses_all(call, shape_of(queries)[1], shape_of(keys)[1]):
             return queries, keys, values, call
-        call = call.with_plan(engine=None if call.valid_lens is None else plan_of(self, call))
+        call = call.with_plan(engine=tracing.lengths if hide_alone(self, call) else None)
         flags = usage(OPERATIONS, queries, keys, call)
         zeroed, *rest = zero_out(OPERATIONS, queries, keys, values, *flags)
-        return queries if call.plan.engine is not None and call.plan.engine.see else zeroed, *rest, call
+        return queries if call.plan.engine == "some" else zeroed, *rest, call  # of some, each query sees a key
 
     def remember(self, k, v, call):
         """Put new tokens into the slots: where these lie if they may be, or as the lesson does."""

@@ -6,7 +6,6 @@ together; a piece is a block of some heads, or of all heads of some samples.
 
 import functools
 import math
-from typing import NamedTuple
 
 import tensorflow as tf
 
@@ -31,11 +30,7 @@ class AttentionPooling(InBlocks, lesson.AttentionPooling):
         return super().drop(weights, training)
 
     def pool(self, queries, keys, values, num_heads, call):
-        """The pooled values (B, H, Q, dv) alone, for queries (B, H, Q, d), keys (B, G, K, d) and values (B, G, K, dv).
-
-        No weights are kept: blocks of queries follow each other, and are computed once more for their gradients, so
-        that scores take the memory of one block. A block leaves out the keys that order and window hide from all of it.
-        """
+        """The pooled values (B, H, Q, dv), of queries (B, H, Q, d), keys (B, G, K, d) and values (B, G, K, dv)."""
         (B, _, Q, _), K, times = shape_of(queries), shape_of(keys)[2], num_heads // keys.shape[1]
         if fits(B * self.scores_of_pair(queries) * Q * K):
             return self.pool_block(queries, keys, values, times, call)
@@ -53,7 +48,7 @@ class AttentionPooling(InBlocks, lesson.AttentionPooling):
             queries = tf.reshape(queries, (B, G, times * Q, d))  # (B, G, H/G*Q, d)
             visible, score_bias, sinks = (in_rows(OPERATIONS, X, (B, H, G, Q)) for X in (visible, score_bias, sinks))
         pooled = self.weigh_heads(queries, keys, values, (visible, score_bias, sinks), call.training)
-        if sees is not None and not call.plan.engine.see:
+        if sees is not None and call.plan.engine != "some":
             pooled = tf.where(sees[:, None, None, None], pooled, tf.zeros((), pooled.dtype))
         return pooled if times == 1 else tf.reshape(pooled, (B, H, Q, values.shape[3]))  # (B, H, Q, dv)
 
@@ -89,27 +84,18 @@ POOLINGS = {"dot": DotProductAttention, "additive": AdditiveAttention}
 pooling = functools.partial(lesson.pooling, **POOLINGS)
 
 
-class Decisions(NamedTuple):
-    """The decisions for a call in which lengths of samples alone hide keys, and scores of these are finite.
-
-    see: whether every query sees a key.
-    """
-
-    see: bool
-
-
-def plan_of(layer, call):
-    """The plan of a checked call, once hidden keys are blank; None if it has none."""
-    alone = (
-        not call.pairs() and not call.by_tokens() and reach(call) == (None, None) and len(call.valid_lens.shape) == 1
-    )
-    finite = type(layer.attention) in POOLINGS.values() and is_untouched(layer.attention) and not layer.config.qk_norm
-    return Decisions(tracing.lengths == "some") if alone and finite else None
+def hide_alone(layer, call):
+    """Whether lengths of samples alone hide keys in a checked call, and the scores of hidden keys are finite."""
+    if call.valid_lens is None or call.pairs() or call.by_tokens() or reach(call) != (None, None):
+        return False
+    pooling = layer.attention
+    finite = type(pooling) in POOLINGS.values() and is_untouched(pooling) and not layer.config.qk_norm
+    return finite and len(call.valid_lens.shape) == 1
 
 
 def outside(call, num_keys, dtype):
-    """The bias for the scores of a call with a plan: -inf where lengths hide, (B, 1, 1, K)."""
+    """The bias for the scores of a call in which lengths `hide_alone`: -inf where they do, (B, 1, 1, K)."""
     seen = tf.range(num_keys)[None] < call.valid_lens[:, None]  # (B, K)
-    if not call.plan.engine.see:  # a row without keys stays finite
+    if call.plan.engine != "some":  # a row without keys stays finite
         seen |= call.valid_lens[:, None] == 0
     return tf.where(seen, tf.zeros((), dtype), tf.constant(-math.inf, dtype))[:, None, None]  # (B, 1, 1, K)
