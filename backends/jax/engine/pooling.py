@@ -19,11 +19,7 @@ class AttentionPooling(InBlocks, lesson.AttentionPooling):
     operations = OPERATIONS
 
     def pool(self, queries, keys, values, num_heads, call):
-        """The pooled values (B*H, Q, dv) alone, for queries (B*H, Q, d), keys (B*G, K, d) and values (B*G, K, dv).
-
-        No weights are kept: blocks of queries follow each other, and are computed once more for their gradients, so
-        that scores take the memory of one block. A block leaves out the keys that order and window hide from all of it.
-        """
+        """The pooled values (B*H, Q, dv) alone, for queries (B*H, Q, d), keys (B*G, K, d) and values (B*G, K, dv)."""
         inputs = queries, keys, values, num_heads, call
         fits = blocks.fits(self.scores_of_pair(queries) * queries.shape[1] * keys.shape[1])
         return self.pool_block(*inputs) if fits else pool_pieces(self, *inputs)  # (B*H, Q, dv)

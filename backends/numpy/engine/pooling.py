@@ -24,11 +24,7 @@ class AttentionPooling(InBlocks, lesson.AttentionPooling):
     operations = OPERATIONS
 
     def pool(self, queries, keys, values, num_heads, call):
-        """The pooled values (B*H, Q, dv) alone, for queries (B*H, Q, d), keys (B*G, K, d) and values (B*G, K, dv).
-
-        No weights are kept: blocks of queries follow each other, and are computed once more for their gradients, so
-        that scores take the memory of one block. A block leaves out the keys that order and window hide from all of it.
-        """
+        """The pooled values (B*H, Q, dv) alone, for queries (B*H, Q, d), keys (B*G, K, d) and values (B*G, K, dv)."""
         pooled = []
         for block, seen in self.pieces(queries, keys, call):
             inputs = queries[:, block], keys[:, seen], values[:, seen]

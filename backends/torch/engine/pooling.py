@@ -29,11 +29,7 @@ class AttentionPooling(InBlocks, lesson.AttentionPooling):
     operations = OPERATIONS
 
     def pool(self, queries, keys, values, num_heads, call):
-        """The pooled values (B*H, Q, dv) alone, for queries (B*H, Q, d), keys (B*G, K, d) and values (B*G, K, dv).
-
-        No weights are kept: blocks of queries follow each other, and are computed once more for their gradients, so
-        that scores take the memory of one block. A block leaves out the keys that order and window hide from all of it.
-        """
+        """The pooled values (B*H, Q, dv) alone, for queries (B*H, Q, d), keys (B*G, K, d) and values (B*G, K, dv)."""
         Q, K = queries.shape[1], keys.shape[1]
         # A loop over blocks is compiled anew for each number of queries.
         if not blocks.in_blocks(call, Q, K, self.scores_of_pair(queries)):

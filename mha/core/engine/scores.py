@@ -23,6 +23,10 @@ def needs_scores(pooling: Any, call: Call, training: Any, known: Collection[str]
 class InBlocks:
     """The methods of an engine's pooling that are the same on each framework; it comes before the lesson's class.
 
+    A backend's own method `pool` keeps no weights: blocks of queries follow each other, and are computed once more for
+    their gradients, so that scores take the memory of one block. A block leaves out the keys that order and window hide
+    from all of it.
+
     has_features: whether a score takes several numbers, one for each component of a head.
     """
 
