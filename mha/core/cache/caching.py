@@ -13,7 +13,7 @@ from mha.core.call import Call, inputs, prepare
 def decode(attention: Any, calls: Any, queries: Any, keys: Any, values: Any, call: Call) -> tuple[Any, ...]:
     """Call an `mha.MultiHeadAttention` with a cache, which is of its backend; the inputs may be NumPy's."""
     backend, module = attention.backend, dispatch.load(attention.backend)
-    arrays, kind = prepare.inputs_for_cache(attention, queries, keys, values, call.cache)
+    arrays, kind = prepare.own_inputs(attention, queries, keys, values, call.cache)
     with module.context(attention.config.dtype, tracked=kind == backend):
         *results, cache = calls.attend(attention.layer, *arrays, call)
         results = results if kind == backend else map(module.to_numpy, results)

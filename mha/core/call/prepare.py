@@ -30,56 +30,41 @@ def convert(
     call = call_of(f"MultiHeadAttention.{function}", valid_lens, call, **switches)
     backend, dtype, layer = attention.backend, attention.config.dtype, attention.layer
     module = dispatch.load(backend)
-    if call.cache is None:
-        arrays, given = own_inputs(attention, queries, keys, values)
-    else:
-        arrays, given = inputs_for_cache(attention, queries, keys, values, call.cache)
-    queries, keys, values = arrays
+    arrays, given = own_inputs(attention, queries, keys, values, call.cache)
     with module.context(dtype):
-        own = check(module, layer, queries, keys, values, call)
-    return arrays, own, _same if given == backend else module.to_numpy
+        own = check(module, layer, *arrays, call)
+    return arrays, own, (lambda X: X) if given == backend else module.to_numpy
 
 
-def own_inputs(attention: Any, queries: Any, keys: Any, values: Any) -> tuple[list[Any], BackendName]:
+def own_inputs(
+    attention: Any, queries: Any, keys: Any, values: Any, cache: Any = None
+) -> tuple[list[Any], BackendName]:
     """Return queries, keys and values as arrays that the layer takes, and the backend that they were of.
 
-    Those of NumPy are checked before they are turned, which may change their dtype. Raises TypeError or ValueError if
-    one does not fit.
+    Those of NumPy are checked before they are turned, which may change their dtype. A cache is of the layer's backend
+    whatever the inputs are. Raises TypeError or ValueError if one does not fit.
     """
     backend, config, layer = attention.backend, attention.config, attention.layer
-    module = dispatch.load(backend)
-    *arrays, given = inputs.of_one_framework(backend, config.dtype, queries, keys, values)
-    if given == backend:
-        return arrays, given
-    if getattr(layer, "sequence", None) is not None:  # see mha.parallel.parallelize
-        raise TypeError(
-            "queries is of NumPy, expected tensors: a layer that is split by its sequence takes its own rows"
-        )
-    fit_inputs(dispatch.load(given), config, None, *arrays)
-    with module.context(config.dtype):
-        place = module.place(layer)
-        taken = {id(X): inputs.to_layer(module, place, X) for X in arrays}  # an array that comes three times, once
-    return [taken[id(X)] for X in arrays], given
-
-
-def inputs_for_cache(attention: Any, queries: Any, keys: Any, values: Any, cache: Any) -> tuple[list[Any], BackendName]:
-    """Return the inputs of a call with a cache as the layer takes them, and the backend that they were of.
-
-    The cache is of the layer's backend whatever the inputs are. Raises TypeError or ValueError if it is not, or is of
-    another layer, or if an input is no array.
-    """
-    backend, module = attention.backend, dispatch.load(attention.backend)
+    module, given_inputs = dispatch.load(backend), (queries, keys, values)
     if isinstance(cache, Cache):
-        check_owner(cache, attention.layer)
+        check_owner(cache, layer)
         if cache.backend != (backend if dispatch.FRAMEWORKS[backend].arrays else "numpy"):
             raise ValueError(f"cache is of {cache.backend}, expected {backend} as the layer: call cache.to")
-    # Beside a frozen cache there are no keys and values: the queries stand in for them.
-    arrays = [queries if X is None else X for X in (queries, keys, values)]
-    *arrays, given = inputs.of_one_framework(backend, attention.config.dtype, *arrays)
+    if cache is not None:  # beside a frozen one there are no keys and values: the queries stand in for them
+        keys, values = (queries if X is None else X for X in (keys, values))
+    *arrays, given = inputs.of_one_framework(backend, config.dtype, queries, keys, values)
     if given != backend:
-        place = module.place(attention.layer)
-        arrays = [inputs.to_layer(module, place, X) for X in arrays]
-    return [None if X is None else own for X, own in zip((queries, keys, values), arrays, strict=True)], given
+        if cache is None and getattr(layer, "sequence", None) is not None:  # see mha.parallel.parallelize
+            raise TypeError(
+                "queries is of NumPy, expected tensors: a layer that is split by its sequence takes its own rows"
+            )
+        if cache is None:
+            fit_inputs(dispatch.load(given), config, None, *arrays)
+        with module.context(config.dtype):
+            place = module.place(layer)
+            turned = {id(X): inputs.to_layer(module, place, X) for X in arrays}  # one that comes three times, once
+        arrays = [turned[id(X)] for X in arrays]
+    return [None if X is None else own for X, own in zip(given_inputs, arrays, strict=True)], given
 
 
 def check_cotangent_of(attention: Any, X: Any, shape: Any, place: Any) -> Any:
@@ -90,7 +75,3 @@ def check_cotangent_of(attention: Any, X: Any, shape: Any, place: Any) -> Any:
     module = dispatch.load(backend)
     with module.context(config.dtype):
         return to_backend(module, place, X)
-
-
-def _same(X: Any) -> Any:
-    return X
