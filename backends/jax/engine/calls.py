@@ -12,7 +12,7 @@ import weakref
 import jax
 import numpy as np
 
-from mha.core.call import ARRAYS, PACKED, PLACES, ROWS, Call, check
+from mha.core.call import ARRAYS, OF_TOKENS, ROWS, Call, check
 from mha.core.call.check import limit_lengths, near, offset_column
 from mha.core.options import checks
 
@@ -114,7 +114,7 @@ def check_values(given, num_keys):
     global _seen
     if "offset" in given:
         offset_column(given["offset"])
-    for name in given.keys() & {*PLACES, *PACKED}:
+    for name in given.keys() & {*OF_TOKENS}:
         if (known := arrays.value_of(given[name])) is not None:  # else a compiler will know them
             given[name] = near(name, known)
     lengths = given.get("valid_lens")

@@ -9,7 +9,7 @@ import math
 import jax
 from jax import numpy as jnp
 
-from mha.core.call import PACKED, PLACES
+from mha.core.call import ROWS
 from mha.core.engine import blocks
 from mha.core.engine.visible_range import reach, span
 
@@ -29,8 +29,8 @@ def prepare(call, num_keys):
     lens = None if lens is None else signed(lens, num_keys).reshape(len(lens), -1)  # (B, 1 or Q)
     offset = offset if type(offset) is int else jnp.asarray(offset, int)  # (B or 1, 1)
     pairs = {name: four_axes(X) for name, X in call.pairs().items()}
-    given = {name: getattr(call, name) for name in (*PACKED, *PLACES)} if call.is_packed() else {}
-    tokens = {name: places(None, X) for name, X in given.items() if X is not None}  # (B or 1, T)
+    given = call.of_tokens() if call.is_packed() else {}
+    tokens = {name: places(None, X) for name, X in given.items()}  # (B or 1, T)
     return call._replace(valid_lens=lens, offset=offset, **pairs, **tokens).with_plan(known=None, extremes=None)
 
 
@@ -179,8 +179,8 @@ def at_keys(call, first, size):
     """The call for so many keys from the first, as for `cut`, which counts as 0; call: as `prepare`."""
     lens = None if call.valid_lens is None else call.valid_lens - first  # (B, 1 or Q)
     pairs = {name: X if X.shape[3] == 1 else cut(X, first, size, 3) for name, X in call.pairs().items()}
-    given = {name: getattr(call, name) for name in ("key_segments", "key_positions")}
-    tokens = {name: None if X is None else cut(X, first, size, 1) for name, X in given.items()}  # (B or 1, size)
+    of_keys = {name: X for name, X in call.of_tokens().items() if "K" in ROWS[name].axes}
+    tokens = {name: cut(X, first, size, 1) for name, X in of_keys.items()}  # (B or 1, size)
     return call._replace(valid_lens=lens, offset=call.offset - first, **pairs, **tokens)
 
 

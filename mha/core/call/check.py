@@ -11,7 +11,7 @@ import numpy as np
 from mha.core import dispatch
 from mha.core.cache import check_cache as fit_cache
 from mha.core.cache import check_owner, plan_step
-from mha.core.call.declaration import PACKED, ROWS, Call
+from mha.core.call.declaration import ROWS, Call
 from mha.core.call.fitting import check_dense, check_dtype, fit_call, fit_inputs, fit_segments, shape_fits
 from mha.core.options import checks
 from mha.core.options.config import numpy_dtype
@@ -111,10 +111,9 @@ def check_values(arrays: Any, place: Any, num_keys: Any, given: Call, call: Call
     offset = offset_column(call.offset)
     if isinstance(offset, np.ndarray):
         known["offset"] = offset
-    placed = {name: near(name, X) for name, X in call.position_ids().items()}
-    packed = {name: near(name, getattr(call, name)) for name in PACKED}
-    known |= {name: X for name, X in (placed | packed).items() if isinstance(X, np.ndarray)}
-    own = call._replace(valid_lens=lengths, offset=offset, **placed, **packed)
+    tokens = {name: near(name, X) for name, X in call.of_tokens().items()}
+    known |= {name: X for name, X in tokens.items() if isinstance(X, np.ndarray)}
+    own = call._replace(valid_lens=lengths, offset=offset, **tokens)
     own = own.map_arrays(lambda X: to_backend(arrays, place, X))
     return own.with_plan(known=known, extremes=bounds)
 
@@ -184,7 +183,7 @@ def offset_column(offset: Any) -> Any:
 def near(name: str, positions: Any) -> Any:
     """Check that no position or segment is too far; return all below 0, which are padding, as -1, in 32 bits.
 
-    None, and those whose values only a compiled program will know, are returned as they are.
+    Those whose values only a compiled program will know are returned as they are.
     """
     if not isinstance(positions, np.ndarray):
         return positions

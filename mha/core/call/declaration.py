@@ -6,7 +6,7 @@ Letters: B batch, H heads, Q queries, K key-value pairs.
 import collections
 import dataclasses
 import typing
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal, TypedDict
 
 import numpy as np
@@ -131,6 +131,7 @@ ROWS: dict[str, Argument] = {"valid_lens": LENGTHS} | {
 }
 ARRAYS = tuple(name for name, row in ROWS.items() if row.holds != "switch")
 OF_PAIRS = tuple(name for name, row in ROWS.items() if row.axes == PAIRS)
+OF_TOKENS = tuple(name for name, row in ROWS.items() if row.axes in (("Q", "BQ"), ("K", "BK")))
 PLACES = "positions", "key_positions"
 PACKED = "segments", "key_segments"
 FLOATS = tuple(name for name, row in ROWS.items() if row.differentiable)
@@ -233,6 +234,10 @@ class Call(_Fields):
             and self.plan.chunk is None
         )
 
+    def of_tokens(self) -> dict[str, Any]:
+        """Its integers of which each query or each key has one, by name, those that are given."""
+        return {name: X for name in OF_TOKENS if (X := getattr(self, name)) is not None}
+
     def segment_ids(self) -> dict[str, Any]:
         """The segments of its queries and of its keys by name, None where there are none."""
         of_keys = self.segments if self.key_segments is None else self.key_segments
@@ -288,7 +293,8 @@ class Call(_Fields):
             return self._with_all_segments().part(samples, heads, queries, keys)
         cuts = {"B": samples, "H": heads, "Q": queries, "K": keys}
         firsts = [0 if cut.start is None else cut.start for cut in (queries, keys)]
-        changed = {name: of_part(name, X, cuts, firsts) for name, X in self._numbers()}
+        numbers = self.arrays() | ({"offset": self.offset} if type(self.offset) is int else {})
+        changed = {name: of_part(name, X, cuts, firsts) for name, X in numbers.items()}
         if self.plan.known:
             known = {name: of_part(name, X, cuts, firsts) for name, X in self.plan.known.items()}
             changed["plan"] = self.plan._replace(known=known, extremes=extremes_of(known.get("valid_lens")))
@@ -300,12 +306,6 @@ class Call(_Fields):
         if known and "segments" in known:
             known = known | {"key_segments": known["segments"]}
         return self._replace(**self.segment_ids()).with_plan(known=known)
-
-    def _numbers(self) -> Iterator[tuple[str, Any]]:
-        """Its arrays by name, and the offset, which may be an int."""
-        yield from self.arrays().items()
-        if type(self.offset) is int:
-            yield "offset", self.offset
 
 
 def axes_of(name: str, X: Any) -> str:

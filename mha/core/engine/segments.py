@@ -14,14 +14,12 @@ def has_segments(call: Call) -> bool:
     """Whether a call has segments and no chunks, and the values of these, and of positions if any, are known."""
     if call.plan.chunk is not None:  # which are counted in the whole
         return False
-    given = [name for name in (*PACKED, *PLACES) if getattr(call, name) is not None]
-    return call.is_packed() and all(call.value_of(name) is not None for name in given)
+    return call.is_packed() and all(call.value_of(name) is not None for name in call.of_tokens())
 
 
 def with_values(call: Call) -> Call:
     """Return the call with the known values of its segments and positions, NumPy arrays (B or 1, T)."""
-    values = {name: call.value_of(name) for name in (*PACKED, *PLACES)}
-    return call._replace(**{name: None if X is None else np.atleast_2d(X) for name, X in values.items()})
+    return call._replace(**{name: np.atleast_2d(call.value_of(name)) for name in call.of_tokens()})
 
 
 def extents(own: np.ndarray, others: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
