@@ -250,7 +250,8 @@ class MultiHeadAttention:
         Raises:
             TypeError, ValueError: if a size is no positive int, or if neither window nor chunk says one.
         """
-        return Cache.of_layer(self, slots.empty_arrays_for(self.layer, batch_size, size))
+        config, ranks = slots.local_config(self.layer), slots.count_ranks(self.layer)
+        return Cache.of_layer(self, slots.empty_arrays(config, batch_size, size, ranks))
 
     def cache_of(self, keys: Any, values: Any = None, valid_lens: Any = None, key_positions: Any = None) -> Cache:
         """A frozen cache for cross-attention: keys and values are projected once, and calls add nothing.

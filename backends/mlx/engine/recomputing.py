@@ -7,7 +7,6 @@ import functools
 
 import mlx.core as mx
 
-from mha.core.call import ALL
 from mha.core.engine import blocks
 
 from ..hiding import four_axes, where
@@ -36,11 +35,7 @@ def in_pieces(pool_block, pieces, inputs, call, weights, draws):
             return pool_block(*own[:3], cut, own_weights)  # (B*H, block, dv)
 
     def cuts(block, seen):
-        found = [(ALL, cut) for cut in (block, seen, seen)]
-        for X in floats.values():
-            sizes = zip((block, seen), X.shape[2:], strict=True)
-            found.append((ALL, ALL, *(ALL if size == 1 else cut for cut, size in sizes)))
-        return [*found, *[...] * len(weights)]
+        return [*blocks.places(block, seen, floats.values()), *[...] * len(weights)]
 
     # What a custom function does not take counts as a constant, and is not mapped by `mx.vmap`.
     @mx.custom_function

@@ -4,7 +4,7 @@ import threading
 
 from mxnet import autograd, np
 
-from mha.core.call import ALL
+from mha.core.engine import blocks
 
 from ..arrays import context
 from ..weights import data
@@ -62,7 +62,7 @@ class Recomputed(autograd.Function):
                 with autograd.record():
                     result = self._draw(block, seen, *inputs)
                 by_all = autograd.grad([result], [*inputs, *self.parameters], [cotangent[:, block]])
-                cuts = [*self._cuts(block, seen), *[...] * len(self.parameters)]
+                cuts = [*blocks.places(block, seen, self.inputs[3:]), *[...] * len(self.parameters)]
                 for total, cut, X in zip(found, cuts, by_all, strict=True):
                     total[cut] += X.as_np_ndarray()
                     total.wait_to_read()
@@ -71,15 +71,8 @@ class Recomputed(autograd.Function):
 
     def _cut(self, block, seen):
         """The parts of the inputs that one piece needs."""
-        return [X[cut] for X, cut in zip(self.inputs, self._cuts(block, seen), strict=True)]
-
-    def _cuts(self, block, seen):
-        """Where they are."""
-        cuts = [(ALL, cut) for cut in (block, seen, seen)]
-        for pairs in self.inputs[3:]:
-            sizes = zip((block, seen), pairs.shape[2:], strict=True)
-            cuts.append((ALL, ALL, *(ALL if size == 1 else cut for cut, size in sizes)))
-        return cuts
+        cuts = blocks.places(block, seen, self.inputs[3:])
+        return [X[cut] for X, cut in zip(self.inputs, cuts, strict=True)]
 
     def _draw(self, block, seen, *inputs):
         drawn.seed = None if self.seed is None else self.seed + block.start

@@ -174,14 +174,9 @@ def _may_recompute():
         return False
 
 
-def from_first(call):
-    """Whether the first query is at the place of the first key, as far as is known."""
-    return isinstance(call.offset, int) and call.offset == 0
-
-
 def only_causal(call):
     """Whether nothing but the causal order from the first key on hides."""
-    if not from_first(call):
+    if not isinstance(call.offset, int) or call.offset != 0:
         return False  # as a value it may be a symbol inside a compiler, which the kernel does not take
     return not call.by_tokens() and reach(call) == (None, 0) and call.valid_lens is None and not call.pairs()
 

@@ -50,11 +50,6 @@ def left_of(limits: Any, anywhere: int | None = None) -> int | None:
     return limits.chunk - 1 if left is None else min(left, limits.chunk - 1)
 
 
-def empty_arrays_for(layer: Any, batch_size: int, size: int | None) -> dict[str, np.ndarray]:
-    """Make the arrays of `empty_arrays` for a layer, with keys and values of its heads and slots on this rank."""
-    return empty_arrays(local_config(layer), batch_size, size, count_ranks(layer))
-
-
 def empty_arrays(config: Config, batch_size: int, size: int | None, parts: int = 1) -> dict[str, np.ndarray]:
     """The arrays of an empty cache, by name; size: slots, None = as many as a query sees by window or chunk.
 

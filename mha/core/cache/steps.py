@@ -68,7 +68,8 @@ def _plan_even(cache: Any, slot_state: SlotState, first: int, queries: Any, call
     after = SlotState(slot_state.sizes, end)
     pushed = end - S - 1  # the furthest position without a slot by then, or below 0
     early = pushed >= 0 and pushed >= first - left
-    if (pushed >= 0 and pushed >= end - 1 - left) or (early and needs_slots(call)):
+    by_slots = call.pairs() or call.return_weights  # with numbers for each slot, as the slots are after the call
+    if (pushed >= 0 and pushed >= end - 1 - left) or (early and by_slots):
         return CacheStep(after, range(slot_state.sizes[0]), early)
     if end <= S:
         begin = max(0, first - left)
@@ -120,8 +121,3 @@ def left_reach(cache: Any) -> int:
     """Return how many positions before its own a query sees; without window and chunk, more than there are."""
     left = left_of(cache.config)
     return LOST if left is None else left
-
-
-def needs_slots(call: Any) -> bool:
-    """Whether a call takes or returns numbers for each slot, as the slots are after the call."""
-    return bool(call.pairs() or call.return_weights)

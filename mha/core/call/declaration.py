@@ -16,10 +16,6 @@ from mha.core.options.checks import extremes
 ALL = slice(None)
 
 
-def _no_hint(dtype: str) -> str:
-    return ""
-
-
 @dataclasses.dataclass(frozen=True)
 class Argument:
     """The declaration of one argument.
@@ -51,7 +47,7 @@ class Argument:
     differentiable: bool = False
     expected: str = ""
     of_dtype: str = ""
-    hint: Callable[[str], str] = _no_hint
+    hint: Callable[[str], str] = lambda dtype: ""
     default: Any = None
     step: str = ""
 
@@ -290,7 +286,9 @@ class Call(_Fields):
         Only slices are taken, which arrays of every framework know.
         """
         if self.segments is not None and self.key_segments is None and (queries is not ALL or keys is not ALL):
-            return self._with_all_segments().part(samples, heads, queries, keys)
+            known = self.plan.known or {}
+            known = known | ({"key_segments": known["segments"]} if "segments" in known else {})
+            return self._replace(**self.segment_ids()).with_plan(known=known).part(samples, heads, queries, keys)
         cuts = {"B": samples, "H": heads, "Q": queries, "K": keys}
         firsts = [0 if cut.start is None else cut.start for cut in (queries, keys)]
         numbers = self.arrays() | ({"offset": self.offset} if type(self.offset) is int else {})
@@ -299,13 +297,6 @@ class Call(_Fields):
             known = {name: of_part(name, X, cuts, firsts) for name, X in self.plan.known.items()}
             changed["plan"] = self.plan._replace(known=known, extremes=extremes_of(known.get("valid_lens")))
         return self._replace(**changed)
-
-    def _with_all_segments(self) -> "Call":
-        """The call with segments of its keys, too, where they are those of its queries."""
-        known = self.plan.known
-        if known and "segments" in known:
-            known = known | {"key_segments": known["segments"]}
-        return self._replace(**self.segment_ids()).with_plan(known=known)
 
 
 def axes_of(name: str, X: Any) -> str:

@@ -5,10 +5,10 @@ A call is a checked `Call`, whose arrays may be those of any framework.
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
-from mha.core.call import OF_PAIRS, Call
+from mha.core.call import ALL, OF_PAIRS, Call
 from mha.core.engine import segments
 from mha.core.engine.operations import Operations
 from mha.core.engine.visible_range import NUMPY, reach, span
@@ -88,6 +88,15 @@ def _pieces_of_segments(call: Call, num_queries: int, num_keys: int, scores: int
 def call_of_block(call: Call, rows: slice, keys: slice) -> Call:
     """Return the call of one block of queries and its keys."""
     return segments.simplify(call.part(queries=rows, keys=keys))
+
+
+def places(rows: slice, keys: slice, pairs: Iterable[Any]) -> list[tuple[slice, ...]]:
+    """Return where the arrays of one block are: in queries, keys and values of three axes, and in pairs of four."""
+    found: list[tuple[slice, ...]] = [(ALL, cut) for cut in (rows, keys, keys)]
+    for X in pairs:
+        sizes = zip((rows, keys), X.shape[2:], strict=True)
+        found.append((ALL, ALL, *(ALL if size == 1 else cut for cut, size in sizes)))
+    return found
 
 
 def in_blocks(call: Call, num_queries: int, num_keys: int, scores: int) -> bool:

@@ -27,18 +27,16 @@ def extents(own: np.ndarray, others: np.ndarray) -> tuple[np.ndarray, np.ndarray
 
     own (B or 1, Q), others (B or 1, K): the segments of queries and of keys.
     """
-    rows = max(len(own), len(others))
-    found = [_extent(own[b % len(own)], others[b % len(others)]) for b in range(rows)]
-    return np.array([first for first, _ in found]), np.array([last for _, last in found])
-
-
-def _extent(own: np.ndarray, others: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    order = np.argsort(others, kind="stable")
-    ranked = others[order]
-    left, right = (np.searchsorted(ranked, own, side) for side in ("left", "right"))
-    sees = (left < right) & (own >= 0)
-    first = np.where(sees, order[np.minimum(left, len(order) - 1)], len(order))
-    return first, np.where(sees, order[right - 1] + 1, 0)
+    first, last, K = [], [], others.shape[1]
+    for b in range(max(len(own), len(others))):
+        ids, of_keys = own[b % len(own)], others[b % len(others)]  # (Q,), (K,)
+        order = np.argsort(of_keys, kind="stable")  # (K,)
+        ranked = of_keys[order]
+        left, right = (np.searchsorted(ranked, ids, side) for side in ("left", "right"))  # (Q,)
+        sees = (left < right) & (ids >= 0)
+        first.append(np.where(sees, order[np.minimum(left, K - 1)], K))
+        last.append(np.where(sees, order[right - 1] + 1, 0))
+    return np.array(first), np.array(last)
 
 
 def blocks(call: Call, least: int) -> Iterator[tuple[slice, slice]]:
@@ -46,19 +44,15 @@ def blocks(call: Call, least: int) -> Iterator[tuple[slice, slice]]:
     own, others = with_values(call).segment_ids().values()
     Q, (first, last) = own.shape[1], extents(own, others)
     ends = np.flatnonzero((own[:, 1:] != own[:, :-1]).any(0)) + 1
-    start, stop = 0, 0
+    start, stop, rows = 0, 0, []
     for end in (*ends.tolist(), Q):
         if stop > start and (end - stop >= least or stop - start >= least):
-            yield _keys_of_block(slice(start, stop), first, last)
+            rows.append(slice(start, stop))
             start = stop
         stop = end
-    yield _keys_of_block(slice(start, stop), first, last)
-
-
-def _keys_of_block(queries: slice, first: np.ndarray, last: np.ndarray) -> tuple[slice, slice]:
-    """Return a block of queries, and its keys: at least one, also where it needs none."""
-    start, stop = int(first[:, queries].min()), int(last[:, queries].max())
-    return queries, slice(start, stop) if start < stop else slice(0, 1)
+    for queries in (*rows, slice(start, stop)):
+        begin, end = int(first[:, queries].min()), int(last[:, queries].max())
+        yield queries, slice(begin, end) if begin < end else slice(0, 1)  # at least one, also where it needs none
 
 
 def simplify(call: Call) -> Call:
