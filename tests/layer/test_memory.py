@@ -47,10 +47,10 @@ def in_jax(attention, X):
     """The memory of compiled gradients beside their arguments and results, or of a call that keeps what they need."""
     calls, taken = importlib.import_module("mha.backends.jax.engine.calls"), []
     module, variables = attention.layer.unbind()
-    for function, cotangent in ((calls._gradients, (None,)), (calls._vjp, ())):
+    for function, cotangent in ((calls.chapter.gradients, (None,)), (calls.chapter.vjp, ())):
         adapters.of("jax").forget_programs()
-        lowered = calls.program(function, module, Call()).lower(variables, {}, X, X, X, {}, *cotangent)
-        taken.append(lowered.compile().memory_analysis())
+        run = calls.program(calls._by_chapter, function, module, Call())
+        taken.append(run.lower(variables, {}, X, X, X, {}, *cotangent).compile().memory_analysis())
     adapters.of("jax").forget_programs()
     return max(taken[0].temp_size_in_bytes, taken[1].temp_size_in_bytes + taken[1].output_size_in_bytes)
 

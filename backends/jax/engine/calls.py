@@ -67,18 +67,18 @@ def decode(layer, queries, keys, values, call):
 
 def vjp(layer, queries, keys, values, call):
     """The output of a checked call, and what pulls gradients back through it, as of the chapter."""
-    output, pull_back = _run(_vjp, layer, queries, keys, values, call)
+    output, pull_back = _run(chapter.vjp, layer, queries, keys, values, call)
     return output, lambda cotangent: dict(_pull(pull_back, cotangent))
 
 
 def gradients(layer, queries, keys, values, call, cotangent=None):
     """The gradients of a checked call, as of the chapter."""
-    return dict(_run(_gradients, layer, queries, keys, values, call, cotangent))
+    return dict(_run(chapter.gradients, layer, queries, keys, values, call, cotangent))
 
 
 def trace(layer, queries, keys, values, call):
     """Every step of a checked call, as of the chapter."""
-    return dict(_run(_trace, layer, queries, keys, values, call))
+    return dict(_run(chapter.trace, layer, queries, keys, values, call))
 
 
 # 1. Plans
@@ -133,12 +133,12 @@ def check_values(given, num_keys):
 
 
 @functools.lru_cache(MOST)
-def program(function, module, fixed, giving=()):
+def program(function, *known, giving=()):
     """Compile one of the functions below for a module and the fixed part of a call: a function of arrays.
 
-    giving: which of these arrays are donated.
+    known: its first arguments, which are no arrays; giving: which of the arrays are donated.
     """
-    return jax.jit(functools.partial(function, module, fixed), donate_argnums=giving)
+    return jax.jit(functools.partial(function, *known), donate_argnums=giving)
 
 
 def _attend(module, fixed, variables, rngs, queries, keys, values, given):
@@ -155,20 +155,10 @@ def _decode(module, fixed, variables, rngs, queries, keys, values, given, slots)
         tracing.first = False
 
 
-def _vjp(module, fixed, variables, rngs, queries, keys, values, given):
+def _by_chapter(function, module, fixed, variables, rngs, queries, keys, values, given, *more):
     layer = module.bind(variables, rngs=rngs)
-    return chapter.vjp(layer, *_thrice(queries, keys, values), fixed._replace(**given))
-
-
-def _gradients(module, fixed, variables, rngs, queries, keys, values, given, cotangent):
-    layer = module.bind(variables, rngs=rngs)
-    found = chapter.gradients(layer, *_thrice(queries, keys, values), fixed._replace(**given), cotangent)
-    return collections.OrderedDict(found)  # a plain dict would come back sorted
-
-
-def _trace(module, fixed, variables, rngs, queries, keys, values, given):
-    layer = module.bind(variables, rngs=rngs)
-    return collections.OrderedDict(chapter.trace(layer, *_thrice(queries, keys, values), fixed._replace(**given)))
+    found = function(layer, *_thrice(queries, keys, values), fixed._replace(**given), *more)
+    return collections.OrderedDict(found) if isinstance(found, dict) else found  # a plain dict would come back sorted
 
 
 @jax.jit
@@ -177,9 +167,9 @@ def _pull(pull_back, cotangent):
 
 
 def _run(function, layer, queries, keys, values, call, *more):
-    """A function of these for a checked call."""
+    """A function of the chapter on gradients for a checked call."""
     given, fixed = split_call(call)
-    run = program(function, module_of(layer), fixed)
+    run = program(_by_chapter, function, module_of(layer), fixed)
     return run(*_apart(layer, call), *_once(queries, keys, values), given, *more)
 
 
