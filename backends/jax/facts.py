@@ -30,8 +30,7 @@ ALONE = {
     "models/frameworks/flax_watcher.py": "modules may be copies, layers of a stack, or inside a transformation",
     "arrays.py: refuse_to_narrow": "arrays of 64 bits become narrower by themselves",
     "learn/d2l: get_key": "random numbers take a key",
-    "learn/d2l: DotProductAttention.__init__": "Flax makes a module from its fields",
-    "learn/d2l: AdditiveAttention.__init__": "Flax makes a module from its fields",
+    "learn/d2l: DotProductAttention.__init__, AdditiveAttention.__init__": "Flax makes a module from its fields",
     "learn/d2l: MultiHeadAttention.__init__": "Flax makes a module from its fields",
     "learn/d2l: MultiHeadAttention.__call__": "weights are returned",
 }

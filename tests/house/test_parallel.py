@@ -33,7 +33,10 @@ SHARED = {"learn/d2l": {"common"}, "learn/d2l/next": {"model", "names", "text"}}
 # How a framework names the methods that every layer has.
 SAME_METHOD = {"setup": "__init__"} | dict.fromkeys(dispatch.facts("METHOD").values(), "__call__")
 # What a folder has alone, as its facts say: whole files, and names of those that others have, such as "Layer.method".
-ALONE = {name: tuple(alone) for name, alone in dispatch.facts("ALONE").items()}
+ALONE = {
+    name: [f"{file}{of}{one}" for file, of, own in (each.partition(": ") for each in alone) for one in own.split(", ")]
+    for name, alone in dispatch.facts("ALONE").items()
+}
 # In how many lines the chapters of two folders differ, as `diff` counts them, at most.
 DIFFERENCES = {
     ("numpy", "torch"): 510,
