@@ -10,7 +10,7 @@ from mha.core.cache import Cache
 from mha.core.options import checks
 
 _PLAIN = contextlib.nullcontext()
-jax.tree_util.register_pytree_node(Cache, lambda cache: (cache.arrays(), cache.facts()), Cache.of_arrays)
+jax.tree_util.register_pytree_node(Cache, lambda cache: (cache.arrays(), (cache.config, cache.frozen)), Cache.of_arrays)
 
 
 def tensor(array, place=None):

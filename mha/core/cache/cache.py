@@ -273,10 +273,6 @@ class Cache:
 
         return foreign.make_cache(kind, self)
 
-    def facts(self) -> tuple[Config, bool]:
-        """Return the facts that one compiled function fixes for all its caches: config, frozen."""
-        return self.config, self.frozen
-
     @classmethod
     def of_layer(cls, attention: Any, arrays: dict[str, np.ndarray], frozen: bool = False) -> "Cache":
         """Make a cache of these arrays for a layer, on its device; frozen: whether calls add nothing."""
@@ -288,7 +284,7 @@ class Cache:
 
     @classmethod
     def of_arrays(cls, facts: tuple[Config, bool], arrays: Any) -> "Cache":
-        """Make a cache of arrays that a compiler hands back; facts: config, frozen."""
+        """Make a cache of arrays that a compiler hands back; facts: config and frozen, which it fixes for all."""
         config, frozen = facts
         return cls(config, arrays, frozen)
 
@@ -300,7 +296,7 @@ class Cache:
 
     def __tf_flatten__(self) -> Any:
         """Flatten the cache for TensorFlow, so that a `tf.function` is traced once for caches of one kind."""
-        return self.facts(), self.arrays()
+        return (self.config, self.frozen), self.arrays()
 
     __tf_unflatten__ = of_arrays
 
