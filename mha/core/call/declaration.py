@@ -232,7 +232,16 @@ class Call(_Fields):
 
     def of_tokens(self) -> dict[str, Any]:
         """Its integers of which each query or each key has one, by name, those that are given."""
-        return {name: X for name in OF_TOKENS if (X := getattr(self, name)) is not None}
+        return self._given(OF_TOKENS)
+
+    def _given(self, names: tuple[str, ...]) -> dict[str, Any]:
+        found = {}
+        # Where PyTorch's compiler resumes after a break, it does not know what a comprehension closes over.
+        for name in names:
+            X = getattr(self, name)
+            if X is not None:
+                found[name] = X
+        return found
 
     def segment_ids(self) -> dict[str, Any]:
         """The segments of its queries and of its keys by name, None where there are none."""
@@ -245,13 +254,7 @@ class Call(_Fields):
 
     def pairs(self) -> dict[str, Any]:
         """Its arrays with a number for each query and key, by name, those that are given."""
-        found = {}
-        # Where PyTorch's compiler resumes after a break, it does not know what a comprehension closes over.
-        for name in OF_PAIRS:
-            X = getattr(self, name)
-            if X is not None:
-                found[name] = X
-        return found
+        return self._given(OF_PAIRS)
 
     def of_scores(self) -> dict[str, Any]:
         """Its arrays that hide keys from queries or count in their scores, by name: those of pairs, and sinks."""

@@ -74,7 +74,8 @@ class InParts(_Lesson):
     def attend(self, queries: Any, keys: Any, values: Any, call: Call) -> Any:
         """Take the steps for some samples after others, as many as fit a cache at once."""
         if call.cache is not None:
-            if not (isinstance(self.attention, InBlocks) and self.in_place(queries, keys, values, call)):
+            own = isinstance(self.attention, InBlocks) and not call.plan.traced
+            if not (own and self.in_place(queries, keys, values, call)):
                 return super().attend(queries, keys, values, call.with_plan(lesson=True, engine=Decisions()))
             if is_token(queries, call):
                 return attend_token(self.operations, self, queries, keys, values, call)
