@@ -18,10 +18,14 @@ from mha.core.engine.visible_range import (
     by_segments,
     lengths_hide,
     longest,
+    narrow,
     needs_all,
     reach,
-    within_reach,
+    usage,
+    usage_if_known,
+    uses_all,
     without_positions,
+    zero_out,
 )
 from mha.core.options.config import OF_POOLING, score_options, turns_heads
 
@@ -158,7 +162,14 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
             return queries, keys, values, call
         if call.plan.engine.alone and call.plan.extremes is not None:
             return self.cut_short(queries, keys, values, call)
-        return within_reach(OPERATIONS, queries, keys, values, call, self.config.temperature is None)
+        seen, call = narrow(call, queries.shape[1], keys.shape[1], self.config.temperature is None)
+        same, keys = keys is values, keys[:, seen]
+        values = keys if same else values[:, seen]
+        if uses_all(call, queries.shape[1], keys.shape[1]):
+            return queries, keys, values, call
+        found = usage_if_known(call, queries.shape[1], keys.shape[1])
+        flags = usage(OPERATIONS, queries, keys, call) if found is None else (own(X, keys) for X in found)
+        return *zero_out(OPERATIONS, queries, keys, values, *flags), call
 
     def cut_short(self, queries, keys, values, call):
         """Put zeros as `zero_unused` where known lengths of samples alone hide; a mask (B, 1, 1, K) replaces them."""

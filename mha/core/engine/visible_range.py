@@ -86,7 +86,7 @@ def narrow(call: Call, num_queries: int, num_keys: int, moves: bool = True) -> t
     seen = span(call, num_queries, num_keys)
     seen = seen if moves else slice(0, seen.stop)
     seen = slice(seen.start, max(seen.start + 1, min(seen.stop, longest(call, num_keys))))
-    if (seen.start, seen.stop) != (0, num_keys):
+    if (seen.start, seen.stop) != (0, num_keys):  # PyTorch's compiler does not compare slices
         call = call.part(keys=seen)
     if call.valid_lens is not None and not lengths_hide(call, seen.stop - seen.start):
         call = call._replace(valid_lens=None)
@@ -175,7 +175,7 @@ def within_reach(
     Q, K = queries.shape[1], keys.shape[1]
     seen, call = narrow(call, Q, K, moves)
     record_step("seen", seen)
-    if (seen.start, seen.stop) != (0, K):  # to slice may be to copy, and PyTorch's compiler does not compare slices
+    if seen != slice(0, K):  # to slice may be to copy
         keys, values, K = keys[:, seen], values[:, seen], seen.stop - seen.start
     if uses_all(call, Q, K):
         return queries, keys, values, call
