@@ -3,7 +3,7 @@
 Only shapes and dtypes count, and the values of lengths where they are known; `arrays` as in `fitting`.
 """
 
-import dataclasses
+from types import SimpleNamespace
 from typing import Any
 
 from mha.core.call.check import limit_lengths, numpy_if_known, to_backend
@@ -11,15 +11,6 @@ from mha.core.call.declaration import Call
 from mha.core.call.fitting import check_dense, fit_call, fit_inputs
 from mha.core.dispatch import FRAMEWORKS, backend_of
 from mha.core.options.checks import FLOATS, dtype_name, shape
-
-
-@dataclasses.dataclass
-class _Sizes:
-    query_size: Any
-    key_size: Any
-    value_size: Any
-    dtype: str
-    num_heads: int = 1
 
 
 def pooling_lengths(arrays: Any, pooling: Any, queries: Any, keys: Any, values: Any, valid_lens: Any) -> Any:
@@ -41,9 +32,10 @@ def pooling_lengths(arrays: Any, pooling: Any, queries: Any, keys: Any, values: 
     query_size = queries.shape[2] if pooling.query_size is None else pooling.query_size
     any_key_size = query_size if pooling.same_width else keys.shape[2]
     key_size = any_key_size if pooling.key_size is None else pooling.key_size
-    sizes = _Sizes(query_size, key_size, values.shape[2], dtype_name(queries.dtype))
-    fit_inputs(arrays, sizes, place, queries, keys, values)
-    return _check_lengths(arrays, place, sizes, (*queries.shape[:2], keys.shape[1]), valid_lens)
+    dtype = dtype_name(queries.dtype)
+    widths = SimpleNamespace(query_size=query_size, key_size=key_size, value_size=values.shape[2], dtype=dtype)
+    fit_inputs(arrays, widths, place, queries, keys, values)
+    return _check_lengths(arrays, place, dtype, (*queries.shape[:2], keys.shape[1]), valid_lens)
 
 
 def softmax_lengths(arrays: Any, X: Any, valid_lens: Any) -> Any:
@@ -53,7 +45,7 @@ def softmax_lengths(arrays: Any, X: Any, valid_lens: Any) -> Any:
     if len(X.shape) != 3:
         raise ValueError(f"X has shape {shape(X)}, expected (batch, queries, keys)")
     _check_floats("X", X)
-    return _check_lengths(arrays, place, _Sizes(None, None, None, dtype_name(X.dtype)), tuple(X.shape), valid_lens)
+    return _check_lengths(arrays, place, dtype_name(X.dtype), tuple(X.shape), valid_lens)
 
 
 def check_divides(arrays: Any, name: str, X: Any, axis: int, by: str, parts: int) -> None:
@@ -66,8 +58,8 @@ def check_divides(arrays: Any, name: str, X: Any, axis: int, by: str, parts: int
         raise ValueError(f"{name} has shape {shape(X)}, expected axis {axis} to be a multiple of {by} = {parts}")
 
 
-def _check_lengths(arrays: Any, place: Any, config: Any, sizes: Any, valid_lens: Any) -> Any:
-    fit_call(arrays, config, place, sizes, Call(valid_lens))
+def _check_lengths(arrays: Any, place: Any, dtype: str, sizes: Any, valid_lens: Any) -> Any:
+    fit_call(arrays, SimpleNamespace(dtype=dtype, num_heads=1), place, sizes, Call(valid_lens))
     return to_backend(arrays, place, limit_lengths(valid_lens, sizes[2])[0])
 
 
