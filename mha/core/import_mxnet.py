@@ -85,10 +85,9 @@ class _MXNetLoader(importlib.machinery.SourceFileLoader):
             # MXNet compares versions with a module of Python that is deprecated.
             warnings.simplefilter("ignore", DeprecationWarning)
             super().exec_module(module)
+        # Where no function imports it later; some import others at every call.
         if not re.search(rb"[\n:;][ \t]+(import|from) numpy\b", self.get_data(self.path)):
-            own["__import__"] = (
-                builtins.__import__
-            )  # no function imports it later, and some import others at every call
+            own["__import__"] = builtins.__import__
 
 
 def _import(name: str, *arguments: Any, **options: Any) -> types.ModuleType:

@@ -81,10 +81,8 @@ def dynamic(
     if alpha is not None:
         growth = checks.positive("alpha", alpha)
     else:
-        factor, most = (
-            checks.positive("factor", factor),
-            checks.size("max_position_embeddings", max_position_embeddings),
-        )
+        factor = checks.positive("factor", factor)
+        most = checks.size("max_position_embeddings", max_position_embeddings)
         longest = most if length is None else max(most, checks.size("length", length))
         growth = factor * longest / most - (factor - 1)
     return dataclasses.replace(plain, base=plain.base * growth ** (dim / (dim - 2)))
