@@ -40,9 +40,7 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
         """Take the steps as the lesson, or by pieces where that is enough."""
         if self.in_lesson(queries, keys, call):
             return super().attend(queries, keys, values, call.with_plan(lesson=True))
-        if call.cache is not None:
-            return super().attend(queries, keys, values, call)
-        if not call.is_packed() or call.plan.chunk is not None:
+        if call.cache is None and (not call.is_packed() or call.plan.chunk is not None):
             call = by_segments(OPERATIONS, queries, keys, call)
         return super().attend(queries, keys, values, call)
 
