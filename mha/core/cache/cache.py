@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from mha.core import dispatch
-from mha.core.cache.slot_state import SlotState
 from mha.core.cache.slots import ARRAYS, integers, left_of, local_config
+from mha.core.cache.steps import SlotState
 from mha.core.options import checks
 from mha.core.options.config import Config
 from mha.core.options.names import BackendName, CacheKind

@@ -6,9 +6,8 @@ import numpy as np
 
 from mha.core import dispatch
 from mha.core.cache.cache import Cache
-from mha.core.cache.slot_state import SlotState
 from mha.core.cache.slots import count_ranks, left_of, local_config
-from mha.core.cache.steps import CacheStep, plan_slots
+from mha.core.cache.steps import CacheStep, SlotState, plan_slots
 from mha.core.options import checks
 
 
