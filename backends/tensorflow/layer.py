@@ -35,7 +35,7 @@ class MultiHeadAttention(keras.layers.Layer):
     gate_by = staticmethod(gate_by)
 
     def __init__(self, config, **options):
-        config = config if isinstance(config, Config) else _config(config)
+        config = config if isinstance(config, Config) else config_of_record(config)
         super().__init__(autocast=False, **(options | {"dtype": config.dtype}))
         self.config = config
         H, G, d, dv = config.num_heads, config.num_key_value_heads, config.key_dim, config.value_dim
@@ -175,8 +175,3 @@ class MultiHeadAttention(keras.layers.Layer):
 def attend(layer, queries, keys, values, call):
     """Call a layer in its framework's own way; call: a `Call`, not checked yet."""
     return layer(queries, keys, values, call)
-
-
-def _config(options):
-    """The configuration with these options, as `get_config` gives them."""
-    return config_of_record(options)
