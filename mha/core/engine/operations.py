@@ -20,7 +20,7 @@ class Operations:
     smaller, larger, root: of two sizes, ints or such tensors; root: of their sum, rounded down.
     lowest_of, highest_of: of an array's numbers; None = only a compiler may know them.
     same, either: whether two arrays are the same; the results of one of two functions, by that. Both None where the
-        values of segments are always known.
+        values of integers are always known.
     """
 
     any: Callable[[Any, int], Any]
