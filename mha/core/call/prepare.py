@@ -31,8 +31,9 @@ def convert(
     backend, dtype, layer = attention.backend, attention.config.dtype, attention.layer
     module = dispatch.load(backend)
     arrays, given = own_inputs(attention, queries, keys, values, call.cache)
+    queries, keys, values = arrays
     with module.context(dtype):
-        own = check(module, layer, *arrays, call)
+        own = check(module, layer, queries, keys, values, call)
     return arrays, own, (lambda X: X) if given == backend else module.to_numpy
 
 

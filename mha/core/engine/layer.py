@@ -7,7 +7,16 @@ from mha.core.engine import blocks
 from mha.core.engine.decoding import attend_token, in_place, is_token, place_inputs, remember_heads
 from mha.core.engine.operations import Operations
 from mha.core.engine.scores import InBlocks
-from mha.core.engine.visible_range import by_segments, needs_all, within_reach, without_positions
+from mha.core.engine.visible_range import (
+    by_segments,
+    narrow,
+    needs_all,
+    usage,
+    usage_if_known,
+    uses_all,
+    without_positions,
+    zero_out,
+)
 
 
 class Decisions(NamedTuple):
@@ -97,10 +106,15 @@ class InParts(_Lesson):
             return super().zero_unused(queries, keys, values, call)
         if call.cache is not None:
             return place_inputs(self.operations, queries, keys, values, call)
-        inputs = queries, keys, values, call
         if not call.plan.engine.whole:
-            inputs = within_reach(self.operations, *inputs, self.config.temperature is None)
-        return record_step("inputs", inputs)
+            Q, K = queries.shape[1], keys.shape[1]
+            seen, call = narrow(call, Q, K, self.config.temperature is None)
+            if record_step("seen", seen) != slice(0, K):  # to slice may be to copy
+                keys, values, K = keys[:, seen], values[:, seen], seen.stop - seen.start
+            if not uses_all(call, Q, K):
+                flags = usage_if_known(call, Q, K) or usage(self.operations, queries, keys, call)
+                queries, keys, values = zero_out(self.operations, queries, keys, values, *flags)
+        return record_step("inputs", (queries, keys, values, call))
 
     def remember(self, k: Any, v: Any, call: Call) -> Any:
         """Put new tokens into the slots: in place, or as the lesson does."""

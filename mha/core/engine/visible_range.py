@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from mha.core.call import PACKED, PLACES, Call, record_step
+from mha.core.call import PACKED, PLACES, Call
 from mha.core.call.declaration import extremes_of
 from mha.core.engine import segments
 from mha.core.engine.operations import Operations
@@ -163,24 +163,6 @@ def usage_if_known(call: Call, num_queries: int, num_keys: int) -> tuple[np.ndar
     if lengths is not None and lengths.ndim == 2 and reach(call)[0] is not None:
         return None
     return usage(NUMPY, rows, columns, call._replace(valid_lens=lengths, offset=offset))
-
-
-def within_reach(
-    of: Operations, queries: Any, keys: Any, values: Any, call: Call, moves: bool
-) -> tuple[Any, Any, Any, Call]:
-    """Return the queries, and the keys and values in reach, with zeros where they are not used; and their call.
-
-    moves: as of `narrow`.
-    """
-    Q, K = queries.shape[1], keys.shape[1]
-    seen, call = narrow(call, Q, K, moves)
-    record_step("seen", seen)
-    if seen != slice(0, K):  # to slice may be to copy
-        keys, values, K = keys[:, seen], values[:, seen], seen.stop - seen.start
-    if uses_all(call, Q, K):
-        return queries, keys, values, call
-    flags = usage_if_known(call, Q, K) or usage(of, queries, keys, call)
-    return *zero_out(of, queries, keys, values, *flags), call
 
 
 def zero_out(of: Operations, queries: Any, keys: Any, values: Any, sees: Any, seen: Any) -> tuple[Any, Any, Any]:
