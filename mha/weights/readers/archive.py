@@ -52,11 +52,6 @@ class Npz(Source):
             return np.lib.format.read_array(file, allow_pickle=False)
 
 
-def begins(start: bytes) -> bool:
-    """Whether a file that begins so is a zip archive; a safetensors file with such a header goes on in JSON."""
-    return start.startswith((b"PK\3\4", b"PK\5\6")) and start[8:9] != b"{"
-
-
 def read(path: Path, file: BinaryIO, stack: contextlib.ExitStack) -> Source:
     """Read what the arrays of an archive claim; stack: closes it.
 

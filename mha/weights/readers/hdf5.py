@@ -36,11 +36,6 @@ class Hdf5(Source):
         return array.view(dtype) if array.dtype.kind == "V" else array
 
 
-def begins(start: bytes) -> bool:
-    """Whether a file that begins so is HDF5."""
-    return start.startswith(b"\x89HDF\r\n\x1a\n")
-
-
 def read(path: Path, file: BinaryIO, stack: contextlib.ExitStack) -> Hdf5:
     """Read the names, shapes and dtypes of the arrays in an HDF5 file; stack: closes it.
 

@@ -4,7 +4,7 @@ import contextlib
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from mha.weights import files
 from mha.weights.files import FileError
@@ -28,7 +28,7 @@ def open_weights(path: str | os.PathLike[str]) -> Iterator[Source]:
             without weights.
         ValueError: if it is of no kind that can be read; if it is of a known one, the message says how to convert it.
     """
-    place = weights_in(path) if is_folder(path) else path
+    place = weights_in(path) if isinstance(path, str | os.PathLike) and os.path.isdir(path) else path
     with files.open_file(place) as file, contextlib.ExitStack() as stack:
         try:
             yield quantised.unpack_source(_reader(file)(Path(place), file, stack))
@@ -42,18 +42,15 @@ def _reader(file: BinaryIO) -> Callable[[Path, BinaryIO, contextlib.ExitStack], 
     """Return the function that reads a file, by its first bytes; the file stays at its beginning."""
     start = file.read(BEGINNING)
     file.seek(0)
-    if hdf5.begins(start):
+    if start.startswith(b"\x89HDF\r\n\x1a\n"):
         return hdf5.read
-    if archive.begins(start):
+    # The size of a safetensors file's header may be these bytes, but JSON follows it; where JSON itself would begin,
+    # it has zeros.
+    if start.startswith((b"PK\3\4", b"PK\5\6")) and start[8:9] != b"{":
         return archive.read
-    if shards.begins(start):
+    if start.startswith(b"{") and b"\0" not in start:
         return shards.read
     return safetensors_file.read
-
-
-def is_folder(path: Any) -> bool:
-    """Whether a path is that of a directory."""
-    return isinstance(path, str | os.PathLike) and os.path.isdir(path)
 
 
 def weights_in(path: str | os.PathLike[str]) -> Path:

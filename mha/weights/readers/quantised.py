@@ -10,7 +10,8 @@ import dataclasses
 import functools
 import importlib
 import reprlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ import numpy as np
 from mha.core import dispatch
 from mha.core.options import checks
 from mha.weights import models
-from mha.weights.readers.source import ALL, FLOATS, Entry, Source
+from mha.weights.readers.source import ALL, FLOATS, Entry, Lazy, Source
 
 # Formats of files, as their metadata say them, and the backend that unpacks their quantised arrays.
 FORMATS = {form: name for name, forms in dispatch.facts("FORMATS", ()).items() for form in forms}
@@ -37,19 +38,20 @@ class Quantisation:
     mode: str
 
 
-@dataclasses.dataclass(frozen=True)
 class Quantised(Source):
-    """An open file with arrays that are quantised; source: the file as it is."""
+    """An open file with arrays that are quantised, which are described and read as unpacked, without their scales."""
 
-    entries: "_Entries"
-    source: Source
+    def __init__(self, source: Source) -> None:
+        self.source, self.inner = source, source.entries
+        names = [name for name in self.inner if not self._is_beside(name)]
+        super().__init__(source.path, Lazy(names, self._entry), source.metadata)
 
     def read(self, name: str, dtypes: Sequence[str] = FLOATS) -> np.ndarray:
         """Read the array of this name, unpacked; see `Source.read`."""
-        if not self.entries.is_packed(name):
+        if not self._is_packed(name):
             return self.source.read(name, dtypes)
-        entry = self.entries[name]
-        dtype, how, backend = entry.numpy_dtype(name, dtypes), self.entries.how(name), FORMATS[self.format_of(name)]
+        entry, how, backend = self.entries[name], self._how(name), FORMATS[self.format_of(name)]
+        dtype = entry.numpy_dtype(name, dtypes)
         try:
             dispatch.load(backend)
         except ModuleNotFoundError as error:
@@ -59,8 +61,7 @@ class Quantised(Source):
             ) from error
         module = importlib.import_module(f"mha.weights.frameworks.{backend}")
         stem = name.removesuffix("weight")
-        names = [stem + beside for beside in BESIDE if stem + beside in self.source.entries]
-        parts = {one.removeprefix(stem): self.source.read(one, (*ALL, "uint8")) for one in names}
+        parts = {end: self.source.read(stem + end, (*ALL, "uint8")) for end in BESIDE if stem + end in self.inner}
         try:
             found = module.unpacked(self.source.read(name, (PACKED,)), parts, dtype, **dataclasses.asdict(how))
         except (RuntimeError, ValueError) as error:  # as the framework refuses sizes or modes
@@ -75,28 +76,22 @@ class Quantised(Source):
 
     def packing_of(self, name: str) -> str:
         """Say how an array is quantised; see `Source.packing_of`."""
-        if not self.entries.is_packed(name):
+        if not self._is_packed(name):
             return ""
-        how = self.entries.how(name)
+        how = self._how(name)
         return f"{how.bits} bits in groups of {how.group_size}, mode {how.mode}"
 
     @property
-    def paths(self) -> Any:
+    def paths(self) -> tuple[Path, ...]:
         """The files that have the arrays."""
         return self.source.paths
 
-
-class _Entries(Mapping[str, Entry]):
-    """The arrays of a file; quantised ones are described as unpacked, without their scales."""
-
-    def __init__(self, source: Source) -> None:
-        self.source, self.inner = source, source.entries
-
-    def __getitem__(self, name: str) -> Entry:
+    def _entry(self, name: str) -> Entry:
+        """Describe an array as it is once it is unpacked."""
         entry = self.inner[name]
-        if not self.is_packed(name):
+        if not self._is_packed(name):
             return entry
-        how, scales = self.how(name), self.inner[f"{name.removesuffix('weight')}scales"]
+        how, scales = self._how(name), self.inner[f"{name.removesuffix('weight')}scales"]
         *rows, words = entry.shape
         width = words * 32 // how.bits
         if words * 32 % how.bits or scales.shape != (*rows, width // how.group_size) or width % how.group_size:
@@ -104,26 +99,17 @@ class _Entries(Mapping[str, Entry]):
                 f"has {name} of shape {entry.shape} with scales of shape {scales.shape}, which does not fit {how.bits} "
                 f"bits in groups of {how.group_size}, as the configuration beside it says"
             )
-        return Entry(scales.dtype if how.mode == "affine" else self.dtype, (*rows, width))
+        return Entry(scales.dtype if how.mode == "affine" else self._dtype, (*rows, width))
 
-    def __contains__(self, name: object) -> bool:
-        return name in self.inner and not self._is_beside(name)
-
-    def __iter__(self) -> Iterator[str]:
-        return (name for name in self.inner if not self._is_beside(name))
-
-    def __len__(self) -> int:
-        return sum(1 for _ in self)
-
-    def is_packed(self, name: str) -> bool:
+    def _is_packed(self, name: str) -> bool:
         """Whether an array is a quantised one."""
         named = name.endswith(".weight") and f"{name.removesuffix('weight')}scales" in self.inner
         return named and self.inner[name].dtype == PACKED and self.source.format_of(name) in FORMATS
 
-    def how(self, name: str) -> Quantisation:
+    def _how(self, name: str) -> Quantisation:
         """Return the way an array is quantised; ValueError if the configuration lacks it, or has an unknown one."""
-        settings = self.settings.get(name.removesuffix(".weight"))
-        settings = settings if isinstance(settings, dict) else self.settings
+        settings = self._settings.get(name.removesuffix(".weight"))
+        settings = settings if isinstance(settings, dict) else self._settings
         mode = settings.get("mode", "affine")
         if mode not in MODES:
             raise ValueError(f"has {name} quantised in mode {reprlib.repr(mode)}, expected one of {', '.join(MODES)}")
@@ -135,7 +121,7 @@ class _Entries(Mapping[str, Entry]):
             raise ValueError(f"has config.json beside it, which does not say how {name} lies: {error}") from error
 
     @functools.cached_property
-    def settings(self) -> dict[str, Any]:
+    def _settings(self) -> dict[str, Any]:
         """The part of the configuration beside the file that is about its quantised arrays."""
         path = self.source.path.with_name("config.json")
         model = {} if (data := models.read_bytes(path)) is None else models.parse_model(data)
@@ -148,19 +134,19 @@ class _Entries(Mapping[str, Entry]):
         return settings
 
     @functools.cached_property
-    def dtype(self) -> str:
+    def _dtype(self) -> str:
         """The dtype of arrays whose scales are no floats: that of the first array that is not quantised."""
         dtypes = (entry.dtype for entry in self.inner.values())
         return next((dtype for dtype in dtypes if dtype in FLOATS), "bfloat16")
 
-    def _is_beside(self, name: object) -> bool:
+    def _is_beside(self, name: str) -> bool:
         """Whether an array, by its name, is the scales or biases of a quantised one."""
-        stem, _, last = str(name).rpartition(".")
+        stem, _, last = name.rpartition(".")
         return last in BESIDE and f"{stem}.scales" in self.inner and f"{stem}.weight" in self.inner
 
 
 def unpack_source(source: Source) -> Source:
     """Return the same file, its quantised arrays as the floats that they stand for."""
     if any(name.endswith(".scales") for name in source.entries):
-        return Quantised(source.path, _Entries(source), source.metadata, source)
+        return Quantised(source)
     return source

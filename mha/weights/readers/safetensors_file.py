@@ -35,24 +35,16 @@ _BYTES = {code: numpy_dtype(name).itemsize for code, name in DTYPES.items()} | {
 
 
 @dataclasses.dataclass(frozen=True)
-class ByteRange:
-    """The place of an array's numbers: in bytes from the start of the file."""
-
-    start: int
-    stop: int
-
-
-@dataclasses.dataclass(frozen=True)
 class SafetensorsFile(Source):
     """An open file whose header is right: its arrays fill the file, and do not overlap.
 
     header_size: of the header, in bytes.
-    places: where each array of `entries` lies.
+    places: the bytes of each array of `entries`, from the start of the file.
     """
 
     file: BinaryIO
     header_size: int
-    places: Mapping[str, ByteRange]
+    places: Mapping[str, range]
 
     def read(self, name: str, dtypes: Sequence[str] = FLOATS) -> np.ndarray:
         """Read the array of this name; it is read-only. See `Source.read`."""
@@ -107,7 +99,7 @@ def read(path: Path, file: BinaryIO, stack: ExitStack) -> SafetensorsFile:
     return SafetensorsFile(path, entries, metadata, file, header_size, places)
 
 
-def _entry(name: str, described: Any, begin: int) -> tuple[Entry, ByteRange]:
+def _entry(name: str, described: Any, begin: int) -> tuple[Entry, range]:
     """Check the description of an array; return it and its place. begin: the byte after the header."""
     match described:
         case {"dtype": str(dtype), "shape": [*shape], "data_offsets": [start, stop]} if dtype.isprintable():
@@ -119,8 +111,7 @@ def _entry(name: str, described: Any, begin: int) -> tuple[Entry, ByteRange]:
                         f"is not a safetensors file: {name} has {stop - start} bytes, which does not fit dtype {dtype} "
                         f"and shape {reprlib.repr(tuple(shape))}"
                     )
-                dtypes = DTYPES.get(dtype, repr(dtype))
-                return Entry(dtypes, tuple(shape)), ByteRange(begin + start, begin + stop)
+                return Entry(DTYPES.get(dtype, repr(dtype)), tuple(shape)), range(begin + start, begin + stop)
     raise ValueError(
         f"is not a safetensors file: {name} is described as {reprlib.repr(described)}, expected a dtype, a shape, and "
         "where its numbers begin and end"

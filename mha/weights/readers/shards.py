@@ -5,10 +5,9 @@ Only the shards that have the arrays which are asked for are opened.
 Source: how transformers and huggingface_hub write `model.safetensors.index.json`.
 """
 
-import dataclasses
 import functools
 import reprlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO
@@ -17,49 +16,34 @@ import numpy as np
 
 from mha.weights import files, json_text
 from mha.weights.readers import foreign, safetensors_file
-from mha.weights.readers.source import FLOATS, Entry, Source
+from mha.weights.readers.source import FLOATS, Lazy, Source
 
 LIMIT = 100_000_000  # bytes of an index; that of a large model has 10 million
 
 
-@dataclasses.dataclass(frozen=True)
 class Shards(Source):
-    """An open index, whose shards are opened when they are needed."""
+    """An open index, whose shards are opened when they are needed; places: the shard of each array."""
 
-    entries: "_Entries"
+    def __init__(self, path: Path, places: Mapping[str, str], stack: ExitStack) -> None:
+        super().__init__(path, Lazy(places, lambda name: self._shard_of(name).entries[name]), {})
+        self.places, self.stack = places, stack
+        self.open_shard = functools.cache(self._open_shard)
 
     def read(self, name: str, dtypes: Sequence[str] = FLOATS) -> np.ndarray:
         """Read the array of this name out of its shard; it is read-only. See `Source.read`."""
-        return self.entries.shard(self.entries.places[name]).read(name, dtypes)
+        return self._shard_of(name).read(name, dtypes)
 
     def format_of(self, name: str) -> str:
         """Return the format that the shard of this array says; see `Source.format_of`."""
-        return self.entries.shard(self.entries.places[name]).format_of(name)
+        return self._shard_of(name).format_of(name)
 
     @property
     def paths(self) -> tuple[Path, ...]:
         """The index and its shards."""
-        return (self.path, *(self.path.parent / shard for shard in dict.fromkeys(self.entries.places.values())))
+        return (self.path, *(self.path.parent / shard for shard in dict.fromkeys(self.places.values())))
 
-
-class _Entries(Mapping[str, Entry]):
-    """The arrays that an index names; places: the shard of each. Looking an array up opens its shard."""
-
-    def __init__(self, path: Path, places: Mapping[str, str], stack: ExitStack) -> None:
-        self.path, self.places, self.stack = path, places, stack
-        self.shard = functools.cache(self._open_shard)
-
-    def __getitem__(self, name: str) -> Entry:
-        return self.shard(self.places[name]).entries[name]
-
-    def __contains__(self, name: object) -> bool:
-        return name in self.places
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.places)
-
-    def __len__(self) -> int:
-        return len(self.places)
+    def _shard_of(self, name: str) -> safetensors_file.SafetensorsFile:
+        return self.open_shard(self.places[name])
 
     def _open_shard(self, shard: str) -> safetensors_file.SafetensorsFile:
         """Open a shard, and check that it has what the index says, and no more."""
@@ -83,11 +67,6 @@ class _Entries(Mapping[str, Entry]):
         return found
 
 
-def begins(start: bytes) -> bool:
-    """Whether a file that begins so is JSON; a safetensors file has zeros there."""
-    return start.startswith(b"{") and b"\0" not in start
-
-
 def read(path: Path, file: BinaryIO, stack: ExitStack) -> Shards:
     """Read an index; no shard is opened yet. stack: closes the shards.
 
@@ -106,7 +85,7 @@ def read(path: Path, file: BinaryIO, stack: ExitStack) -> Shards:
     except ValueError as error:
         raise ValueError(f"is not the index of a checkpoint in shards: {error}") from error
     foreign.refuse_shards(path, places.values())
-    return Shards(path, _Entries(path, places, stack), {})
+    return Shards(path, places, stack)
 
 
 def _is_inside(shard: object) -> bool:

@@ -3,7 +3,7 @@
 import abc
 import contextlib
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,6 +21,25 @@ LARGE = 2**28  # bytes; a smaller array may be packed as well as it can
 MOST = 100  # times as many bytes as it is packed into; random numbers hardly become fewer
 
 T = TypeVar("T")
+
+
+class Lazy(Mapping[str, T]):
+    """A mapping of names to what is made when it is asked for."""
+
+    def __init__(self, names: Iterable[str], make: Callable[[str], T]) -> None:
+        self.names, self.make = dict.fromkeys(names), make
+
+    def __getitem__(self, name: str) -> T:
+        return self.make(name)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.names
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names)
+
+    def __len__(self) -> int:
+        return len(self.names)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,23 +106,15 @@ class Source(abc.ABC):
         return (self.path,)
 
 
-# For the kinds of files that are packed
-
-
-class Arrays(Mapping[str, Any]):
+class Arrays(Lazy[Any]):
     """The arrays of an open file of weights, by their names; each is read when it is asked for."""
 
     def __init__(self, source: Source) -> None:
+        super().__init__(source.entries, source.read)
         self.source = source
 
-    def __getitem__(self, name: str) -> Any:
-        return self.source.read(name)
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.source.entries)
-
-    def __len__(self) -> int:
-        return len(self.source.entries)
+# For the kinds of files that are packed
 
 
 def dtype_name(dtype: np.dtype) -> str:
