@@ -11,7 +11,6 @@ import safetensors.numpy
 
 import mha
 from mha import parity
-from mha.weights.schemes import packing
 
 H = 4
 PREFIX = "model.layers.1.self_attn."
@@ -116,8 +115,7 @@ def test_a_packing_that_only_a_configuration_says_is_said_to_be_taken_and_the_ot
 def test_groups_there_and_back(rng, groups):
     layer = mha.MultiHeadAttention(32, H, bias=True, num_key_value_heads=groups, value_dim=8, backend="numpy")
     pieces = [rng.normal(size=(count * 8, 33)).astype("float32") for count in (H, groups, groups)]  # a bias beside each
-    packed = packing.pack_groups(pieces, groups, 8)  # ((H + 2G) * d, 33)
-    assert packed.shape == ((H + 2 * groups) * 8, 33)
+    packed = np.concatenate([piece.reshape(groups, -1, 8, 33) for piece in pieces], 1).reshape(-1, 33)  # ((H+2G)*d, 33)
     arrays = {"query_key_value.weight": packed[:, :32], "query_key_value.bias": packed[:, 32]}
     arrays |= {"dense.weight": np.ones((32, 32), "float32"), "dense.bias": np.ones(32, "float32")}
     found = mha.from_native(arrays, num_heads=H, rotary=None, backend="numpy")

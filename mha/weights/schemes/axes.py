@@ -1,13 +1,20 @@
-"""Check the axes and the packing of each array of a scheme; take packed arrays apart, and put them together."""
+"""Check the axes and the packing of each array of a scheme; take packed arrays apart, and put them together.
 
-from collections.abc import Mapping
+A packed array is one block, or several, in each of which all its parts have heads: queries, keys and values one after
+another (one block); group by group (the query heads of a group, then its head of keys and of values); or head by head
+(the queries of a head, then their gate). A group is the H / G query heads that share one head of keys and values. In
+GPT-NeoX G = H, so that the array is (H, 3, d); in Falcon G is smaller.
+
+Letters: H heads, G groups, d the width of a head.
+"""
+
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from mha.core.options import checks
 from mha.core.options.config import DTYPES
 from mha.weights import argument_names
-from mha.weights.schemes import packing
 from mha.weights.schemes.table import ArrayPlace
 
 SHARED = "W_k", "W_v"  # the projections whose heads may be shared by several heads of queries
@@ -60,26 +67,67 @@ def heads_of(
 
 
 def groups_of(arrays: Mapping[str, np.ndarray], places: Mapping[str, ArrayPlace], num_heads: int) -> int:
-    """Return the number of groups in an array that packs queries, keys and values; num_heads if none does."""
+    """Return the number of groups in an array that packs queries, keys and values; num_heads if none does.
+
+    Raises ValueError, which names the arrays, if (H + 2G) * d rows and the H * d inputs of the output show no such one.
+    """
     place, output = places["W_q.kernel"], places["W_o.kernel"]
     if not place.part or place.by == "head":
         return num_heads
-    merged = arrays[output.name].shape[output.axes.index("i")]
-    groups = packing.count_groups(place.name, len(arrays[place.name]), output.name, merged, num_heads)
+    rows, merged = len(arrays[place.name]), arrays[output.name].shape[output.axes.index("i")]
+    width, left = divmod(merged, num_heads)
+    if left:
+        raise ValueError(f"{output.name} has {merged} inputs, expected a multiple of num_heads = {num_heads}")
+    groups, left = divmod(rows - merged, 2 * width)
+    if left or groups < 1 or num_heads % groups:
+        raise ValueError(
+            f"{place.name} has {rows} outputs, expected {merged} plus {2 * width} for each group of heads; the number "
+            f"of groups must be a divisor of num_heads = {num_heads}"
+        )
     bias = places.get("W_q.bias", place).name
-    if len(arrays[bias]) != len(arrays[place.name]):
-        raise ValueError(f"{bias} has {len(arrays[bias])} numbers, expected {len(arrays[place.name])} as {place.name}")
+    if len(arrays[bias]) != rows:
+        raise ValueError(f"{bias} has {len(arrays[bias])} numbers, expected {rows} as {place.name}")
     return groups
+
+
+def _blocks(place: ArrayPlace, num_heads: int, groups: int) -> tuple[int, list[int]]:
+    """Return the number of blocks of a packed array, and how many heads each part has in a block."""
+    if place.by == "head":
+        return num_heads, [1, 1]
+    if place.by == "group":
+        return groups, [num_heads // groups, 1, 1]
+    # Parts of one width are thirds, even if the number of heads, which is checked later, does not divide them.
+    return 1, [1, 1, 1] if groups == num_heads else [num_heads, groups, groups]
+
+
+def _unpack_part(array: np.ndarray, place: ArrayPlace, part: int, num_heads: int, groups: int) -> np.ndarray:
+    """Return a part of a packed array, along its axis of outputs."""
+    axis, (blocks, heads) = place.axes.index("o"), _blocks(place, num_heads, groups)
+    rows, first = np.moveaxis(array, axis, 0), sum(heads[:part])
+    split = rows.reshape(blocks, sum(heads), -1, *rows.shape[1:])  # (blocks, heads, d, ...)
+    own = split[:, first : first + heads[part]].reshape(-1, *rows.shape[1:])  # (outputs, ...)
+    return np.moveaxis(own, 0, axis)
+
+
+def pack_parts(parts: Sequence[np.ndarray], place: ArrayPlace, num_heads: int, groups: int) -> np.ndarray:
+    """Pack queries, keys and values into one array: the inverse of `unpack`."""
+    axis, (blocks, heads) = place.axes.index("o"), _blocks(place, num_heads, groups)
+    rows = [np.moveaxis(part, axis, 0) for part in parts]
+    inner = rows[0].shape[1:]
+    counted = zip(rows, heads, strict=True)
+    split = [X.reshape(blocks, count, -1, *inner) for X, count in counted]  # (blocks, heads, d, ...)
+    return np.moveaxis(np.concatenate(split, 1).reshape(-1, *inner), 0, axis)  # (outputs, ...)
 
 
 def unpack(array: np.ndarray, place: ArrayPlace, num_heads: int, groups: int) -> np.ndarray:
     """Return a canonical weight from the array that is, or contains, it."""
-    if place.part and place.by == "head":
-        array = packing.unpack_heads(place.name, array, place.part[0], num_heads)
-    elif place.part and place.by == "group":
-        array = packing.unpack_groups(array, place.part[0], num_heads, groups)
-    elif place.part:
-        array = packing.unpack_section(array, place.part[0], num_heads, groups, place.axes.index("o"))
+    if place.by == "head" and len(array) % (2 * num_heads):
+        raise ValueError(
+            f"{place.name} has {len(array)} outputs, expected a multiple of {2 * num_heads}: of each of {num_heads} "
+            "heads its queries and then their gate, of one width"
+        )
+    if place.part:
+        array = _unpack_part(array, place, place.part[0], num_heads, groups)
     if place.axes == "oi":
         return array.T  # (in, out)
     if place.axes == "iHd":

@@ -14,8 +14,7 @@ from mha.core.options import checks
 from mha.core.options.config import Config, shapes, special
 from mha.core.options.names import SchemeName
 from mha.weights import argument_names
-from mha.weights.schemes import packing
-from mha.weights.schemes.axes import SHARED, check_each, groups_of, heads_of, unpack, with_axes
+from mha.weights.schemes.axes import SHARED, check_each, groups_of, heads_of, pack_parts, unpack, with_axes
 from mha.weights.schemes.finding import lacking_error, layer_names
 from mha.weights.schemes.sizes import NORMED, PROJECTIONS, TIED, config_of_sizes
 from mha.weights.schemes.table import SCHEMES
@@ -119,8 +118,7 @@ def fitting_twin(shapes: Mapping[str, tuple[int, ...]], scheme: SchemeName, pref
     """Return the scheme, or its twin of the same names with transposed kernels, if the shapes fit that one alone.
 
     nanoGPT has the names of GPT-2, and kernels (out, in): packed ones show it, since queries, keys and values have
-    three
-    times as many outputs as the output's kernel has inputs.
+    three times as many outputs as the output's kernel has inputs.
     """
     twins = [twin for twin, one in SCHEMES.items() if one.format and scheme in (twin, one.instead)]
     pairs = {one for twin in twins for one in (twin, SCHEMES[twin].instead) if one}
@@ -173,8 +171,6 @@ def arrange(config: Config, weights: Mapping[str, np.ndarray], scheme: SchemeNam
             if len(sizes) > 1:
                 shown = ", ".join(str(piece.shape) for piece in pieces)
                 raise ValueError(f"scheme {scheme!r} packs arrays of one shape as {place.name}, not {shown}")
-            if place.by == "group":
-                arrays[place.name] = packing.pack_groups(pieces, groups, config.key_dim)
-            else:
-                arrays[place.name] = np.concatenate(pieces, place.axes.index("o")) if place.part else pieces[0]
+            packs = place.part is not None
+            arrays[place.name] = pack_parts(pieces, place, config.num_heads, groups) if packs else pieces[0]
     return arrays
