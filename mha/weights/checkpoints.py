@@ -11,10 +11,10 @@ import numpy as np
 from mha.core.options import checks
 from mha.core.options.config import MODERN, Config
 from mha.core.options.names import SchemeChoice, SchemeName
-from mha.weights import argument_names, models, own_format, readers, recorded, schemes
+from mha.weights import argument_names, models, own_format, readers, schemes
 from mha.weights.readers import Entry, Source
 
-LAYER_OPTIONS = (*MODERN, "key_dim", models.FOLDED, schemes.BARE, schemes.TIED, models.LENGTH)
+LAYER_OPTIONS = (*MODERN, "key_dim", schemes.FOLDED, schemes.BARE, schemes.TIED, models.LENGTH)
 
 
 def load(
@@ -101,7 +101,7 @@ def take(
     found = models.options(path, scheme, prefix, length, source.format_at(prefix))
     if length is not None and "rotary" not in found:
         raise ValueError("length is given, but nothing beside the file says a rotation; leave it out")
-    num_heads, folded, options = recorded.join_options(found, num_heads, given, f"has {path} beside it")
+    num_heads, options = models.join_options(found, num_heads, given, f"has {path} beside it")
     with _with_reason(source):
         if len(dtypes := {entry.numpy_dtype(name): name for name, entry in entries.items()}) > 1:
             shown = " and ".join(f"{dtype} ({name})" for dtype, name in dtypes.items())
@@ -111,10 +111,7 @@ def take(
         schemes.ask(scheme, options)
     read = {name: source.read(name) for name in track(list(entries))}
     with _with_reason(source):
-        config, weights = schemes.to_canonical(read, scheme, prefix, num_heads, options=options)
-        if folded:
-            recorded.fold(config, weights)
-        return config, weights
+        return schemes.to_canonical(read, scheme, prefix, num_heads, options=options)
 
 
 def _choose(source: Source, scheme: str, prefix: str | None) -> tuple[SchemeName, str]:

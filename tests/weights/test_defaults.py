@@ -11,7 +11,7 @@ from mha.weights.safetensors_writer import to_bytes
 
 # The defaults of transformers' configurations: a config.json may leave out what is as they say.
 GEMMA = {"num_heads": 8, "num_key_value_heads": 4, "key_dim": 256, "scale": 0.0625}
-GEMMA3 = GEMMA | {"qk_norm": mha.Norm("rms", 1e-6), models.FOLDED: True}
+GEMMA3 = GEMMA | {"qk_norm": mha.Norm("rms", 1e-6), "fold_one": True}
 PLAIN = {"num_heads": 6, "key_dim": 8, "rotary": mha.Rotary(8), "window": None}
 WINDOW, GLOBAL = (4095, 0), mha.Rotary(256, 1e6)
 QWEN_MOE = PLAIN | {"num_key_value_heads": 4, "qk_norm": mha.Norm("rms", 1e-6)}

@@ -5,16 +5,16 @@ knows the layers of its framework, and is imported when it is used; it has the f
     take(layer) -> the configuration and the canonical weights of the framework's own layer
     make(kind, config, weights) -> the framework's own layer with these canonical weights
     make_cache(kind, keys, values, tokens) -> the cache of one layer of another library, see `mha.weights.caches`
-    attend(layer, queries, keys, values, padding, pairs, causal, cotangent) -> the results of a call of the framework's
-        own layer: output, weights and gradients of the inputs by our names; the naming scheme of its own arrays, and
-        the gradients of these; see `attend` here
+    attend(layer, inputs, padding, pairs, causal, cotangent) -> the results of a call of the framework's own layer with
+        queries, keys and values by name: output, weights (None = it has none), the gradients of the inputs and of its
+        own arrays by name, and the naming scheme of these; other arguments as for `attend` here
     children(module) -> the submodules of any module, each with the text to write after the module: ".attention"
 Where a layer may lack its weights at first:
     is_ready(layer), FIRST -> True if it has them; the call that gives them to it
 Where the book has a section:
     DENSE -> the names of the classes of a printed layer's projections
     book_arrays(layer) -> the naming scheme and the arrays of a layer as the book prints it
-    allocate(layer) -> a layer of the book with room for its weights
+    allocate(layer) -> a layer of the book with room for its weights, where a new one has none
 """
 
 from mha.weights.foreign.arrays import arrays_by_part, canonical, flatten_names

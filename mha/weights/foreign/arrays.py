@@ -29,7 +29,10 @@ def canonical(
     layer: its number, where the first axis of each array goes through the layers of a stack.
     """
     own = {name: to_numpy(name, arrays[name]) for name in schemes.layer_names(arrays, scheme, prefix)}
-    return schemes.to_canonical(_of_stack(own, scheme, prefix, layer), scheme, prefix, num_heads, dropout, options)
+    own = _of_stack(own, scheme, prefix, layer)
+    found = schemes.to_canonical(own, scheme, prefix, num_heads, dropout, options)
+    schemes.ask(scheme, options or {})
+    return found
 
 
 def _of_stack(

@@ -12,7 +12,7 @@ from mha.core import dispatch
 from mha.core.options import checks
 from mha.core.options.config import Config, plain, shapes
 from mha.core.options.names import BackendName
-from mha.weights import models, recorded, sayable, schemes
+from mha.weights import models, sayable, schemes
 from mha.weights.foreign import modules
 from mha.weights.foreign.arrays import Layer, canonical, flatten_names, to_numpy
 from mha.weights.foreign.kinds import BOOK, KINDS, exact_kind, full_name, layer_kind, module_of, require_kind
@@ -29,7 +29,11 @@ def read(
     """Return the configuration and canonical weights of any layer, or of named arrays; see `mha.from_native`."""
     sayable(options)
     if isinstance(source, Mapping) and not callable(source):  # a module of MLX is a dict, too
-        return _of_arrays(flatten_names(source), scheme, prefix, num_heads, options, layer)
+        arrays = flatten_names(source)
+        chosen, prefix = schemes.choose(arrays, scheme, prefix)
+        if models.LENGTH in options:
+            raise ValueError("length came with arrays, whose rotation is the one that rotary says; leave it out")
+        return canonical(arrays, chosen, prefix, num_heads, options=options, layer=layer)
     if layer is not None:
         raise ValueError(f"layer is {layer!r}, expected None for a layer: it chooses among the arrays of a stack")
     if exact_kind(source) is None and (config := modules.config_of(source)) is not None:
@@ -43,26 +47,6 @@ def read(
     config, weights = _book(backend, source) if kind is None else module_of(backend).take(source)
     if num_heads is not None and checks.size("num_heads", num_heads) != config.num_heads:
         raise ValueError(f"num_heads is {num_heads}, expected {config.num_heads} as the layer has, or None")
-    return config, weights
-
-
-def _of_arrays(
-    arrays: dict[str, Any],
-    scheme: str,
-    prefix: str | None,
-    num_heads: int | None,
-    given: Mapping[str, Any],
-    layer: int | None,
-) -> Layer:
-    """Return the configuration and canonical weights of a layer in named arrays."""
-    chosen, prefix = schemes.choose(arrays, scheme, prefix)
-    if models.LENGTH in given:
-        raise ValueError("length came with arrays, whose rotation is the one that rotary says; leave it out")
-    _, folded, options = recorded.join_options({}, None, given, "")
-    config, weights = canonical(arrays, chosen, prefix, num_heads, options=options, layer=layer)
-    schemes.ask(chosen, options)
-    if folded:
-        recorded.fold(config, weights)
     return config, weights
 
 
@@ -80,7 +64,10 @@ def attend(
     inputs: queries, keys, values; hiding: padding (B, K) and pairs (B, 1 or H, Q, K), both True = may attend or None,
     and causal, True or False; cotangent: (B, Q, D). All arrays are the framework's.
     """
-    results, scheme, gradients = module_of(backend).attend(layer, *inputs, *hiding, cotangent)
+    named = dict(zip(("queries", "keys", "values"), inputs, strict=True))
+    output, weights, gradients, scheme = module_of(backend).attend(layer, named, *hiding, cotangent)
+    results = {"output": output} | ({} if weights is None else {"weights": weights})
+    results |= {name: gradients.pop(name) for name in named}
     own = {name: to_numpy(name, X) for name, X in gradients.items()}
     return results | {f"gradient.{name}": X for name, X in schemes.unpack_arrays(own, scheme, config).items()}
 
@@ -136,8 +123,9 @@ def _make_book(backend: BackendName, kind: str, config: Config, weights: dict[st
     sizes = config.key_size, config.query_size, config.value_size, D, H
     module, book = dispatch.load(backend), importlib.import_module(f"mha.d2l.{backend}")
     with module.context(config.dtype):
-        layer = module_of(backend).allocate(book.MultiHeadAttention(*sizes, config.dropout, config.bias))
-        return module.set_weights(layer, weights)
+        layer = book.MultiHeadAttention(*sizes, config.dropout, config.bias)
+        allocate = getattr(module_of(backend), "allocate", None)
+        return module.set_weights(allocate(layer) if allocate else layer, weights)
 
 
 def _rate(dropout: Any) -> float:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from mha.weights import json_text, models, recorded, schemes
+from mha.weights import json_text, models, schemes
 from mha.weights.foreign.arrays import Layer, canonical, to_numpy
 
 # What the probability of dropout of attention weights is called.
@@ -43,13 +43,9 @@ def take(
         options = models.options_in(model, chosen, place, length)
     except (OverflowError, TypeError, ValueError) as error:
         raise ValueError(f"source has a config, which does not describe such a layer: {error}") from error
-    num_heads, folded, options = recorded.join_options(options, num_heads, given, "source has a config")
+    num_heads, options = models.join_options(options, num_heads, given, "source has a config")
     dropout = next((model[name] for name in _DROPOUT if name in model), 0.0)
-    found, weights = canonical(arrays, chosen, prefix, num_heads, dropout, options)
-    schemes.ask(chosen, options)
-    if folded:
-        recorded.fold(found, weights)
-    return found, weights
+    return canonical(arrays, chosen, prefix, num_heads, dropout, options)
 
 
 def _whole(arrays: Mapping[str, Any]) -> Mapping[str, Any]:

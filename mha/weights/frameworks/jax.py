@@ -62,13 +62,10 @@ def make_cache(kind: str, keys: Any, values: Any, tokens: int) -> Any:
 
 
 def attend(
-    layer: Any, queries: Any, keys: Any, values: Any, padding: Any, pairs: Any, causal: bool, cotangent: Any
-) -> tuple[dict[str, Any], SchemeName, dict[str, Any]]:
-    """Call the layer; return output, weights and gradients of the inputs, and gradients of its own arrays.
-
-    padding: (B, K), pairs: (B, 1 or H, Q, K), both True = may attend; None hides nothing. cotangent: (B, Q, D).
-    """
-    order = jnp.tri(queries.shape[1], keys.shape[1], dtype=bool) if causal else None
+    layer: Any, inputs: dict[str, Any], padding: Any, pairs: Any, causal: bool, cotangent: Any
+) -> tuple[Any, Any, dict[str, Any], SchemeName]:
+    """Call the layer in its own manner; see `mha.weights.foreign`."""
+    order = jnp.tri(inputs["queries"].shape[1], inputs["keys"].shape[1], dtype=bool) if causal else None
     shown = [X for X in (padding if padding is None else padding[:, None, None], pairs, order) if X is not None]
     mask = {"mask": functools.reduce(jnp.logical_and, shown)} if shown else {}  # broadcasts against (B, H, Q, K)
     options = mask | foreign.select_options(layer.__call__, deterministic=True, sow_weights=True)
@@ -87,11 +84,10 @@ def attend(
             output, kept = module.apply({"params": params}, *inputs, **options, mutable=["intermediates"])
             return output, kept.get("intermediates", {})
 
-    output, pull_back, kept = jax.vjp(call, params, queries, keys, values, has_aux=True)
+    output, pull_back, kept = jax.vjp(call, params, *inputs.values(), has_aux=True)
     by_params, *by_inputs = pull_back(cotangent)
-    found = {"output": output} | dict(zip(("queries", "keys", "values"), by_inputs, strict=True))
-    found |= dict(zip(["weights"], kept.get("attention_weights", ()), strict=False))
-    return found, "flax", foreign.flatten_names(by_params)
+    gradients = dict(zip(inputs, by_inputs, strict=True)) | foreign.flatten_names(by_params)
+    return output, next(iter(kept.get("attention_weights", ())), None), gradients, "flax"
 
 
 def is_ready(layer: Any) -> bool:

@@ -56,19 +56,15 @@ def make_cache(kind: str, keys: Any, values: Any, tokens: int) -> Any:
 
 
 def attend(
-    layer: Any, queries: Any, keys: Any, values: Any, padding: Any, pairs: Any, causal: bool, cotangent: Any
-) -> tuple[dict[str, Any], SchemeName, dict[str, Any]]:
-    """Call the layer; return output, weights and gradients of the inputs, and gradients of its own arrays.
-
-    padding: (B, K), pairs: (B, 1 or H, Q, K), both True = may attend; None hides nothing. cotangent: (B, Q, D).
-    """
+    layer: Any, inputs: dict[str, Any], padding: Any, pairs: Any, causal: bool, cotangent: Any
+) -> tuple[Any, Any, dict[str, Any], SchemeName]:
+    """Call the layer in its own manner; see `mha.weights.foreign`."""
     conditions = [] if padding is None else [padding[:, None, None]]  # (B, 1, 1, K)
     conditions += [] if pairs is None else [pairs]
-    conditions += [mx.tri(queries.shape[1], keys.shape[1], dtype=mx.bool_)] if causal else []
+    conditions += [mx.tri(inputs["queries"].shape[1], inputs["keys"].shape[1], dtype=mx.bool_)] if causal else []
     hiding = {"mask": conditions[0]} if conditions else {}
     for condition in conditions[1:]:
         hiding["mask"] = hiding["mask"] & condition  # True = may attend
-    inputs = {"queries": queries, "keys": keys, "values": values}
     parameters = dict(tree_flatten(layer.trainable_parameters()))
     by = inputs | parameters
 
@@ -81,9 +77,7 @@ def attend(
         (output,), pulled = mx.vjp(call, list(by.values()), [cotangent])
     finally:
         layer.update(tree_unflatten(list(parameters.items())))
-    gradients = dict(zip(by, evaluate(pulled), strict=True))
-    found = {"output": evaluate(output)} | {name: gradients.pop(name) for name in inputs}
-    return found, SCHEME, gradients
+    return evaluate(output), None, dict(zip(by, evaluate(pulled), strict=True)), SCHEME
 
 
 def children(module: Any) -> list[tuple[str, Any]]:

@@ -66,13 +66,10 @@ def make(kind: str, config: Config, weights: dict[str, np.ndarray]) -> Any:
 
 
 def attend(
-    layer: Any, queries: Any, keys: Any, values: Any, padding: Any, pairs: Any, causal: bool, cotangent: Any
-) -> tuple[dict[str, Any], SchemeName, dict[str, Any]]:
-    """Call the layer; return output, weights and gradients of the inputs, and gradients of its own arrays.
-
-    padding: (B, K), pairs: (B, 1 or H, Q, K), both True = may attend; None hides nothing. cotangent: (B, Q, D).
-    """
-    inputs = {"queries": queries, "keys": keys, "values": values}
+    layer: Any, inputs: dict[str, Any], padding: Any, pairs: Any, causal: bool, cotangent: Any
+) -> tuple[Any, Any, dict[str, Any], SchemeName]:
+    """Call the layer in its own manner; see `mha.weights.foreign`."""
+    queries, keys, values = inputs.values()
     if pairs is not None:
         mask = pairs if padding is None else pairs & padding[:, None, None]  # (B, 1 or H, Q, K)
         mask = mask[:, 0] if mask.shape[1] == 1 else mask  # (B, Q, K) or (B, H, Q, K)
@@ -92,9 +89,7 @@ def attend(
         output, _ = call()
     by = inputs | parameters
     pulled = tape.gradient(output, list(by.values()), cotangent, unconnected_gradients=tf.UnconnectedGradients.ZERO)
-    gradients = dict(zip(by, pulled, strict=True))
-    found = {"output": output, "weights": weights} | {name: gradients.pop(name) for name in inputs}
-    return {name: X for name, X in found.items() if X is not None}, "keras", gradients
+    return output, weights, dict(zip(by, pulled, strict=True)), "keras"
 
 
 def is_ready(layer: Any) -> bool:
@@ -109,11 +104,6 @@ def book_arrays(layer: Any) -> tuple[str, dict[str, Any]]:
     foreign.refuse("layer", {name: activation for name, activation in names.items() if activation != "linear"})
     foreign.refuse("layer", {"dtype": _dtype_policy(layer)})
     return "mha", foreign.arrays_by_part(layer, "kernel", layer.weights)
-
-
-def allocate(layer: Any) -> Any:
-    """Return a layer of the book with room for its weights."""
-    return layer
 
 
 def children(module: Any) -> list[tuple[str, Any]]:

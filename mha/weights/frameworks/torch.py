@@ -57,17 +57,13 @@ def make_cache(kind: str, keys: Any, values: Any, tokens: int) -> Any:
 
 
 def attend(
-    layer: Any, queries: Any, keys: Any, values: Any, padding: Any, pairs: Any, causal: bool, cotangent: Any
-) -> tuple[dict[str, Any], SchemeName, dict[str, Any]]:
-    """Call the layer; return output, weights and gradients of the inputs, and gradients of its own arrays.
-
-    padding: (B, K), pairs: (B, 1 or H, Q, K), both True = may attend; None hides nothing. cotangent: (B, Q, D).
-    """
+    layer: Any, inputs: dict[str, Any], padding: Any, pairs: Any, causal: bool, cotangent: Any
+) -> tuple[Any, Any, dict[str, Any], SchemeName]:
+    """Call the layer in its own manner; see `mha.weights.foreign`."""
     place = layer.out_proj.weight.device
-    queries, keys, values, cotangent = (X.to(place) for X in (queries, keys, values, cotangent))
-    inputs = {"queries": queries, "keys": keys, "values": values}
+    inputs = {name: X.to(place).requires_grad_() for name, X in inputs.items()}
     if causal:
-        order = torch.ones(queries.shape[1], keys.shape[1], dtype=torch.bool).tril()
+        order = torch.ones(inputs["queries"].shape[1], inputs["keys"].shape[1], dtype=torch.bool).tril()
         pairs = order if pairs is None else pairs & order
     # In masks of this layer True = hide.
     hiding = {} if padding is None else {"key_padding_mask": ~padding.to(place)}
@@ -88,13 +84,11 @@ def attend(
         with torch.no_grad():
             _, weights = call(need_weights=True, **of_each_head)
     parameters = {name: X for name, X in layer.named_parameters() if X.requires_grad}
-    by = {name: X.requires_grad_() for name, X in inputs.items()} | parameters
+    by, cotangent = inputs | parameters, cotangent.to(place)
     with torch.enable_grad():
         output, _ = call(need_weights=False)
         pulled = torch.autograd.grad(output, list(by.values()), cotangent, allow_unused=True, materialize_grads=True)
-    gradients = dict(zip(by, pulled, strict=True))
-    found = {"output": output, "weights": weights} | {name: gradients.pop(name) for name in inputs}
-    return {name: X for name, X in found.items() if X is not None}, _scheme(layer), gradients
+    return output, weights, dict(zip(by, pulled, strict=True)), _scheme(layer)
 
 
 def is_ready(layer: Any) -> bool:
@@ -105,11 +99,6 @@ def is_ready(layer: Any) -> bool:
 def book_arrays(layer: Any) -> tuple[str, dict[str, Any]]:
     """Return the naming scheme and the arrays of a layer as the book prints it."""
     return "d2l", layer.state_dict()
-
-
-def allocate(layer: Any) -> Any:
-    """Return a layer of the book with room for its weights."""
-    return layer
 
 
 def children(module: Any) -> list[tuple[str, Any]]:

@@ -38,7 +38,7 @@ from mha.weights.models.kinds import (
     model_kind,
 )
 from mha.weights.models.plain import PLAIN, STACKS
-from mha.weights.schemes.sizes import BARE, TIED
+from mha.weights.schemes.sizes import BARE, FOLDED, TIED
 from mha.weights.schemes.table import SCHEMES
 
 LIMIT = 2**24  # bytes; even files with many labels have only a hundredth of this
@@ -68,7 +68,6 @@ _NEUTRAL = {
 _ROTATION = {"rope_theta", "rope_scaling", "rope_parameters", "rope_traditional"}
 # The names in a `params.json` of Meta or Mistral.
 _SAID = {"n_heads", "n_kv_heads", "dim", "head_dim", "rope_theta", "use_scaled_rope"}
-FOLDED = "fold_one"  # an option of a file: True if a norm with weight w multiplies by 1 + w
 LENGTH = "length"  # an option of the caller's: the number of tokens of a text, where a rotation goes by it
 
 

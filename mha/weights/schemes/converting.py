@@ -16,7 +16,7 @@ from mha.core.options.names import SchemeName
 from mha.weights import argument_names
 from mha.weights.schemes.axes import SHARED, check_each, groups_of, heads_of, pack_parts, unpack, with_axes
 from mha.weights.schemes.finding import lacking_error, layer_names
-from mha.weights.schemes.sizes import NORMED, PROJECTIONS, TIED, config_of_sizes
+from mha.weights.schemes.sizes import FOLDED, NORMED, PROJECTIONS, TIED, config_of_sizes
 from mha.weights.schemes.table import SCHEMES
 
 
@@ -35,7 +35,8 @@ def to_canonical(
         scheme, prefix: as `choose` returns them.
         num_heads: the number of heads H; None if the arrays have an axis for the heads.
         dropout: of the configuration.
-        options: of the configuration: those that names and shapes do not show, and sizes, which they must agree with.
+        options: of the configuration: those that names and shapes do not show, and sizes, which they must agree with;
+            also FOLDED, BARE and TIED of `sizes`.
 
     Raises:
         TypeError, ValueError: if an array is missing or has no place in a layer, if shapes, dtypes, biases or heads do
@@ -50,7 +51,14 @@ def to_canonical(
     kind = canonical["W_q.kernel"].dtype
     # A bias that is missing is 0, the weight of a norm 1.
     none = {weight: np.full(shape, weight.endswith("_norm.scale"), kind) for weight, shape in shapes(config).items()}
-    return config, {weight: checks.plain(canonical.get(weight, none[weight])).copy() for weight in none}
+    weights = {weight: checks.plain(canonical.get(weight, none[weight])).copy() for weight in none}
+    if (options or {}).get(FOLDED):
+        exact = np.float64 if config.dtype == "float64" else np.float32
+        for name in NORMED:
+            if name not in weights:
+                raise ValueError(f"{FOLDED} is True, but the layer has no norms of queries and keys")
+            weights[name] = (1 + weights[name].astype(exact)).astype(weights[name].dtype)
+    return config, weights
 
 
 def unpack_arrays(
@@ -88,6 +96,7 @@ def describe(
     every, places = dict(named), {weight: place for weight, place in named if place.name in names}
     its_own = {prefix + description.places[f"{name}.kernel"].name for name in description.tied}
     tied = checks.flag(TIED, sizes.pop(TIED, False))
+    checks.flag(FOLDED, sizes.pop(FOLDED, False))
     if (untied := sorted(its_own.difference(names))) and not tied:
         raise lacking_error(untied, scheme, prefix, names)
     check_each(arrays, places, description.grouped)

@@ -12,8 +12,10 @@ from mha.weights import argument_names
 
 PROJECTIONS = ("W_q", "W_k", "W_v", "W_o")
 NORMED = ("q_norm.scale", "k_norm.scale")
-BARE = "bare_norms"  # an option of a file: True if its norms of queries and keys have no weights
-TIED = "values_are_keys"  # an option of a file: True if W_v has no arrays, and is W_k
+# Options of files that the configuration of a layer need not have
+FOLDED = "fold_one"  # True if a norm with weight w multiplies by 1 + w
+BARE = "bare_norms"  # True if norms of queries and keys have no weights
+TIED = "values_are_keys"  # True if W_v has no arrays, and is W_k
 
 
 def config_of_sizes(

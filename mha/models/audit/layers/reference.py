@@ -18,7 +18,7 @@ from mha.core import dispatch
 from mha.core.options.config import Config
 from mha.core.options.names import BackendName, SchemeName
 from mha.models.audit.layers.kernels import add_torch_names, with_torch_names
-from mha.weights import json_text, models, readers, recorded, schemes
+from mha.weights import json_text, models, readers, schemes
 from mha.weights.foreign.arrays import flatten_names, to_numpy
 
 Layer = tuple[SchemeName, str]  # scheme and prefix
@@ -80,16 +80,11 @@ class Reference:
     def _layer(self, chosen: Layer, given: Mapping[str, Any], tokens: int) -> Found:
         scheme = chosen[0]
         own, prefix = self.arrays_of(chosen)
-        recorded_options = self.options(chosen, tokens)
-        options = dict(given)
-        num_heads, folded, options = recorded.join_options(
-            recorded_options, options.pop("num_heads", None), options, "the model"
-        )
-        config, weights = schemes.to_canonical(own, scheme, prefix, num_heads, options=options)
+        recorded, options = self.options(chosen, tokens), dict(given)
+        num_heads, options = models.join_options(recorded, options.pop("num_heads", None), options, "the model")
+        found = schemes.to_canonical(own, scheme, prefix, num_heads, options=options)
         schemes.ask(scheme, options)
-        if folded:
-            recorded.fold(config, weights)
-        return config, weights
+        return found
 
     def arrays_of(self, chosen: Layer) -> tuple[dict[str, np.ndarray], str]:
         """Return the arrays of a layer by the names of its scheme, and their prefix."""
