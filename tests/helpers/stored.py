@@ -40,7 +40,7 @@ def stored(scheme, prefix="", **options):
 
 def asked(scheme):
     """The options to pass that a scheme asks for: the layers here rotate no positions."""
-    return {"rotary": None} if schemes.SCHEMES[scheme].asks else {}
+    return {"rotary": None} if schemes.SCHEMES[scheme].may_rotate else {}
 
 
 def heads(scheme):

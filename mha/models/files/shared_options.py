@@ -86,7 +86,7 @@ def lendable_options(config: Config) -> Options:
 def fit_option(value: Any, layer: Layer) -> Any:
     """Turn an option of another file's layer into one of this layer: a scheme may fix which components are a pair."""
     scheme = schemes.SCHEMES[layer[0]]
-    if isinstance(value, Rotary) and "rotary" in scheme.asks:
+    if isinstance(value, Rotary) and scheme.may_rotate:
         return dataclasses.replace(value, interleaved=scheme.interleaved)
     return value
 

@@ -144,7 +144,7 @@ def ask(scheme: SchemeName, options: Mapping[str, Any]) -> None:
     """Raise TypeError if an option is missing that names and shapes do not show; ValueError if it is wrong."""
     description = SCHEMES[scheme]
     pairs = ", interleaved=True" if description.interleaved else ""
-    if "rotary" in description.asks and "rotary" not in options:
+    if description.may_rotate and "rotary" not in options:
         turned = argument_names.setting(rotary=argument_names.Code(f"mha.Rotary(base=...{pairs})"))
         raise argument_names.LackingError(
             "rotary",

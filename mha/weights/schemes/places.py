@@ -6,7 +6,7 @@ of one, into which the outputs of W_q, W_k and W_v and the inputs of W_o may be 
 
 import dataclasses
 import re
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Mapping
 from typing import Any, Literal
 
 from mha.core.options.names import SchemeName
@@ -47,7 +47,7 @@ class Scheme:
     instead: a scheme with the same names: it is this one if the file says its format, or without one if W_q has a bias.
     format: the format that a file says in its metadata if its arrays lie as here, not as in the scheme `instead`.
     grouped: True if several heads of queries may share one head of keys and values.
-    asks: options that some of its models have and others do not, while the names are the same.
+    may_rotate: True if some of its models rotate positions and others do not, while the names are the same.
     implied: options that its models have unless others are given; an option of norms only if there are norms.
     interleaved: True if the two components of a pair that rotates are neighbours.
     config: the name of the model's configuration file in the same folder; "" = none.
@@ -66,7 +66,7 @@ class Scheme:
     instead: SchemeName | None = None
     format: str = ""
     grouped: bool = False
-    asks: tuple[str, ...] = ()
+    may_rotate: bool = False
     implied: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     interleaved: bool = False
     config: str = ""
@@ -107,35 +107,32 @@ class Scheme:
         return next((one for one in (*self.beside, *self.buffers) if re.fullmatch(one, name)), "")
 
 
-def separate_places(names: Iterable[str], kernel: str, axes: str, bias: bool = True) -> dict[str, ArrayPlace]:
-    """Return places of a kernel and, if bias, a bias for each projection, under these names."""
-    places = {}
-    for projection, name in zip(PROJECTIONS, names, strict=True):
-        heads = "H" in axes
-        lies = "Hdo" if heads and projection == "W_o" else axes
-        places[f"{projection}.kernel"] = ArrayPlace(f"{name}.{kernel}", lies)
+def separate_places(names: str, kernel: str = "weight", axes: str = "oi", bias: str = "bias") -> dict[str, ArrayPlace]:
+    """Return places of a kernel and a bias for each projection; names: of W_q, W_k, W_v and W_o; bias: "" = none."""
+    places, heads = {}, "H" in axes
+    for projection, name in zip(PROJECTIONS, names.split(), strict=True):
+        inward = heads and projection == "W_o"
+        places[f"{projection}.kernel"] = ArrayPlace(f"{name}.{kernel}", "Hdo" if inward else axes)
         if bias:
-            places[f"{projection}.bias"] = ArrayPlace(f"{name}.bias", "Hd" if heads and projection != "W_o" else "o")
+            places[f"{projection}.bias"] = ArrayPlace(f"{name}.{bias}", "Hd" if heads and not inward else "o")
     return places
 
 
-def keras_places(*names: str) -> dict[str, ArrayPlace]:
-    """Return places of projections whose arrays Keras 3 numbers: the kernel, then the bias."""
-    kernels = separate_places(names, "vars.0", "iHd").items()
-    return {key: dataclasses.replace(X, name=X.name.replace(".bias", ".vars.1")) for key, X in kernels}
-
-
 def joint_places(
-    kernel: str, bias: str, output: str, axes: str, by: Literal["all", "group"] = "all"
+    packed: str, output: str, axes: str = "oi", by: Literal["all", "group"] = "all", joint: str = "."
 ) -> dict[str, ArrayPlace]:
-    """Return places of queries, keys and values packed in one array, in this order, and of the output in its own."""
+    """Return places of queries, keys and values packed in one array, in this order, and of the output in its own.
+
+    joint: before the words weight and bias in the names of the packed arrays.
+    """
     places = {}
     for part, projection in enumerate(PROJECTIONS[:3]):
-        places[f"{projection}.kernel"] = ArrayPlace(kernel, axes, (part, 3), by)
-        places[f"{projection}.bias"] = ArrayPlace(bias, "o", (part, 3), by)
+        places[f"{projection}.kernel"] = ArrayPlace(f"{packed}{joint}weight", axes, (part, 3), by)
+        places[f"{projection}.bias"] = ArrayPlace(f"{packed}{joint}bias", "o", (part, 3), by)
     return places | {"W_o.kernel": ArrayPlace(f"{output}.weight", axes), "W_o.bias": ArrayPlace(f"{output}.bias", "o")}
 
 
-def norm_places(queries: str, keys: str) -> dict[str, ArrayPlace]:
-    """Return places of the norms of queries and keys, under these names."""
-    return {"q_norm.scale": ArrayPlace(queries, "d"), "k_norm.scale": ArrayPlace(keys, "d")}
+def norm_places(names: str, kind: str = "weight") -> dict[str, ArrayPlace]:
+    """Return places of the norms of queries and keys; names: of the two."""
+    queries, keys = names.split()
+    return {"q_norm.scale": ArrayPlace(f"{queries}.{kind}", "d"), "k_norm.scale": ArrayPlace(f"{keys}.{kind}", "d")}
