@@ -21,9 +21,7 @@ from mha.weights import files, json_text
 from mha.weights.models import layers, parts, rotation
 from mha.weights.models.kinds import (
     AFTER,
-    BARE_NORMED,
-    FOLDING,
-    GATED,
+    ALWAYS,
     IF_SAID,
     KINDS,
     LFM2,
@@ -228,14 +226,11 @@ def _rotation_options(
     found: dict[str, Any] = {"key_dim": checks.size("head_dim", width)}
     if found["key_dim"] > WIDEST:
         raise ValueError(f"head_dim is {found['key_dim']}, expected at most {WIDEST}")
+    name = "num_kv_heads" if kind == "falcon" else "num_key_value_heads"
     if kind == "falcon" and not model["new_decoder_architecture"]:
         found["num_key_value_heads"] = 1 if model["multi_query"] else num_heads
-    elif kind == "falcon":
-        groups = model["num_kv_heads"]
-        found["num_key_value_heads"] = num_heads if groups is None else checks.size("num_kv_heads", groups)
-    elif "num_key_value_heads" in model:
-        groups = model["num_key_value_heads"]
-        found["num_key_value_heads"] = num_heads if groups is None else checks.size("num_key_value_heads", groups)
+    elif name in model:
+        found["num_key_value_heads"] = num_heads if model[name] is None else checks.size(name, model[name])
     slides = layers.slides(model, kind, prefix, reads)
     left = checks.size("sliding_window", model["sliding_window"]) - 1 if slides else 0
     window = (left, left if kind == "modernbert" else 0) if slides else None
@@ -250,17 +245,10 @@ def _rotation_options(
         name = "norm_eps" if kind in LFM2 else "rms_norm_eps"
         eps = checks.positive(name, model.get(name, 1e-6))
         found["qk_norm"] = Norm("rms", eps, "all" if kind in OF_ALL else "head", after=kind in AFTER)
-    if kind in FOLDING:
-        found[FOLDED] = True
-    if kind in BARE_NORMED:
-        found[BARE] = True
+    found |= ALWAYS.get(kind, {})
     if kind == "gemma4_text":
         tied = checks.flag("attention_k_eq_v", model["attention_k_eq_v"]) and not slides
         found |= {"value_norm": found["qk_norm"], "scale": 1.0} | ({TIED: True} if tied else {})
-    if kind in (*GATED, "afmoe"):
-        found["output_gate"] = "element"
-    if kind == "gpt_oss":
-        found["sinks"] = True
     if "query_pre_attn_scalar" in model:
         found["scale"] = checks.positive("query_pre_attn_scalar", model["query_pre_attn_scalar"]) ** -0.5
     if "attention_multiplier" in model and (kind, model["attention_multiplier"]) != ("hyperclovax", None):
@@ -284,6 +272,6 @@ def _llama4(model: dict[str, Any], prefix: str, turns: bool) -> dict[str, Any]:
 
 def _temperature(recorded: dict[str, Any]) -> Temperature:
     """Return the temperature of Ministral 3, whose numbers are beside those of its rotation."""
-    scale, floor = (recorded.get(name) for name in ("llama_4_scaling_beta", "original_max_position_embeddings"))
-    floor = checks.size("original_max_position_embeddings", floor)
-    return Temperature(checks.positive("llama_4_scaling_beta", scale), floor, shift=0)
+    scale, floor = "llama_4_scaling_beta", "original_max_position_embeddings"
+    floor_scale = checks.size(floor, recorded.get(floor))
+    return Temperature(checks.positive(scale, recorded.get(scale)), floor_scale, shift=0)

@@ -10,6 +10,7 @@ from typing import Any
 
 from mha.core.options.names import SchemeName
 from mha.weights.models.plain import PLAIN, VITS
+from mha.weights.schemes.sizes import BARE, FOLDED
 
 _QWEN = {"sliding_window": 4096, "use_sliding_window": False, "max_window_layers": 28, "layer_types": None}
 _GEMMA: dict[str, Any] = {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "sliding_window": 4096}
@@ -174,7 +175,6 @@ OF_ALL = "olmo2", "olmo3", "olmoe", "flex_olmo", "minimax_m2"  # they have norms
 GATED = "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"  # beside the queries of each head lies its gate
 # A token may have several positions; the first two are older files of the next two.
 QWEN_VLS = "qwen2_vl", "qwen2_5_vl", "qwen2_vl_text", "qwen2_5_vl_text", "qwen3_vl_text", "qwen3_vl_moe_text"
-FOLDING = "gemma3_text", *GATED  # a norm with weight w multiplies by 1 + w
 # In files of a format, the norms of these have the 1 in their weights.
 UNFOLDED = {"mlx": GATED}
 # What models read whose arrays are of a format, beside the above: in mlx-lm, LLaMA is Mistral, too.
@@ -194,8 +194,15 @@ IF_SAID = ("glm4_moe",)  # they have norms if use_qk_norm says so
 NORMED: tuple[str, ...] = ("qwen3", "qwen3_moe", "gemma3_text", "gemma4_text", "afmoe", "nanochat", "apertus", "dots1")
 NORMED += ("hy_v3", *QWEN_VLS[4:], *LFM2, *EXAONE, *HUNYUAN, *IF_SAID, *OF_ALL, *GATED)
 AFTER = (*HUNYUAN, "nanochat")  # after the rotation
-BARE_NORMED = ("nanochat",)  # their norms have no weights
 BACKWARDS = ("nanochat",)  # pairs turn the other way
+# Options that each layer of these has, whatever the file says.
+ALWAYS: dict[str, dict[str, Any]] = {
+    **{kind: {FOLDED: True, "output_gate": "element"} for kind in GATED},
+    "gemma3_text": {FOLDED: True},
+    "nanochat": {BARE: True},
+    "afmoe": {"output_gate": "element"},
+    "gpt_oss": {"sinks": True},
+}
 # All of their layers have the window, if nothing else is said.
 SLIDING = "mistral", "ministral", "ministral3", "mixtral", "starcoder2", "qwen3_moe", "phi3"
 BY_TYPES = ("llama",)  # only layer_types gives them windows, where they read it

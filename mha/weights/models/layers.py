@@ -42,13 +42,8 @@ def slides(model: dict[str, Any], kind: str, prefix: str, reads: Container[str])
             name, at = (f"prefix_dense_{name}", at) if at < first else (name, at - first)
         pattern = checks.size(name, model.get(name, 2))
         return (at + 1) % pattern != 0
-    recorded = types[at] if isinstance(types, list) and at < len(types) else None
-    if recorded == "attention":  # as older files of hybrid models say it
-        return False
-    if recorded not in ("full_attention", "sliding_attention"):
-        raise ValueError(
-            f"layer_types has {reprlib.repr(recorded)} for layer {at}, expected full_attention or sliding_attention"
-        )
+    known = "full_attention", "sliding_attention", "attention"  # the last one as older files of hybrid models say it
+    recorded = _item("layer_types", types, at, known, "full_attention or sliding_attention")
     if recorded == "sliding_attention" and size is None:
         raise ValueError(f"layer_types has a window for layer {at}, but sliding_window is missing or not used")
     return recorded == "sliding_attention"
@@ -79,23 +74,15 @@ def chunk(model: dict[str, Any], prefix: str, turns: bool) -> int | None:
     Raises ValueError if the model has no chunk, or does not describe that layer.
     """
     if (types := model["layer_types"]) is not None:
-        at = _number(prefix, "have chunks")
-        recorded = types[at] if isinstance(types, list) and at < len(types) else None
-        if recorded not in ("full_attention", "chunked_attention"):
-            raise ValueError(
-                f"layer_types has {reprlib.repr(recorded)} for layer {at}, expected full_attention or chunked_attention"
-            )
-        turns = recorded == "chunked_attention"
+        at, known = _number(prefix, "have chunks"), ("full_attention", "chunked_attention")
+        turns = _item("layer_types", types, at, known, " or ".join(known)) == "chunked_attention"
     return checks.chunk("chunk", model["attention_chunk_size"]) if turns else None
 
 
 def local(model: dict[str, Any], prefix: str) -> int | None:
     """Return the window of a layer of a GPT-Neo, None = it has none; ValueError if the model lacks the layer."""
     types = [kind for kinds, count in model["attention_types"] for _ in range(count) for kind in kinds]
-    at = _number(prefix, "have a window")
-    recorded = types[at] if at < len(types) else None
-    if recorded not in ("global", "local"):
-        raise ValueError(f"attention_types has {reprlib.repr(recorded)} for layer {at}, expected global or local")
+    recorded = _item("attention_types", types, _number(prefix, "have a window"), ("global", "local"), "global or local")
     return checks.size("window_size", model["window_size"]) if recorded == "local" else None
 
 
@@ -140,12 +127,7 @@ def _turns_by_number(model: dict[str, Any], at: int) -> bool:
     listed = model["no_rope_layers"]
     if listed in (None, []):
         return (at + 1) % checks.size("no_rope_layer_interval", model["no_rope_layer_interval"]) != 0
-    recorded = listed[at] if isinstance(listed, list) and at < len(listed) else None
-    if recorded not in (0, 1):
-        raise ValueError(
-            f"no_rope_layers has {reprlib.repr(recorded)} for layer {at}, expected 1 if it rotates positions, else 0"
-        )
-    return bool(recorded)
+    return bool(_item("no_rope_layers", listed, at, (0, 1), "1 if it rotates positions, else 0"))
 
 
 def _dense(model: dict[str, Any], at: int) -> bool:
@@ -153,10 +135,15 @@ def _dense(model: dict[str, Any], at: int) -> bool:
     types = model["mlp_layer_types"]
     if types is None:
         return at < checks.whole("first_k_dense_replace", model["first_k_dense_replace"])
-    recorded = types[at] if isinstance(types, list) and at < len(types) else None
-    if recorded not in ("dense", "sparse"):
-        raise ValueError(f"mlp_layer_types has {reprlib.repr(recorded)} for layer {at}, expected dense or sparse")
-    return recorded == "dense"
+    return bool(_item("mlp_layer_types", types, at, ("dense", "sparse"), "dense or sparse") == "dense")
+
+
+def _item(name: str, listed: Any, at: int, known: tuple[Any, ...], expected: str) -> Any:
+    """Return what a list says of layer `at`; ValueError if it is none of what is known, or if the list is too short."""
+    found = listed[at] if isinstance(listed, list) and at < len(listed) else None
+    if found not in known:
+        raise ValueError(f"{name} has {reprlib.repr(found)} for layer {at}, expected {expected}")
+    return found
 
 
 def _number(prefix: str, what: str) -> int:
