@@ -3,7 +3,6 @@
 import json
 import os
 import reprlib
-from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any, TypeGuard
 
@@ -49,18 +48,22 @@ def read(source: SafetensorsFile) -> tuple[Config, dict[str, np.ndarray]]:
     """Read configuration and weights from an open file that `save` wrote, and check them against each other.
 
     The numbers are read only after the header is checked, so that a wrong file takes no memory.
-
-    Raises ValueError if the file is not as `save` writes it, or if a weight holds NaN or infinity.
     """
     if source.header_size > HEADER_LIMIT:
         raise ValueError(
             f"says that mha wrote it, but has a header of {source.header_size} bytes, expected at most {HEADER_LIMIT}"
         )
-    config = _config(source.metadata)
+    match source.metadata:
+        case {"layout": layout, "config": text} if layout in LAYOUTS:
+            config = parse_config(text)
+        case metadata:
+            raise ValueError(
+                f"has layout {reprlib.repr(metadata.get('layout'))}, expected '1', '2' or '3' and a configuration; if "
+                "another version of mha wrote it, load it with that one"
+            )
     try:
-        checks.weights(
-            shapes(config), config.dtype, {name: entry.stand_in(name) for name, entry in source.entries.items()}
-        )
+        claimed = {name: entry.stand_in(name) for name, entry in source.entries.items()}
+        checks.weights(shapes(config), config.dtype, claimed)
     except (TypeError, ValueError) as error:
         raise ValueError(f"does not fit its own configuration: {error}") from error
     arrays = {name: source.read(name) for name in shapes(config)}
@@ -70,19 +73,6 @@ def read(source: SafetensorsFile) -> tuple[Config, dict[str, np.ndarray]]:
     except ValueError as error:
         raise ValueError(f"is damaged: {error}") from error
     return config, arrays
-
-
-def _config(metadata: Mapping[str, str]) -> Config:
-    """Return the configuration in a file's metadata."""
-    match metadata:
-        case {"layout": layout, "config": text} if layout in LAYOUTS:
-            pass
-        case _:
-            raise ValueError(
-                f"has layout {reprlib.repr(metadata.get('layout'))}, expected '1', '2' or '3' and a configuration; if "
-                "another version of mha wrote it, load it with that one"
-            )
-    return parse_config(text)
 
 
 def config_text(config: Config) -> str:
@@ -111,7 +101,6 @@ def is_plain(norm: Norm | None) -> bool:
 def parse_config(text: str) -> Config:
     """Return the configuration in a JSON text; ValueError if it is missing, or if no layer can have it."""
     try:
-        recorded = json_text.parse(text)
-        return config_of_record(recorded)
+        return config_of_record(json_text.parse(text))
     except (AttributeError, TypeError, ValueError) as error:
         raise ValueError(f"holds no valid configuration: {error}") from error

@@ -73,10 +73,7 @@ class Parts:
 
 
 def check_parts(argument: str, names: Any) -> Parts:
-    """Check a caller's names of projections, such as {"W_q": "to_q", ...}, and return them; argument: its name.
-
-    Raises TypeError or ValueError if it is nothing of the kind.
-    """
+    """Check a caller's names of projections, such as {"W_q": "to_q", ...}, and return them; argument: its name."""
     if not isinstance(names, Mapping):
         raise TypeError(
             f"{argument_names.name(argument)} is {checks.brief(names)}, expected a dict, such as {{'W_q': 'to_q', ...}}"
@@ -195,16 +192,9 @@ def read_arrays(
 ) -> LayerArrays:
     """Read the arrays of a layer, of which none is `missing_kernels`.
 
-    Args:
-        arrays: by name.
-        path: of the layer.
-        parts: the names of its projections.
-        modules: of the model with these arrays, {} = none.
-        beside: the same layer of another model, whose sizes show how kernels lie.
-        turned: whether kernels are (in, out) where nothing shows it.
-        whose: the owner of the arrays, in words, "" = the model.
-        formats: as of `schemes.recognise`.
-
+    parts: the names of its projections; modules: of the model, {} = none; beside: the same layer of another model,
+    whose sizes show how kernels lie; turned: whether kernels are (in, out) where nothing shows it; whose: the owner of
+    the arrays, in words, "" = the model; formats: as of `schemes.recognise`.
     Raises ValueError if the sizes are others than those of `beside`, if nothing shows how its kernels lie, or if one is
     of a convolution over several tokens.
     """

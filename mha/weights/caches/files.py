@@ -15,19 +15,13 @@ LAYOUT = "1"
 
 
 def save(path: str | os.PathLike[str], config: Config, arrays: Mapping[str, np.ndarray], frozen: bool) -> None:
-    """Write a cache, whose arrays are given as NumPy's; the old file stays until the new one is complete.
-
-    Raises FileError (an OSError and a ValueError) if something other than a regular file is there.
-    """
+    """Write a cache, whose arrays are given as NumPy's; errors as of `files.write`."""
     facts = {"layout": LAYOUT, "config": own_format.config_text(config), "frozen": str(int(frozen))}
     files.write(path, safetensors_writer.to_bytes(arrays, {"format": "mha.Cache", **facts}))
 
 
 def load(path: str | os.PathLike[str]) -> tuple[Config, list[np.ndarray], bool]:
-    """Read the configuration of a file, the arrays of its cache, and whether that is frozen.
-
-    Raises ValueError if `save` did not write it, or if it is damaged.
-    """
+    """Read the configuration of a file, the arrays of its cache, and whether that is frozen."""
     with open_weights(path) as source:
         if not isinstance(source, SafetensorsFile) or source.metadata.get("format") != "mha.Cache":
             raise ValueError("holds no cache, expected a file that mha.Cache.save wrote")

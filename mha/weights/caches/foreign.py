@@ -18,6 +18,7 @@ from mha.core.cache.slots import ARRAYS, LOST, empty_arrays, integers, left_of
 from mha.core.options import checks
 from mha.core.options.config import Config
 from mha.weights.caches import mlx_lm
+from mha.weights.foreign.arrays import to_numpy
 
 # The kinds that are made, and the backend whose arrays each has.
 KINDS = {kind: name for name, kinds in dispatch.facts("CACHES", ()).items() for kind in kinds}
@@ -117,7 +118,7 @@ def _of_flax(native: Any, config: Config, layer: int | None) -> NativeCache:
     keys, values, index = (native[n] if isinstance(native, Mapping) else getattr(native, n) for n in FLAX)
     if any(X is None for X in (keys, values, index)):
         raise ValueError("native is a layer without a cache, expected one after `init_cache`")
-    arrays = {name: _numpy(name, X) for name, X in zip(FLAX, (keys, values, index), strict=True)}
+    arrays = {name: to_numpy(name, X, "an array") for name, X in zip(FLAX, (keys, values, index), strict=True)}
     if arrays[FLAX[2]].ndim == 1:  # of a stack of layers, as `nn.scan` makes it
         number = _layer_number(layer, len(arrays[FLAX[2]]))
         arrays = {name: X[number] for name, X in arrays.items()}
@@ -165,7 +166,7 @@ def _of_mlx_lm(native: Any, config: Config, layer: int | None) -> NativeCache:
 
 def _of_keras_hub(native: Any, config: Config, layer: int | None) -> NativeCache:
     """Read an array of keras-hub: (B, 2, S, H, d) of a layer, or (B, layers, 2, S, H, d) of a model."""
-    both = _numpy("native", native)
+    both = to_numpy("native", native, "an array")
     if both.ndim == 6:
         both = both[:, _layer_number(layer, both.shape[1])]  # (B, 2, S, G, d)
     else:
@@ -179,7 +180,7 @@ def _heads(config: Config, layout: str, **arrays: Any) -> tuple[np.ndarray, np.n
     """Return keys (B, G, T, d) and values (B, G, T, dv); layout: the order of the axes of the two arrays."""
     found: list[np.ndarray] = []
     for (name, X), width in zip(arrays.items(), (config.key_dim, config.value_dim), strict=True):
-        array = _numpy(name, X)
+        array = to_numpy(name, X, "an array")
         B, T = (found[0].shape[0], found[0].shape[2]) if found else (None, None)
         sizes = {"B": B, "G": config.num_key_value_heads, "S": T, "d": width}
         shown = ", ".join(axis if sizes[axis] is None else str(sizes[axis]) for axis in layout)
@@ -274,15 +275,3 @@ def _refuse_number(why: str, layer: int | None) -> None:
     """Refuse the number of a layer where there is only one."""
     if layer is not None:
         raise ValueError(f"layer is {checks.brief(layer)}, expected None: {why}")
-
-
-def _numpy(name: str, value: Any) -> np.ndarray:
-    """Convert an array of any framework, or in one of Flax's boxes, to a NumPy array."""
-    for unbox in ("unbox", "get_value"):
-        if type(value).__module__.startswith("flax.") and hasattr(value, unbox):
-            value = getattr(value, unbox)()
-    backend = dispatch.backend_of(value)
-    array = value if backend is None else dispatch.load(backend).value_of(value)
-    if not checks.is_numpy(array):
-        raise TypeError(f"{name} is a {type(value).__name__}, expected an array whose numbers are known by now")
-    return array

@@ -38,10 +38,7 @@ def canonical(
 def _of_stack(
     arrays: dict[str, np.ndarray], scheme: SchemeName, prefix: str, layer: int | None
 ) -> dict[str, np.ndarray]:
-    """Return the arrays of one layer of a stack, as `nn.scan` of Flax makes it; layer: None = it is no stack.
-
-    Raises ValueError if they are one and layer is None, or if there is no such layer; TypeError if layer is no int.
-    """
+    """Return the arrays of one layer of a stack, as `nn.scan` of Flax makes it; layer: None = it is no stack."""
     axes = {prefix + place.name: len(place.axes) for _, place in schemes.SCHEMES[scheme].every}
     counts = {len(X) if X.ndim == axes[name] + 1 else 0 for name, X in arrays.items()}
     (count,) = counts if len(counts) == 1 else {0}
@@ -93,11 +90,12 @@ def _leaves(tree: Mapping[Any, Any], path: tuple[str, ...] = ()) -> Iterator[tup
             yield here, value
 
 
-def to_numpy(name: str, value: Any) -> np.ndarray:
+def to_numpy(name: str, value: Any, expected: str = "a dense array") -> np.ndarray:
     """Convert an array of any framework, or one of Flax's boxes around it, to a NumPy array."""
-    if type(value).__module__.startswith("flax."):
-        value = value.unbox() if hasattr(value, "unbox") else value.get_value()
+    for unbox in ("unbox", "get_value"):
+        if type(value).__module__.startswith("flax.") and hasattr(value, unbox):
+            value = getattr(value, unbox)()
     array = value if dispatch.backend_of(value) is None else numpy_if_known(name, value)
     if not checks.is_numpy(array):
-        raise TypeError(f"{name} is a {type(value).__name__}, expected a dense array whose numbers are known by now")
+        raise TypeError(f"{name} is a {type(value).__name__}, expected {expected} whose numbers are known by now")
     return array

@@ -29,10 +29,7 @@ def config_of(source: Any) -> Any | None:
 def take(
     source: Any, config: Any, scheme: str, prefix: str | None, num_heads: int | None, given: Mapping[str, Any]
 ) -> Layer:
-    """Return the configuration and canonical weights of a layer in a module; arguments as for `mha.from_native`.
-
-    Raises ValueError if the module has no layer of a known scheme, or if its config has an option that mha does not.
-    """
+    """Return the configuration and canonical weights of a layer in a module; arguments as for `mha.from_native`."""
     arrays = _whole(source.state_dict())
     chosen, prefix = schemes.choose(arrays, scheme, prefix)
     number, given = getattr(source, "layer_idx", None), dict(given)

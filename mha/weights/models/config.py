@@ -160,10 +160,7 @@ def _options(model: dict[str, Any], scheme: SchemeName, prefix: str, length: int
 
 
 def _heads(model: dict[str, Any], defaults: dict[str, Any], prefix: str) -> Any:
-    """Return the number of heads of a layer by its file, or by the default of its kind; else None.
-
-    Raises ValueError if an encoder and a decoder have different ones, and the prefix does not say which it is.
-    """
+    """Return the number of heads of a layer by its file, or by the default of its kind; else None."""
     names = [name for name in defaults if name in _HEADS] or [name for name in _HEADS if name in model]
     if not names:
         return None

@@ -1,5 +1,8 @@
 """Tell which layers of a model have its window, and which rotate positions, by `config.json`, layer by layer.
 
+A function raises ValueError if the prefix lacks the layer's number, which is needed, or if the model does not describe
+that layer.
+
 Source: the configuration and attention classes of transformers 5.23, and their defaults for names that a file lacks.
 """
 
@@ -13,10 +16,7 @@ from mha.weights.models.kinds import BY_NAME, BY_TYPES, BY_WINDOW, EXAONE, ROTAT
 
 
 def slides(model: dict[str, Any], kind: str, prefix: str, reads: Container[str]) -> bool:
-    """Whether the layer with this prefix has the model's window; reads: the names that a model of this kind has.
-
-    Raises ValueError if the prefix lacks the layer's number, which is needed, or if the model does not describe it.
-    """
+    """Whether the layer with this prefix has the model's window; reads: the names that a model of this kind has."""
     if kind == "llama4_text":  # it has chunks instead
         return False
     size, types = model.get("sliding_window"), model.get("layer_types")
@@ -50,10 +50,7 @@ def slides(model: dict[str, Any], kind: str, prefix: str, reads: Container[str])
 
 
 def turns(model: dict[str, Any], kind: str, prefix: str, slides: bool) -> bool:
-    """Whether the layer with this prefix rotates positions; slides: whether it has a window.
-
-    Raises ValueError if the prefix lacks the layer's number, which is needed, or if the model does not describe it.
-    """
+    """Whether the layer with this prefix rotates positions; slides: whether it has a window."""
     if kind == "cohere2_moe" and model["prefix_dense_sliding_window_pattern"] == 1:
         return slides or _dense(model, _number(prefix, "rotate no positions"))
     if kind in ROTATING_IN_WINDOWS or (kind in EXAONE and model["sliding_window"] is not None):
@@ -69,10 +66,7 @@ def turns(model: dict[str, Any], kind: str, prefix: str, slides: bool) -> bool:
 
 
 def chunk(model: dict[str, Any], prefix: str, turns: bool) -> int | None:
-    """Return the chunk of a layer of a Llama 4, None = it has none; turns: whether it rotates positions.
-
-    Raises ValueError if the model has no chunk, or does not describe that layer.
-    """
+    """Return the chunk of a layer of a Llama 4, None = it has none; turns: whether it rotates positions."""
     if (types := model["layer_types"]) is not None:
         at, known = _number(prefix, "have chunks"), ("full_attention", "chunked_attention")
         turns = _item("layer_types", types, at, known, " or ".join(known)) == "chunked_attention"
@@ -80,7 +74,7 @@ def chunk(model: dict[str, Any], prefix: str, turns: bool) -> int | None:
 
 
 def local(model: dict[str, Any], prefix: str) -> int | None:
-    """Return the window of a layer of a GPT-Neo, None = it has none; ValueError if the model lacks the layer."""
+    """Return the window of a layer of a GPT-Neo, None = it has none."""
     types = [kind for kinds, count in model["attention_types"] for _ in range(count) for kind in kinds]
     recorded = _item("attention_types", types, _number(prefix, "have a window"), ("global", "local"), "global or local")
     return checks.size("window_size", model["window_size"]) if recorded == "local" else None

@@ -50,17 +50,10 @@ OTHERS = "interleaved", "length"  # what no rotation in a file says
 def make_rotary(
     model: dict[str, Any], where: str, recorded: dict[str, Any], width: int, theta: Any, length: int | None
 ) -> Rotary:
-    """Return the rotation that a model records.
+    """Return the rotation that a model records, for heads of a width.
 
-    Args:
-        model: the whole configuration.
-        where: the name of its option that has `recorded`.
-        recorded: the numbers of the rotation.
-        width: of a head.
-        theta: the base in older files.
-        length: the number of tokens of a text, None = no more than those of the first training.
-
-    Raises TypeError or ValueError if its type is unknown, a number of it is missing or unknown, or has no such value.
+    where: the name of the model's option that has `recorded`, the numbers of the rotation; theta: the base in older
+    files; length: the number of tokens of a text, None = no more than those of the first training.
     """
     given = {name: value for name, value in recorded.items() if value not in (None, {}, [])}
     sort = given.pop("type", "default")

@@ -53,10 +53,7 @@ class Npz(Source):
 
 
 def read(path: Path, file: BinaryIO, stack: contextlib.ExitStack) -> Source:
-    """Read what the arrays of an archive claim; stack: closes it.
-
-    Raises ValueError if it is no archive of arrays; one of `torch.save` is named with the command that converts it.
-    """
+    """Read what the arrays of an archive claim; stack: closes it."""
     size = path.stat().st_size
     with in_memory("its list of files", size), readable("archive", "its list of files"):
         archive = stack.enter_context(zipfile.ZipFile(file))

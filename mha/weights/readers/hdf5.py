@@ -37,10 +37,7 @@ class Hdf5(Source):
 
 
 def read(path: Path, file: BinaryIO, stack: contextlib.ExitStack) -> Hdf5:
-    """Read the names, shapes and dtypes of the arrays in an HDF5 file; stack: closes it.
-
-    Raises ValueError if it is damaged, or if h5py is not installed.
-    """
+    """Read the names, shapes and dtypes of the arrays in an HDF5 file; stack: closes it."""
     try:
         import h5py
     except ModuleNotFoundError as error:

@@ -54,11 +54,7 @@ def _reader(file: BinaryIO) -> Callable[[Path, BinaryIO, contextlib.ExitStack], 
 
 
 def weights_in(path: str | os.PathLike[str]) -> Path:
-    """Return the path of the file of weights, or of the index of several, in a directory.
-
-    Raises ValueError if several could be meant, FileError (an OSError and a ValueError) if there is none, or if the
-    directory may not be read.
-    """
+    """Return the path of the file of weights, or of the index of several, in a directory; errors as `open_weights`."""
     folder = Path(path)
     try:
         names = sorted(os.listdir(folder))

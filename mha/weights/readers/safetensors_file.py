@@ -60,7 +60,7 @@ class SafetensorsFile(Source):
 
 
 def read(path: Path, file: BinaryIO, stack: ExitStack) -> SafetensorsFile:
-    """Read the header of an open file; nothing is left to the stack. ValueError if it is not as the format says."""
+    """Read the header of an open file; nothing is left to the stack."""
     size = os.fstat(file.fileno()).st_size
     start = file.read(8)
     if len(start) < 8:

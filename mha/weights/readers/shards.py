@@ -68,10 +68,7 @@ class Shards(Source):
 
 
 def read(path: Path, file: BinaryIO, stack: ExitStack) -> Shards:
-    """Read an index; no shard is opened yet. stack: closes the shards.
-
-    Raises ValueError if it is no index, or names a file outside of its folder.
-    """
+    """Read an index, all of whose files must be in its folder; no shard is opened yet. stack: closes the shards."""
     data = file.read(LIMIT + 1)
     try:
         if len(data) > LIMIT:

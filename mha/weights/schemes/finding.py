@@ -59,8 +59,9 @@ def choose(
 
     Raises:
         TypeError: if scheme or prefix is no str.
-        ValueError: if no layer fits, or more than one; the message lists the layers that are there. An UnreadError if
-            the arrays are of a kind that is not read.
+        ValueError: if no layer fits, or more than one; the message lists the layers that are there. Or if a kernel of
+            it is missing, or there are arrays that mha has no place for. An UnreadError if the arrays are of a kind
+            that is not read.
     """
     names = list(names)
     known: tuple[SchemeChoice, ...] = ("auto", *SCHEMES)
@@ -102,11 +103,7 @@ def choose(
 
 
 def layer_names(names: Iterable[str], scheme: SchemeName, prefix: str) -> list[str]:
-    """Return the names of the arrays that hold the weights of the layer with this prefix.
-
-    Raises ValueError, which names the arrays, if a kernel is missing or if there are arrays that mha has no place for;
-    an UnreadError if these are of a kind that is not read.
-    """
+    """Return the names of the arrays that hold the weights of the layer with this prefix; an error as of `choose`."""
     description = SCHEMES[scheme]
     places = {prefix + place.name for _, place in description.every}
     own = [name for name in names if name.startswith(prefix)]

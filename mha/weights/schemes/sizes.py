@@ -25,16 +25,10 @@ def config_of_sizes(
     grouped: bool,
     options: dict[str, Any],
 ) -> Config:
-    """Return the configuration that canonical weights show; their sizes must fit together.
+    """Return the configuration that canonical weights show; their sizes and those among the options must fit together.
 
-    Args:
-        canonical: the weights; only their shapes and dtypes are used, and biases may be missing.
-        names: the names of the arrays that hold them, for errors.
-        num_heads: number of heads.
-        grouped: True if several heads of queries may share one head of keys and values.
-        options: the other options of the configuration; sizes among them must agree with the weights.
-
-    Raises TypeError or ValueError if they do not fit together.
+    canonical: the weights, of which only shapes and dtypes are used; names: of the arrays that hold them, for errors;
+    grouped: True if several heads of queries may share one head of keys and values.
     """
     sizes = {name: canonical[f"{name}.kernel"].shape for name in PROJECTIONS}
     called = {name: names[f"{name}.kernel"] for name in PROJECTIONS}
