@@ -3,6 +3,8 @@
 Letters: H heads, d and dv widths of a query or key head and of a value head, D width of the output.
 """
 
+import re
+
 import numpy as np
 import pytest
 from layers import assert_same_weights
@@ -26,198 +28,81 @@ def test_there_and_back(scheme, bias, dtype):
     assert all(X.flags.c_contiguous for X in back.values())
 
 
-# Where the scheme puts canonical numbers, said once more and without the table: array, its index, weight, its index.
+# Where the scheme puts canonical numbers, said once more and without the table: array[index]=weight[index].
 # Widths of heads: 5, but 7 of values where they differ.
-SPOTS = {
-    "mha": [("W_q.kernel", (10, 14), "W_q.kernel", (10, 14)), ("W_o.bias", (18,), "W_o.bias", (18,))],
-    "d2l": [("W_v.weight", (20, 3), "W_v.kernel", (3, 20)), ("W_k.bias", (14,), "W_k.bias", (14,))],
-    "torch": [
-        ("in_proj_weight", (14, 2), "W_q.kernel", (2, 14)),
-        ("in_proj_weight", (15, 2), "W_k.kernel", (2, 0)),
-        ("in_proj_weight", (44, 2), "W_v.kernel", (2, 14)),
-        ("in_proj_bias", (16,), "W_k.bias", (1,)),
-        ("in_proj_bias", (30,), "W_v.bias", (0,)),
-        ("out_proj.weight", (18, 4), "W_o.kernel", (4, 18)),
-    ],
-    "torch-separate": [
-        ("k_proj_weight", (14, 12), "W_k.kernel", (12, 14)),
-        ("v_proj_weight", (1, 16), "W_v.kernel", (16, 1)),
-        ("in_proj_bias", (29,), "W_k.bias", (14,)),
-        ("out_proj.bias", (18,), "W_o.bias", (18,)),
-    ],
-    "keras": [
-        ("query.kernel", (10, 2, 1), "W_q.kernel", (10, 11)),
-        ("value.kernel", (3, 1, 6), "W_v.kernel", (3, 13)),
-        ("value.bias", (2, 0), "W_v.bias", (14,)),
-        ("attention_output.kernel", (2, 1, 18), "W_o.kernel", (15, 18)),
-        ("attention_output.bias", (18,), "W_o.bias", (18,)),
-    ],
-    "keras3": [
-        ("key_dense.vars.0", (10, 2, 1), "W_k.kernel", (10, 11)),
-        ("value_dense.vars.1", (2, 0), "W_v.bias", (14,)),
-        ("output_dense.vars.0", (2, 1, 18), "W_o.kernel", (15, 18)),
-    ],
-    "flax": [
-        ("key.kernel", (12, 1, 4), "W_k.kernel", (12, 9)),
-        ("key.bias", (1, 4), "W_k.bias", (9,)),
-        ("out.kernel", (1, 6, 0), "W_o.kernel", (13, 0)),
-    ],
-    "mlx": [
-        ("query_proj.weight", (14, 10), "W_q.kernel", (10, 14)),
-        ("key_proj.weight", (3, 12), "W_k.kernel", (12, 3)),
-        ("value_proj.bias", (20,), "W_v.bias", (20,)),
-        ("out_proj.weight", (18, 20), "W_o.kernel", (20, 18)),
-    ],
-    "bert": [
-        ("self.query.weight", (14, 10), "W_q.kernel", (10, 14)),
-        ("self.key.weight", (3, 12), "W_k.kernel", (12, 3)),
-        ("self.value.bias", (20,), "W_v.bias", (20,)),
-        ("output.dense.weight", (18, 20), "W_o.kernel", (20, 18)),
-    ],
-    "albert": [("key.weight", (3, 12), "W_k.kernel", (12, 3)), ("dense.bias", (18,), "W_o.bias", (18,))],
-    "distilbert": [("k_lin.weight", (3, 12), "W_k.kernel", (12, 3)), ("out_lin.bias", (18,), "W_o.bias", (18,))],
-    "vit": [
-        ("attention.value.weight", (20, 3), "W_v.kernel", (3, 20)),
-        ("output.dense.weight", (18, 20), "W_o.kernel", (20, 18)),
-    ],
-    "timm": [
-        ("qkv.weight", (15, 2), "W_k.kernel", (2, 0)),
-        ("qkv.bias", (30,), "W_v.bias", (0,)),
-        ("proj.weight", (18, 4), "W_o.kernel", (4, 18)),
-    ],
-    "gpt2": [
-        ("c_attn.weight", (2, 14), "W_q.kernel", (2, 14)),
-        ("c_attn.weight", (2, 15), "W_k.kernel", (2, 0)),
-        ("c_attn.weight", (2, 44), "W_v.kernel", (2, 14)),
-        ("c_attn.bias", (30,), "W_v.bias", (0,)),
-        ("c_proj.weight", (4, 18), "W_o.kernel", (4, 18)),
-    ],
-    "gpt2-mlx": [
-        ("c_attn.weight", (14, 2), "W_q.kernel", (2, 14)),
-        ("c_attn.weight", (15, 2), "W_k.kernel", (2, 0)),
-        ("c_attn.weight", (44, 2), "W_v.kernel", (2, 14)),
-        ("c_attn.bias", (30,), "W_v.bias", (0,)),
-        ("c_proj.weight", (18, 4), "W_o.kernel", (4, 18)),
-    ],
-    "llama": [("k_proj.weight", (3, 12), "W_k.kernel", (12, 3)), ("o_proj.weight", (18, 20), "W_o.kernel", (20, 18))],
-    "meta": [("wk.weight", (3, 12), "W_k.kernel", (12, 3)), ("wo.weight", (18, 20), "W_o.kernel", (20, 18))],
-    "neox": [
-        ("query_key_value.weight", (4, 2), "W_q.kernel", (2, 4)),
-        ("query_key_value.weight", (5, 2), "W_k.kernel", (2, 0)),
-        ("query_key_value.weight", (29, 2), "W_v.kernel", (2, 9)),
-        ("query_key_value.bias", (31,), "W_q.bias", (11,)),
-        ("dense.weight", (18, 4), "W_o.kernel", (4, 18)),
-    ],
-    "phi3": [
-        ("qkv_proj.weight", (14, 2), "W_q.kernel", (2, 14)),
-        ("qkv_proj.weight", (15, 2), "W_k.kernel", (2, 0)),
-        ("qkv_proj.weight", (44, 2), "W_v.kernel", (2, 14)),
-        ("qkv_proj.bias", (31,), "W_v.bias", (1,)),
-        ("o_proj.weight", (18, 4), "W_o.kernel", (4, 18)),
-    ],
-    "phi": [("k_proj.weight", (3, 12), "W_k.kernel", (12, 3)), ("dense.weight", (18, 20), "W_o.kernel", (20, 18))],
-    "modernbert": [
-        ("Wqkv.weight", (14, 2), "W_q.kernel", (2, 14)),
-        ("Wqkv.weight", (15, 2), "W_k.kernel", (2, 0)),
-        ("Wqkv.weight", (44, 2), "W_v.kernel", (2, 14)),
-        ("Wo.weight", (18, 4), "W_o.kernel", (4, 18)),
-    ],
-    "t5": [("q.weight", (14, 10), "W_q.kernel", (10, 14)), ("o.weight", (18, 20), "W_o.kernel", (20, 18))],
-    "mpnet": [("q.bias", (14,), "W_q.bias", (14,)), ("o.weight", (18, 20), "W_o.kernel", (20, 18))],
-    "blip": [("qkv.weight", (15, 2), "W_k.kernel", (2, 0)), ("projection.weight", (18, 4), "W_o.kernel", (4, 18))],
-    "internvl": [
-        ("v_proj.weight", (20, 3), "W_v.kernel", (3, 20)),
-        ("projection_layer.weight", (18, 20), "W_o.kernel", (20, 18)),
-    ],
-    "equinox": [
-        ("query_proj.weight", (14, 10), "W_q.kernel", (10, 14)),
-        ("key_proj.bias", (3,), "W_k.bias", (3,)),
-        ("value_proj.weight", (20, 3), "W_v.kernel", (3, 20)),
-        ("output_proj.weight", (18, 20), "W_o.kernel", (20, 18)),
-    ],
-    "haiku": [
-        ("query.w", (10, 14), "W_q.kernel", (10, 14)),
-        ("key.b", (3,), "W_k.bias", (3,)),
-        ("value.w", (3, 20), "W_v.kernel", (3, 20)),
-        ("linear.w", (20, 18), "W_o.kernel", (20, 18)),
-    ],
-    "vit_pytorch": [
-        ("to_qkv.weight", (15, 2), "W_k.kernel", (2, 0)),
-        ("to_qkv.bias", (44,), "W_v.bias", (14,)),
-        ("to_out.0.weight", (18, 4), "W_o.kernel", (4, 18)),
-    ],
-    "megatron": [
-        ("linear_qkv.weight", (4, 2), "W_q.kernel", (2, 4)),
-        ("linear_qkv.weight", (5, 2), "W_k.kernel", (2, 0)),
-        ("linear_qkv.weight", (29, 2), "W_v.kernel", (2, 9)),
-        ("linear_qkv.bias", (31,), "W_q.bias", (11,)),
-        ("linear_proj.weight", (18, 4), "W_o.kernel", (4, 18)),
-    ],
-    "flash_attn": [
-        ("Wqkv.weight", (14, 2), "W_q.kernel", (2, 14)),
-        ("Wqkv.weight", (15, 2), "W_k.kernel", (2, 0)),
-        ("Wqkv.bias", (44,), "W_v.bias", (14,)),
-        ("out_proj.weight", (18, 4), "W_o.kernel", (4, 18)),
-    ],
-    "esmc": [
-        ("layernorm_qkv.1.weight", (15, 2), "W_k.kernel", (2, 0)),
-        ("layernorm_qkv.1.weight", (44, 2), "W_v.kernel", (2, 14)),
-        ("out_proj.weight", (18, 4), "W_o.kernel", (4, 18)),
-    ],
-    "whisper": [
-        ("query.weight", (14, 10), "W_q.kernel", (10, 14)),
-        ("key.weight", (3, 12), "W_k.kernel", (12, 3)),
-        ("value.bias", (20,), "W_v.bias", (20,)),
-        ("out.weight", (18, 20), "W_o.kernel", (20, 18)),
-    ],
-    "diffusers": [
-        ("to_q.weight", (14, 10), "W_q.kernel", (10, 14)),
-        ("to_k.weight", (3, 12), "W_k.kernel", (12, 3)),
-        ("to_out.0.bias", (18,), "W_o.bias", (18,)),
-        ("to_out.0.weight", (18, 20), "W_o.kernel", (20, 18)),
-    ],
-    "opt": [("v_proj.weight", (20, 3), "W_v.kernel", (3, 20)), ("out_proj.weight", (18, 20), "W_o.kernel", (20, 18))],
-}
+SPOTS = """
+mha: W_q.kernel[10,14]=W_q.kernel[10,14] W_o.bias[18]=W_o.bias[18] W_o.kernel[20,18]=W_o.kernel[20,18]
+d2l: W_v.weight[20,3]=W_v.kernel[3,20] W_k.bias[14]=W_k.bias[14] W_o.weight[18,20]=W_o.kernel[20,18]
+torch: in_proj_weight[14,2]=W_q.kernel[2,14] in_proj_weight[15,2]=W_k.kernel[2,0]
+  in_proj_weight[44,2]=W_v.kernel[2,14] in_proj_bias[16]=W_k.bias[1] in_proj_bias[30]=W_v.bias[0]
+  out_proj.weight[18,4]=W_o.kernel[4,18]
+torch-separate: k_proj_weight[14,12]=W_k.kernel[12,14] v_proj_weight[1,16]=W_v.kernel[16,1]
+  in_proj_bias[29]=W_k.bias[14] out_proj.bias[18]=W_o.bias[18] out_proj.weight[18,14]=W_o.kernel[14,18]
+keras: query.kernel[10,2,1]=W_q.kernel[10,11] value.kernel[3,1,6]=W_v.kernel[3,13] value.bias[2,0]=W_v.bias[14]
+  attention_output.kernel[2,1,18]=W_o.kernel[15,18] attention_output.bias[18]=W_o.bias[18]
+keras3: key_dense.vars.0[10,2,1]=W_k.kernel[10,11] value_dense.vars.1[2,0]=W_v.bias[14]
+  output_dense.vars.0[2,1,18]=W_o.kernel[15,18]
+flax: key.kernel[12,1,4]=W_k.kernel[12,9] key.bias[1,4]=W_k.bias[9] out.kernel[1,6,0]=W_o.kernel[13,0]
+mlx: query_proj.weight[14,10]=W_q.kernel[10,14] key_proj.weight[3,12]=W_k.kernel[12,3]
+  value_proj.bias[20]=W_v.bias[20] out_proj.weight[18,20]=W_o.kernel[20,18]
+bert: self.query.weight[14,10]=W_q.kernel[10,14] self.key.weight[3,12]=W_k.kernel[12,3]
+  self.value.bias[20]=W_v.bias[20] output.dense.weight[18,20]=W_o.kernel[20,18]
+albert: key.weight[3,12]=W_k.kernel[12,3] dense.bias[18]=W_o.bias[18] dense.weight[18,20]=W_o.kernel[20,18]
+distilbert: k_lin.weight[3,12]=W_k.kernel[12,3] out_lin.bias[18]=W_o.bias[18]
+  out_lin.weight[18,20]=W_o.kernel[20,18]
+vit: attention.value.weight[20,3]=W_v.kernel[3,20] output.dense.weight[18,20]=W_o.kernel[20,18]
+timm: qkv.weight[15,2]=W_k.kernel[2,0] qkv.bias[30]=W_v.bias[0] proj.weight[18,4]=W_o.kernel[4,18]
+gpt2: c_attn.weight[2,14]=W_q.kernel[2,14] c_attn.weight[2,15]=W_k.kernel[2,0]
+  c_attn.weight[2,44]=W_v.kernel[2,14] c_attn.bias[30]=W_v.bias[0] c_proj.weight[4,18]=W_o.kernel[4,18]
+gpt2-mlx: c_attn.weight[14,2]=W_q.kernel[2,14] c_attn.weight[15,2]=W_k.kernel[2,0]
+  c_attn.weight[44,2]=W_v.kernel[2,14] c_attn.bias[30]=W_v.bias[0] c_proj.weight[18,4]=W_o.kernel[4,18]
+llama: k_proj.weight[3,12]=W_k.kernel[12,3] o_proj.weight[18,20]=W_o.kernel[20,18]
+meta: wk.weight[3,12]=W_k.kernel[12,3] wo.weight[18,20]=W_o.kernel[20,18]
+neox: query_key_value.weight[4,2]=W_q.kernel[2,4] query_key_value.weight[5,2]=W_k.kernel[2,0]
+  query_key_value.weight[29,2]=W_v.kernel[2,9] query_key_value.bias[31]=W_q.bias[11]
+  dense.weight[18,4]=W_o.kernel[4,18]
+phi3: qkv_proj.weight[14,2]=W_q.kernel[2,14] qkv_proj.weight[15,2]=W_k.kernel[2,0]
+  qkv_proj.weight[44,2]=W_v.kernel[2,14] qkv_proj.bias[31]=W_v.bias[1] o_proj.weight[18,4]=W_o.kernel[4,18]
+phi: k_proj.weight[3,12]=W_k.kernel[12,3] dense.weight[18,20]=W_o.kernel[20,18]
+modernbert: Wqkv.weight[14,2]=W_q.kernel[2,14] Wqkv.weight[15,2]=W_k.kernel[2,0]
+  Wqkv.weight[44,2]=W_v.kernel[2,14] Wo.weight[18,4]=W_o.kernel[4,18]
+t5: q.weight[14,10]=W_q.kernel[10,14] o.weight[18,20]=W_o.kernel[20,18]
+mpnet: q.bias[14]=W_q.bias[14] o.weight[18,20]=W_o.kernel[20,18]
+blip: qkv.weight[15,2]=W_k.kernel[2,0] projection.weight[18,4]=W_o.kernel[4,18]
+internvl: v_proj.weight[20,3]=W_v.kernel[3,20] projection_layer.weight[18,20]=W_o.kernel[20,18]
+equinox: query_proj.weight[14,10]=W_q.kernel[10,14] key_proj.bias[3]=W_k.bias[3]
+  value_proj.weight[20,3]=W_v.kernel[3,20] output_proj.weight[18,20]=W_o.kernel[20,18]
+haiku: query.w[10,14]=W_q.kernel[10,14] key.b[3]=W_k.bias[3] value.w[3,20]=W_v.kernel[3,20]
+  linear.w[20,18]=W_o.kernel[20,18]
+vit_pytorch: to_qkv.weight[15,2]=W_k.kernel[2,0] to_qkv.bias[44]=W_v.bias[14]
+  to_out.0.weight[18,4]=W_o.kernel[4,18]
+megatron: linear_qkv.weight[4,2]=W_q.kernel[2,4] linear_qkv.weight[5,2]=W_k.kernel[2,0]
+  linear_qkv.weight[29,2]=W_v.kernel[2,9] linear_qkv.bias[31]=W_q.bias[11]
+  linear_proj.weight[18,4]=W_o.kernel[4,18]
+flash_attn: Wqkv.weight[14,2]=W_q.kernel[2,14] Wqkv.weight[15,2]=W_k.kernel[2,0] Wqkv.bias[44]=W_v.bias[14]
+  out_proj.weight[18,4]=W_o.kernel[4,18]
+esmc: layernorm_qkv.1.weight[15,2]=W_k.kernel[2,0] layernorm_qkv.1.weight[44,2]=W_v.kernel[2,14]
+  out_proj.weight[18,4]=W_o.kernel[4,18]
+whisper: query.weight[14,10]=W_q.kernel[10,14] key.weight[3,12]=W_k.kernel[12,3] value.bias[20]=W_v.bias[20]
+  out.weight[18,20]=W_o.kernel[20,18]
+diffusers: to_q.weight[14,10]=W_q.kernel[10,14] to_k.weight[3,12]=W_k.kernel[12,3]
+  to_out.0.bias[18]=W_o.bias[18] to_out.0.weight[18,20]=W_o.kernel[20,18]
+opt: v_proj.weight[20,3]=W_v.kernel[3,20] out_proj.weight[18,20]=W_o.kernel[20,18]
+"""
 
 
 def test_each_number_has_its_place():
-    for scheme in SCHEMES:
-        _, arrays = stored(scheme)
-        _, weights = layer(scheme)
-        for array, here, weight, there in SPOTS[scheme]:
-            assert arrays[array][here] == weights[weight][there], (scheme, array, weight)
+    tables = re.findall(r"^(\S+): ((?:.|\n  )*)", SPOTS, re.MULTILINE)
+    assert sorted(scheme for scheme, _ in tables) == SCHEMES
+    for scheme, spots in tables:
+        (_, arrays), (_, weights) = stored(scheme), layer(scheme)
+        for array, here, weight, there in re.findall(r"(\S+)\[(\S+)\]=(\S+)\[(\S+)\]", spots):
+            numbers = arrays[array][indices(here)], weights[weight][indices(there)]
+            assert numbers[0] == numbers[1], (scheme, array, weight)
 
 
-# Which way round each scheme has the output's kernel, which no shape shows where it is square.
-TURNED = {
-    "mha": ("W_o.kernel", False), "d2l": ("W_o.weight", True), "torch": ("out_proj.weight", True),
-    "torch-separate": ("out_proj.weight", True), "keras": ("attention_output.kernel", False),
-    "keras3": ("output_dense.vars.0", False),
-    "flax": ("out.kernel", False), "bert": ("output.dense.weight", True), "distilbert": ("out_lin.weight", True),
-    "vit": ("output.dense.weight", True), "timm": ("proj.weight", True), "gpt2": ("c_proj.weight", False),
-    "llama": ("o_proj.weight", True), "meta": ("wo.weight", True), "neox": ("dense.weight", True),
-    "albert": ("dense.weight", True), "phi": ("dense.weight", True), "modernbert": ("Wo.weight", True),
-    "mpnet": ("o.weight", True), "blip": ("projection.weight", True), "internvl": ("projection_layer.weight", True),
-    "phi3": ("o_proj.weight", True), "t5": ("o.weight", True), "opt": ("out_proj.weight", True),
-    "mlx": ("out_proj.weight", True), "gpt2-mlx": ("c_proj.weight", True),
-    "equinox": ("output_proj.weight", True), "haiku": ("linear.w", False), "vit_pytorch": ("to_out.0.weight", True),
-    "megatron": ("linear_proj.weight", True), "flash_attn": ("out_proj.weight", True),
-    "esmc": ("out_proj.weight", True), "whisper": ("out.weight", True), "diffusers": ("to_out.0.weight", True),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("scheme", SCHEMES)
-def test_square_kernels_are_turned_as_the_scheme_says(scheme):
-    config = Config(15, 3, scale=1.0 if scheme == "t5" else None, bias=scheme == "mpnet")
-    weights = {
-        name: np.arange(float(np.prod(shape)), dtype="float32").reshape(shape) + n
-        for n, (name, shape) in enumerate(shapes(config).items())
-    }
-    arrays = schemes.from_canonical(config, weights, scheme)
-    name, turned = TURNED[scheme]
-    output = arrays[name].reshape(15, 15)
-    assert np.array_equal(output.T if turned else output, weights["W_o.kernel"])
-    assert_same_weights(schemes.to_canonical(arrays, scheme, num_heads=heads(scheme))[1], weights)
+def indices(text):
+    return tuple(map(int, text.split(",")))
 
 
 @pytest.mark.parametrize("scheme", ["bert", "gpt2", "keras"])
