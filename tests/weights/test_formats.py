@@ -15,7 +15,6 @@ from layers import assert_same_weights
 
 import mha
 from mha import parity
-from mha.core import dispatch
 from mha.core.options.config import Config, shapes
 from mha.weights import models, readers, schemes
 from mha.weights.readers import quantised
@@ -276,23 +275,9 @@ def test_what_is_said_of_quantised_arrays_must_fit_them(rng, tmp_path, monkeypat
         mha.load(folder)
 
 
-def test_a_file_alone_does_not_say_how_it_is_quantised(rng, tmp_path, monkeypatch):
-    monkeypatch.setattr(quantised, "FORMATS", {"mlx": "numpy"})
-    folder, _ = llama(rng, tmp_path)
-    (folder / "config.json").unlink()
-    with pytest.raises(ValueError, match=r"has quantised arrays, and no config.json beside it whose quantization"):
-        mha.load(folder, num_heads=H, rotary=None)
-
-
 @pytest.mark.parametrize("form", ["pt", "gguf"])
 def test_integers_of_others_are_no_floats(rng, tmp_path, form):
     folder, _ = llama(rng, tmp_path)
     write(folder, safetensors.numpy.load_file(folder / "model.safetensors"), form, LLAMA | HOW)
     with pytest.raises(ValueError, match=r"_proj.weight has dtype uint32, expected one of float64"):
         mha.load(folder)
-
-
-def test_the_frameworks_say_which_formats_they_unpack():
-    assert {name: dispatch.facts("FORMATS")[name] for name in quantised.FORMATS.values()} == {
-        name: (form,) for form, name in quantised.FORMATS.items()
-    }

@@ -258,14 +258,6 @@ def test_an_option_about_attention_that_is_not_known_is_refused_by_name(write, n
     assert mha.load(write(LLAMA | {name: None}), "numpy").config.num_heads == H
 
 
-def test_a_window_in_some_layers_needs_the_number_of_this_one(tmp_path, rng):
-    named = {name.removeprefix(PREFIX): X for name, X in arrays(rng, bias=True).items()}
-    safetensors.numpy.save_file(named, tmp_path / "model.safetensors")
-    (tmp_path / "config.json").write_text(json.dumps(MODEL | QWEN2))
-    with pytest.raises(ValueError, match=r"prefix '' has no layers\.NUMBER"):
-        mha.load(tmp_path / "model.safetensors")
-
-
 def test_norms_of_a_model_without_them_are_refused(write):
     with pytest.raises(TypeError, match="qk_norm is not given, expected"):
         mha.load(write(LLAMA, normed=True))

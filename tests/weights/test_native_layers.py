@@ -168,13 +168,6 @@ def test_the_backend_is_the_one_that_is_asked_for(monkeypatch, kind, rng):
 # What needs no framework
 
 
-def test_an_unknown_backend_is_told(monkeypatch, rng):
-    layer = layer_of(rng, "numpy")
-    monkeypatch.setenv("MHA_BACKEND", "caffe")
-    with pytest.raises(ValueError, match="MHA_BACKEND is 'caffe'"):
-        mha.from_native(layer)
-
-
 def test_the_number_of_heads_may_be_said_again(rng):
     layer = layer_of(rng, "numpy")
     assert mha.from_native(layer, num_heads=3).config.num_heads == 3

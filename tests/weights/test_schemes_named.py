@@ -66,15 +66,6 @@ def test_a_layer_does_not_share_the_arrays_of_its_source():
     assert_same_weights(attention.weights, layer("mha")[1])
 
 
-def test_one_layer_of_several(rng):
-    layers = {f"layer.{number}.": stored("bert", f"layer.{number}.")[1] for number in range(2)}
-    arrays = layers["layer.0."] | {name: X + 1 for name, X in layers["layer.1."].items()}
-    attention = mha.from_native(arrays, prefix="layer.1", num_heads=3)
-    assert_same_weights(attention.weights, {name: X + 1 for name, X in layer("bert")[1].items()})
-    with pytest.raises(ValueError, match="2 attention layers are there"):
-        mha.from_native(arrays, num_heads=3)
-
-
 @pytest.mark.parametrize(
     ("value", "kind"), [([[1.0]], "list"), (None, "NoneType"), (np.ma.ones((15, 11)), "MaskedArray"), ("x", "str")]
 )
@@ -88,24 +79,6 @@ def test_two_arrays_of_one_name_are_refused():
     _, arrays = stored("keras")
     with pytest.raises(ValueError, match=r"two arrays are called query.kernel, expected different names"):
         mha.from_native(arrays | {"query/kernel": arrays["query.kernel"]})
-
-
-@pytest.mark.parametrize("source", [None, 3, [1], np.ones((2, 2)), "bert", object()])
-def test_what_is_no_layer_is_refused(source):
-    with pytest.raises(
-        TypeError, match=r"source is a .*, expected named arrays, .* or exactly one of torch.nn.Multihead"
-    ):
-        mha.from_native(source)
-
-
-@pytest.mark.parametrize("kind", ["torch.nn.MultiHeadAttention", "layers"])
-def test_an_unknown_kind_lists_the_known_ones(kind):
-    with pytest.raises(
-        ValueError, match=r"kind is .*, expected one of torch.nn.MultiheadAttention, keras.layers.Multi"
-    ):
-        mha.MultiHeadAttention(6, 2).to_native(kind)
-    with pytest.raises(TypeError, match="kind is None"):
-        mha.MultiHeadAttention(6, 2).to_native(None)
 
 
 def test_a_missing_framework_says_what_to_install(monkeypatch):
