@@ -173,16 +173,3 @@ def test_a_model_in_shards_is_read_from_its_directory(tmp_path):
     for name, part in parts.items():
         assert np.array_equal(layer.weights[f"W_{name}.kernel"], part.weight.detach().T)
         assert np.array_equal(layer.weights[f"W_{name}.bias"], part.bias.detach())
-
-
-def test_a_model_with_rotated_positions_and_groups_gives_its_weights(tmp_path):
-    import transformers
-
-    made = transformers.LlamaModel(transformers.LlamaConfig(**SMALL, num_key_value_heads=1, head_dim=8))
-    made.save_pretrained(tmp_path)
-    layer = mha.load(tmp_path / "model.safetensors", prefix="layers.1.self_attn")
-    assert layer.config.rotary == mha.Rotary(8)
-    assert (layer.config.num_heads, layer.config.num_key_value_heads) == (3, 1)
-    for name, module in zip("qkvo", ("q_proj", "k_proj", "v_proj", "o_proj"), strict=True):
-        theirs = made.get_parameter(f"layers.1.self_attn.{module}.weight").detach()
-        assert np.array_equal(layer.weights[f"W_{name}.kernel"], theirs.T)
