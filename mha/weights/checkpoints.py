@@ -49,7 +49,14 @@ def choose(source: Source, scheme: str = "auto", prefix: str | None = None) -> t
     if own and scheme in ("auto", "mha") and prefix in (None, ""):
         return "mha", ""
     with _with_reason(source):
-        chosen, prefix = _choose(source, scheme, prefix)
+        try:
+            chosen, prefix = schemes.choose(source.entries, scheme, prefix, source.format_of)
+        except schemes.UnreadError:
+            raise
+        except ValueError:  # the configuration beside the file may say why names show nothing
+            if not schemes.recognise(source.entries, source.format_of) and (found := unread_error(source)):
+                raise found from None
+            raise
         if (chosen, scheme) == ("mha", "auto") and not own:
             asked = argument_names.setting(scheme="mha"), argument_names.setting(num_heads=argument_names.Code("..."))
             raise ValueError(
@@ -112,18 +119,6 @@ def take(
     read = {name: source.read(name) for name in track(list(entries))}
     with _with_reason(source):
         return schemes.to_canonical(read, scheme, prefix, num_heads, options=options)
-
-
-def _choose(source: Source, scheme: str, prefix: str | None) -> tuple[SchemeName, str]:
-    """Choose as `choose` does; an UnreadError if the configuration beside the file says why names show nothing."""
-    try:
-        return schemes.choose(source.entries, scheme, prefix, source.format_of)
-    except schemes.UnreadError:
-        raise
-    except ValueError:
-        if not schemes.recognise(source.entries, source.format_of) and (found := unread_error(source)):
-            raise found from None
-        raise
 
 
 def unread_error(

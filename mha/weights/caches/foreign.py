@@ -159,9 +159,9 @@ def _of_mlx_lm(native: Any, config: Config, layer: int | None) -> NativeCache:
     """Read a cache of mlx-lm, or one of the list of a model."""
     layers = native if isinstance(native, list | tuple) else [native]
     one = layers[_layer_number(layer, len(layers))]
-    laid = mlx_lm.slots_of(one)
+    slots, tokens, positions = mlx_lm.slots_of(one)
     k, v = _heads(config, "BGSd", keys=one.keys, values=one.values)
-    return NativeCache(k[:, :, laid.slots], v[:, :, laid.slots], laid.tokens, laid.positions)
+    return NativeCache(k[:, :, slots], v[:, :, slots], tokens, positions)
 
 
 def _of_keras_hub(native: Any, config: Config, layer: int | None) -> NativeCache:

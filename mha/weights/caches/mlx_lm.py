@@ -8,32 +8,25 @@ Source: `mlx_lm.models.cache` of mlx-lm 0.32. Letters: B batch, G heads of keys 
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from mha.core.options import checks
 
-
-class Slots(NamedTuple):
-    """The slots to take, the oldest token first, empty ones at the end.
-
-    tokens: how many there were, the last of which are there; None: positions (B, S) are those of the slots, -1 = empty.
-    """
-
-    slots: np.ndarray
-    tokens: int | None
-    positions: np.ndarray | None = None
+# The slots to take, the oldest token first, empty ones at the end; how many tokens there were, the last of which are
+# there; where that is None, the positions (B, S) of the slots, -1 = empty.
+Slots = tuple[np.ndarray, int | None, np.ndarray | None]
 
 
 def _plain_slots(native: Any, S: int) -> Slots:
-    return Slots(np.arange(S), _between("offset", native.offset, 0, S))
+    return np.arange(S), _between("offset", native.offset, 0, S), None
 
 
 def _chunk_slots(native: Any, S: int) -> Slots:
     start = checks.whole("start_position", native.start_position)
     offset = _between("offset", native.offset, start, start + S)
-    return Slots(np.arange(offset - start if start else S), offset)
+    return np.arange(offset - start if start else S), offset, None
 
 
 def _ring_slots(native: Any, S: int) -> Slots:
@@ -41,7 +34,7 @@ def _ring_slots(native: Any, S: int) -> Slots:
     offset, keep = checks.whole("offset", native.offset), checks.whole("keep", native.keep)
     next_slot = _between("_idx", native._idx, 0, S)
     if offset <= S and next_slot == offset:
-        return Slots(np.arange(S), offset)
+        return np.arange(S), offset, None
     if offset < S or not keep <= next_slot:
         raise ValueError(
             f"native has _idx={next_slot} and keep={keep}, which no ring of {S} slots has after {offset} tokens"
@@ -51,7 +44,7 @@ def _ring_slots(native: Any, S: int) -> Slots:
             f"native has had {offset} tokens, of which it keeps the first {keep} and the last {S - keep}: expected one "
             "that holds all, since no layer of mha sees first tokens beside a window"
         )
-    return Slots(np.roll(np.arange(S), -next_slot), offset)
+    return np.roll(np.arange(S), -next_slot), offset, None
 
 
 def _batch_slots(native: Any, S: int) -> Slots:
@@ -60,7 +53,7 @@ def _batch_slots(native: Any, S: int) -> Slots:
     filled = _between("_idx", native._idx, 0, S)
     left = np.array(native.left_padding.tolist())  # (B,)
     each = np.arange(S)
-    return Slots(each, None, np.where(each < filled, np.maximum(each - left[:, None], -1), -1))  # (B, S)
+    return each, None, np.where(each < filled, np.maximum(each - left[:, None], -1), -1)  # (B, S)
 
 
 # What reads a cache of each class, or why none does.

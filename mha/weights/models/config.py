@@ -237,7 +237,10 @@ def _rotation_options(
     if kind == "llama4_text":
         found |= _llama4(model, prefix, turns)
     if kind == "ministral3":
-        found["temperature"] = _temperature(rotation.check_options("rope_parameters", model.get("rope_parameters")))
+        recorded = rotation.check_options("rope_parameters", model.get("rope_parameters"))
+        scale, floor = "llama_4_scaling_beta", "original_max_position_embeddings"
+        floor_scale = checks.size(floor, recorded.get(floor))
+        found["temperature"] = Temperature(checks.positive(scale, recorded.get(scale)), floor_scale, shift=0)
     if kind in NORMED and (kind not in IF_SAID or checks.flag("use_qk_norm", model["use_qk_norm"])):
         name = "norm_eps" if kind in LFM2 else "rms_norm_eps"
         eps = checks.positive(name, model.get(name, 1e-6))
@@ -265,10 +268,3 @@ def _llama4(model: dict[str, Any], prefix: str, turns: bool) -> dict[str, Any]:
         scale = checks.positive("attn_scale", model["attn_scale"])
         found["temperature"] = Temperature(scale, checks.size("floor_scale", model["floor_scale"]))
     return found
-
-
-def _temperature(recorded: dict[str, Any]) -> Temperature:
-    """Return the temperature of Ministral 3, whose numbers are beside those of its rotation."""
-    scale, floor = "llama_4_scaling_beta", "original_max_position_embeddings"
-    floor_scale = checks.size(floor, recorded.get(floor))
-    return Temperature(checks.positive(scale, recorded.get(scale)), floor_scale, shift=0)

@@ -8,7 +8,8 @@ from typing import BinaryIO
 
 from mha.weights import files
 from mha.weights.files import FileError
-from mha.weights.readers import archive, foreign, hdf5, quantised, safetensors_file, shards
+from mha.weights.readers import archive, foreign, hdf5, safetensors_file, shards
+from mha.weights.readers.quantised import Quantised
 from mha.weights.readers.source import Source
 
 BEGINNING = 64  # bytes, which show the kind of a file
@@ -31,7 +32,9 @@ def open_weights(path: str | os.PathLike[str]) -> Iterator[Source]:
     place = weights_in(path) if isinstance(path, str | os.PathLike) and os.path.isdir(path) else path
     with files.open_file(place) as file, contextlib.ExitStack() as stack:
         try:
-            yield quantised.unpack_source(_reader(file)(Path(place), file, stack))
+            source = _reader(file)(Path(place), file, stack)
+            is_quantised = any(name.endswith(".scales") for name in source.entries)
+            yield Quantised(source) if is_quantised else source
         except FileError:
             raise
         except ValueError as error:

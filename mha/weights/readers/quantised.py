@@ -143,10 +143,3 @@ class Quantised(Source):
         """Whether an array, by its name, is the scales or biases of a quantised one."""
         stem, _, last = name.rpartition(".")
         return last in BESIDE and f"{stem}.scales" in self.inner and f"{stem}.weight" in self.inner
-
-
-def unpack_source(source: Source) -> Source:
-    """Return the same file, its quantised arrays as the floats that they stand for."""
-    if any(name.endswith(".scales") for name in source.entries):
-        return Quantised(source)
-    return source
