@@ -25,18 +25,6 @@ COHERE2 = {"model_type": "cohere2", "position_embedding_type": "rope_gptj", "rot
 COHERE2 |= {"sliding_window": 4096, "sliding_window_pattern": 4, "use_qk_norm": False, "rope_scaling": None}
 
 
-@pytest.fixture
-def write(tmp_path, rng):
-    """Writes a checkpoint of one layer, number 1, with a config.json beside it, and returns the path of the first."""
-
-    def written(model):
-        safetensors.numpy.save_file(arrays(rng), tmp_path / "model.safetensors")
-        (tmp_path / "config.json").write_text(json.dumps(MODEL | model))
-        return tmp_path / "model.safetensors"
-
-    return written
-
-
 # What a model says, and the options of the layer.
 MODELS = {
     "SmolLM3": (

@@ -22,18 +22,6 @@ COOLED = {"rope_type": "yarn", "rope_theta": 1e6, "factor": 16.0, "original_max_
 COOLED |= {"llama_4_scaling_beta": 0.1, "max_position_embeddings": 1024}
 
 
-@pytest.fixture
-def write(tmp_path, rng):
-    """Writes a checkpoint of one layer with a config.json beside it, and returns the path of the first."""
-
-    def written(model, **kind):
-        safetensors.numpy.save_file(arrays(rng, **kind), tmp_path / "model.safetensors")
-        (tmp_path / "config.json").write_text(json.dumps(MODEL | model))
-        return tmp_path / "model.safetensors"
-
-    return written
-
-
 ROTATIONS = {
     "LLaMA, YaRN": (
         {"model_type": "llama", "rope_parameters": YARN | {"rope_theta": 9.0, "mscale": 0.5, "truncate": False}},
