@@ -114,11 +114,11 @@ def take(
             shown = " and ".join(f"{dtype} ({name})" for dtype, name in dtypes.items())
             raise ValueError(f"its arrays have dtypes {shown}, expected one")
         claimed = {name: entry.stand_in(name) for name, entry in entries.items()}
-        schemes.describe(claimed, scheme, prefix, num_heads, options=options)  # refuses a wrong layer before it is read
+        schemes.describe(claimed, scheme, prefix, num_heads, **options)  # refuses a wrong layer before it is read
         schemes.ask(scheme, options)
     read = {name: source.read(name) for name in track(list(entries))}
     with _with_reason(source):
-        return schemes.to_canonical(read, scheme, prefix, num_heads, options=options)
+        return schemes.to_canonical(read, scheme, prefix, num_heads, **options)
 
 
 def unread_error(

@@ -170,12 +170,12 @@ def test_sinks_there_and_back(rng):
         ("sinks", np.ones((6, 1), "float32"), r"sinks has shape \(6, 1\), expected 1 axes, H"),
     ):
         with pytest.raises(ValueError, match=text):
-            schemes.to_canonical(arrays | {name: X}, "llama", options={"sinks": False})
+            schemes.to_canonical(arrays | {name: X}, "llama", sinks=False)
     with pytest.raises(ValueError, match="sinks has 6 heads, expected 3 as num_heads"):
         schemes.to_canonical(arrays, "llama", num_heads=3)
     del arrays["sinks"]
     with pytest.raises(ValueError, match="sinks is True, but the layer has no sinks"):
-        schemes.to_canonical(arrays, "llama", num_heads=6, options={"sinks": True})
+        schemes.to_canonical(arrays, "llama", num_heads=6, sinks=True)
 
 
 # 2. Layers among many arrays

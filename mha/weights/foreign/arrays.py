@@ -20,18 +20,16 @@ def canonical(
     scheme: SchemeName,
     prefix: str,
     num_heads: int | None,
-    dropout: float = 0.0,
-    options: Mapping[str, Any] | None = None,
     layer: int | None = None,
+    **options: Any,
 ) -> Layer:
     """Return the configuration and canonical weights of the layer with this prefix; arrays: of any framework.
 
     layer: its number, where the first axis of each array goes through the layers of a stack.
     """
     own = {name: to_numpy(name, arrays[name]) for name in schemes.layer_names(arrays, scheme, prefix)}
-    own = _of_stack(own, scheme, prefix, layer)
-    found = schemes.to_canonical(own, scheme, prefix, num_heads, dropout, options)
-    schemes.ask(scheme, options or {})
+    found = schemes.to_canonical(_of_stack(own, scheme, prefix, layer), scheme, prefix, num_heads, **options)
+    schemes.ask(scheme, options)
     return found
 
 

@@ -33,7 +33,7 @@ def read(
         chosen, prefix = schemes.choose(arrays, scheme, prefix)
         if models.LENGTH in options:
             raise ValueError("length came with arrays, whose rotation is the one that rotary says; leave it out")
-        return canonical(arrays, chosen, prefix, num_heads, options=options, layer=layer)
+        return canonical(arrays, chosen, prefix, num_heads, layer, **options)
     if layer is not None:
         raise ValueError(f"layer is {layer!r}, expected None for a layer: it chooses among the arrays of a stack")
     if exact_kind(source) is None and (config := modules.config_of(source)) is not None:
@@ -112,7 +112,7 @@ def _plain_book(native: Any, layer: Any) -> Layer:
         if (came := type(getattr(layer, name)).__name__) not in kinds:
             raise TypeError(f"{name} of the layer is a {came}, expected a {' or '.join(kinds)} as in the book")
     scheme, arrays = native.book_arrays(layer)
-    return canonical(arrays, scheme, "", layer.num_heads, _rate(layer.attention.dropout))
+    return canonical(arrays, scheme, "", layer.num_heads, dropout=_rate(layer.attention.dropout))
 
 
 def _make_book(backend: BackendName, kind: str, config: Config, weights: dict[str, np.ndarray]) -> Any:

@@ -42,7 +42,7 @@ def take(
         raise ValueError(f"source has a config, which does not describe such a layer: {error}") from error
     num_heads, options = models.join_options(options, num_heads, given, "source has a config")
     dropout = next((model[name] for name in _DROPOUT if name in model), 0.0)
-    return canonical(arrays, chosen, prefix, num_heads, dropout, options)
+    return canonical(arrays, chosen, prefix, num_heads, dropout=dropout, **options)
 
 
 def _whole(arrays: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -118,7 +118,7 @@ def _take_linen(layer: Any) -> tuple[Config, dict[str, np.ndarray]]:
         raise ValueError(f"the {LINEN} holds no weights, expected `module.bind(variables)`")
     _refuse(LINEN, layer, linen.dot_product_attention)
     arrays = foreign.flatten_names(layer.variables.get("params", {}))
-    config, weights = foreign.canonical(arrays, "flax", "", layer.num_heads, layer.dropout_rate)
+    config, weights = foreign.canonical(arrays, "flax", "", layer.num_heads, dropout=layer.dropout_rate)
     _refuse_dtype(LINEN, layer, config)
     expected = {
         "num_heads": config.num_key_value_heads,
@@ -139,7 +139,7 @@ def _take_nnx(layer: Any) -> tuple[Config, dict[str, np.ndarray]]:
     promotions = {name: getattr(layer, name, None) for name in ways}
     foreign.refuse(NNX, {name: None if way is dtypes.promote_dtype else way for name, way in promotions.items()})
     arrays = foreign.flatten_names(nnx.state(layer, nnx.Param))
-    config, weights = foreign.canonical(arrays, "flax", "", layer.num_heads, layer.dropout_rate, _norm(layer))
+    config, weights = foreign.canonical(arrays, "flax", "", layer.num_heads, dropout=layer.dropout_rate, **_norm(layer))
     _refuse_dtype(NNX, layer, config)
     return config, weights
 

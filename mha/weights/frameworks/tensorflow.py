@@ -38,7 +38,7 @@ def take(layer: Any) -> tuple[Config, dict[str, np.ndarray]]:
     )
     arrays = {_name(X): X for X in layer.weights}
     num_heads = options["num_query_heads" if grouped else "num_heads"]
-    return foreign.canonical(arrays, "keras", "", num_heads, options["dropout"])
+    return foreign.canonical(arrays, "keras", "", num_heads, dropout=options["dropout"])
 
 
 def make(kind: str, config: Config, weights: dict[str, np.ndarray]) -> Any:

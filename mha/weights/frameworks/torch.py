@@ -24,7 +24,7 @@ FIRST = "call it once, so that its parts learn their sizes"
 def take(layer: Any) -> tuple[Config, dict[str, np.ndarray]]:
     """Return the configuration and canonical weights of a layer; batch_first is a matter of its calls."""
     foreign.refuse(KIND, {"add_bias_kv": layer.bias_k is not None, "add_zero_attn": layer.add_zero_attn})
-    return foreign.canonical(layer.state_dict(), _scheme(layer), "", layer.num_heads, layer.dropout)
+    return foreign.canonical(layer.state_dict(), _scheme(layer), "", layer.num_heads, dropout=layer.dropout)
 
 
 def make(kind: str, config: Config, weights: dict[str, np.ndarray]) -> Any:

@@ -21,12 +21,7 @@ from mha.weights.schemes.table import SCHEMES
 
 
 def to_canonical(
-    arrays: Mapping[str, np.ndarray],
-    scheme: SchemeName,
-    prefix: str = "",
-    num_heads: int | None = None,
-    dropout: float = 0.0,
-    options: Mapping[str, Any] | None = None,
+    arrays: Mapping[str, np.ndarray], scheme: SchemeName, prefix: str = "", num_heads: int | None = None, **options: Any
 ) -> tuple[Config, dict[str, np.ndarray]]:
     """Convert a layer's arrays to its configuration and canonical weights, which are copies.
 
@@ -34,15 +29,14 @@ def to_canonical(
         arrays: NumPy arrays by the scheme's names, with the prefix in front.
         scheme, prefix: as `choose` returns them.
         num_heads: the number of heads H; None if the arrays have an axis for the heads.
-        dropout: of the configuration.
-        options: of the configuration: those that names and shapes do not show, and sizes, which they must agree with;
+        **options: of the configuration: those that names and shapes do not show, and sizes, which they must agree with;
             also FOLDED, BARE and TIED of `sizes`.
 
     Raises:
         TypeError, ValueError: if an array is missing or has no place in a layer, if shapes, dtypes, biases or heads do
             not fit together, or if a weight is NaN or infinite.
     """
-    config = describe(arrays, scheme, prefix, num_heads, dropout, options)
+    config = describe(arrays, scheme, prefix, num_heads, **options)
     scheme = fitting_twin({name: X.shape for name, X in arrays.items()}, scheme, prefix)
     for _, place in SCHEMES[scheme].every:
         if (name := prefix + place.name) in arrays:
@@ -52,7 +46,7 @@ def to_canonical(
     # A bias that is missing is 0, the weight of a norm 1.
     none = {weight: np.full(shape, weight.endswith("_norm.scale"), kind) for weight, shape in shapes(config).items()}
     weights = {weight: checks.plain(canonical.get(weight, none[weight])).copy() for weight in none}
-    if (options or {}).get(FOLDED):
+    if options.get(FOLDED):
         exact = np.float64 if config.dtype == "float64" else np.float32
         for name in NORMED:
             if name not in weights:
@@ -77,12 +71,7 @@ def unpack_arrays(
 
 
 def describe(
-    arrays: Mapping[str, np.ndarray],
-    scheme: SchemeName,
-    prefix: str = "",
-    num_heads: int | None = None,
-    dropout: float = 0.0,
-    options: Mapping[str, Any] | None = None,
+    arrays: Mapping[str, np.ndarray], scheme: SchemeName, prefix: str = "", num_heads: int | None = None, **options: Any
 ) -> Config:
     """Return the configuration of a layer, from the shapes and dtypes of its arrays alone.
 
@@ -90,20 +79,20 @@ def describe(
     """
     names = layer_names(arrays, scheme, prefix)
     scheme = fitting_twin({name: arrays[name].shape for name in names}, scheme, prefix)
-    description, sizes = SCHEMES[scheme], dict(options or {})
-    of_layer = description.of_layer(names, prefix, sizes.get("output_gate") is not None)
+    description = SCHEMES[scheme]
+    of_layer = description.of_layer(names, prefix, options.get("output_gate") is not None)
     named = [(weight, dataclasses.replace(place, name=prefix + place.name)) for weight, place in of_layer]
     every, places = dict(named), {weight: place for weight, place in named if place.name in names}
     its_own = {prefix + description.places[f"{name}.kernel"].name for name in description.tied}
-    tied = checks.flag(TIED, sizes.pop(TIED, False))
-    checks.flag(FOLDED, sizes.pop(FOLDED, False))
+    tied = checks.flag(TIED, options.pop(TIED, False))
+    checks.flag(FOLDED, options.pop(FOLDED, False))
     if (untied := sorted(its_own.difference(names))) and not tied:
         raise lacking_error(untied, scheme, prefix, names)
     check_each(arrays, places, description.grouped)
     num_heads, key_heads = heads_of(arrays, places, num_heads, description.grouped)
     groups = groups_of(arrays, places, num_heads) if description.grouped else num_heads
     if key_heads is not None:
-        sizes.setdefault("num_key_value_heads", key_heads)
+        options.setdefault("num_key_value_heads", key_heads)
     canonical = {weight: unpack(arrays[place.name], place, num_heads, groups) for weight, place in places.items()}
     biased = tuple(name for name in PROJECTIONS if f"{name}.bias" in canonical)
     if biased not in ((), PROJECTIONS, *description.biases):
@@ -114,13 +103,13 @@ def describe(
         (absent,) = set(NORMED) - set(norms)
         raise ValueError(f"the layer lacks {every[absent].name}, though it has {every[norms[0]].name}")
     has_sinks = "sinks" in canonical
-    if sizes.setdefault("sinks", has_sinks) != has_sinks:
+    if options.setdefault("sinks", has_sinks) != has_sinks:
         raise ValueError(
-            f"{argument_names.name('sinks')} is {sizes['sinks']}, but the layer has {'' if has_sinks else 'no '}sinks"
+            f"{argument_names.name('sinks')} is {options['sinks']}, but the layer has {'' if has_sinks else 'no '}sinks"
         )
     called = {weight: place.name for weight, place in places.items()}
     implied = {name: value for name, value in description.implied.items() if name != "qk_norm" or norms}
-    return config_of_sizes(canonical, called, num_heads, description.grouped, {"dropout": dropout} | implied | sizes)
+    return config_of_sizes(canonical, called, num_heads, description.grouped, implied | options)
 
 
 def fitting_twin(shapes: Mapping[str, tuple[int, ...]], scheme: SchemeName, prefix: str) -> SchemeName:

@@ -82,7 +82,7 @@ class Reference:
         own, prefix = self.arrays_of(chosen)
         recorded, options = self.options(chosen, tokens), dict(given)
         num_heads, options = models.join_options(recorded, options.pop("num_heads", None), options, "the model")
-        found = schemes.to_canonical(own, scheme, prefix, num_heads, options=options)
+        found = schemes.to_canonical(own, scheme, prefix, num_heads, **options)
         schemes.ask(scheme, options)
         return found
 
