@@ -2,9 +2,9 @@
 
 from mha.weights.schemes.converting import arrange, describe, fitting_twin, from_canonical, to_canonical, unpack_arrays
 from mha.weights.schemes.finding import ask, choose, fits_choice, heads_in_shapes, layer_names, no_format, recognise
+from mha.weights.schemes.refusal import UnreadError, kind_by_dtype, kind_by_method, method_of, unreadable
 from mha.weights.schemes.sizes import BARE, FOLDED, NORMED, PROJECTIONS, TIED
 from mha.weights.schemes.table import SCHEMES
-from mha.weights.schemes.unread import UnreadError, kind_by_dtype, kind_by_method, method_of, unreadable
 
 __all__ = [
     "BARE",

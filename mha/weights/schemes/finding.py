@@ -9,7 +9,7 @@ from mha.core.options.names import SchemeChoice, SchemeName
 from mha.core.options.norms import SHIFTS
 from mha.core.options.positions import Rotary
 from mha.weights import argument_names
-from mha.weights.schemes import unread
+from mha.weights.schemes import refusal
 from mha.weights.schemes.table import SCHEMES
 
 _ATTENTION = re.compile(r"att(ention|n)|qkv|(^|[._])(q|k|v|query|key|value)([._]|$)", re.IGNORECASE)
@@ -88,7 +88,7 @@ def choose(
         return likely, begin  # `layer_names` says what is missing
     near = [layer for layer in found if layer[1].startswith(begin)]
     if not near:
-        unread.refuse(name for name in names if name.startswith(begin))
+        refusal.refuse(name for name in names if name.startswith(begin))
     if found:
         wanted = argument_names.setting(scheme=scheme, prefix=prefix)
         raise ValueError(f"no attention layer is there with {wanted}; choose {_list_layers(near or found)}")
@@ -110,7 +110,7 @@ def layer_names(names: Iterable[str], scheme: SchemeName, prefix: str) -> list[s
     foreign = [name for name in own if name not in places and not description.pattern(name[len(prefix) :])]
     missing = [prefix + name for name in description.kernels if prefix + name not in own]
     if foreign or missing:
-        unread.refuse(own)
+        refusal.refuse(own)
     if foreign:
         norms = [place.name.removesuffix("weight") for weight, place in description.every if weight.endswith(".scale")]
         shifts = all(name in [f"{prefix}{norm}bias" for norm in norms] for name in foreign)
