@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 
 from mha.core import dispatch
-from mha.core.call import numpy_if_known
 from mha.core.options import checks
 from mha.core.options.config import Config
 from mha.core.options.names import SchemeName
@@ -93,7 +92,10 @@ def to_numpy(name: str, value: Any, expected: str = "a dense array") -> np.ndarr
     for unbox in ("unbox", "get_value"):
         if type(value).__module__.startswith("flax.") and hasattr(value, unbox):
             value = getattr(value, unbox)()
-    array = value if dispatch.backend_of(value) is None else numpy_if_known(name, value)
+    backend, array = dispatch.backend_of(value), value
+    if backend is not None:
+        module = dispatch.load(backend)
+        array = module.value_of(value) if module.is_own(value) else None
     if not checks.is_numpy(array):
         raise TypeError(f"{name} is a {type(value).__name__}, expected {expected} whose numbers are known by now")
     return array
