@@ -193,13 +193,11 @@ RIGHT = model()[QUERY].tobytes()
 CLAIMS = {
     "more": (header((D, D + 1), end=RIGHT), f"has 144 bytes in {QUERY}, which does not fit dtype float32 and shape"),
     "less": (header((D, D - 1), end=RIGHT), "has 144 bytes in"),
-    "another dtype": (header((D, D), "'<f8'", end=RIGHT), "has 144 bytes in"),
     "negative": (header((-D, -D), end=RIGHT), f"has {QUERY} of shape (-6, -6), expected at most 32 sizes, none"),
     "many axes": (header((1,) * 31 + (D, D), end=RIGHT), "expected at most 32 sizes"),
     "beyond 64 bits": (header((2**64, 2**64), end=RIGHT), "has 144 bytes in"),
     "five thousand digits": (header("(" + "9" * 5000 + ",)", end=RIGHT), "is a damaged archive: "),
     "deep": (header("(" * 9000, end=RIGHT), "is a damaged archive: "),
-    "no header": (RIGHT, "is a damaged archive: "),
     "nothing": (b"", "is a damaged archive: "),
     "half a header": (header((D, D))[:20], "is a damaged archive: "),
     "a later version": (header((D, D), version=(3, 0), end=RIGHT), f"{QUERY} has dtype 'of version 3', expected one"),
@@ -340,10 +338,6 @@ ARCHIVES = {
     ),
     "HDF5, cut": (
         lambda path: (hdf5(path, model()), path.write_bytes(path.read_bytes()[:-100])),
-        "is a damaged HDF5 file: the file cannot be read: ",
-    ),
-    "HDF5, the beginning alone": (
-        lambda path: path.write_bytes(b"\x89HDF\r\n\x1a\n" + bytes(88)),
         "is a damaged HDF5 file: the file cannot be read: ",
     ),
     "HDF5, twice": (

@@ -12,7 +12,6 @@ import pytest
 import safetensors.numpy
 from commands import run
 from layers import assert_same_weights
-from stored import stored
 
 import mha
 from mha.weights import models
@@ -337,26 +336,6 @@ def test_own_files_and_layers_say_everything(tmp_path):
         mha.load(tmp_path / "model.safetensors", rotary=None)
     with pytest.raises(ValueError, match="rotary came with a layer, which has its own configuration"):
         mha.from_native(layer.layer, rotary=None)
-
-
-# Other models
-
-
-@pytest.mark.parametrize(
-    ("scheme", "name"), [("bert", "num_attention_heads"), ("gpt2", "n_head"), ("distilbert", "n_heads")]
-)
-def test_other_models_say_their_heads(tmp_path, scheme, name):
-    config, named = stored(scheme, "a.")
-    path = tmp_path / "model.safetensors"
-    safetensors.numpy.save_file({name: np.ascontiguousarray(X) for name, X in named.items()}, path)
-    model = {"model_type": scheme, name: 3, "position_embedding_type": "absolute", "attention_dropout": 0.1}
-    (tmp_path / "config.json").write_text(json.dumps(model))
-    assert mha.load(path, "numpy").config == config
-    with pytest.raises(ValueError, match="says 3 heads, but num_heads is 1; leave it out"):
-        mha.load(path, num_heads=1)
-    (tmp_path / "config.json").write_text(json.dumps(model | {"position_embedding_type": "relative_key"}))
-    with pytest.raises(ValueError, match="position_embedding_type is 'relative_key', which may change the attention"):
-        mha.load(path)
 
 
 # Commands

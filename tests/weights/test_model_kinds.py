@@ -86,6 +86,8 @@ def test_modules_of_pictures_have_the_names_of_llama_and_rotate_nothing():
     for kind in (kind for kind in VITS if kind not in NEVER_LLAMA):
         found = models.options_in({"model_type": kind, "num_attention_heads": 2}, "llama", "layers.1.attention.")
         assert found == {"num_heads": 2, "rotary": None}, kind
+        with pytest.raises(ValueError, match=r"rope_theta is 10000\.0, which may change the attention"):
+            models.options_in({"model_type": kind, "rope_theta": 1e4}, "llama", "layers.1.attention.")
 
 
 # Models whose attention is another one, under the same names.
@@ -292,22 +294,12 @@ def test_layers_of_mllama_that_see_pictures_are_refused():
         models.options_in(model, "llama", "layers.3.cross_attn.")
 
 
-def test_biases_and_buffers_of_gpt_neo_are_its_own(tmp_path):
-    model = {"model_type": "gpt_neo", "num_heads": 3}
-    _, _, named = written(tmp_path, "opt", model, **{"a.bias": np.ones((1, 1, 7, 7), "bool")})
-    kept = {f"h.1.{name}": X for name, X in named.items() if name in ("a.bias", "a.out_proj.bias") or "weight" in name}
-    safetensors.numpy.save_file(kept, tmp_path / "model.safetensors")
-    layer = mha.load(tmp_path / "model.safetensors", "numpy")
-    assert (layer.config.scale, layer.config.window) == (1.0, (255, 0))
-    again = mha.load(tmp_path / "model.safetensors", "numpy", scale=1, window=(255, 0))
-    assert again.config == layer.config
-    assert not layer.weights["W_q.bias"].any()
-    assert layer.weights["W_o.bias"].all()
-
-
 def test_what_is_known_may_be_said_again(tmp_path):
-    path, _, _ = written(tmp_path, "opt", {"model_type": "gptj", "n_head": 3, "n_embd": 15, "rotary_dim": 4})
-    rotary = mha.Rotary(4, interleaved=True)
+    path, rotary = tmp_path / "model.safetensors", mha.Rotary(4, interleaved=True)
+    named = {name: np.ascontiguousarray(X) for name, X in stored("opt", "a.")[1].items()}
+    safetensors.numpy.save_file(named, path)
+    model = {"model_type": "gptj", "n_head": 3, "n_embd": 15, "rotary_dim": 4}
+    (tmp_path / "config.json").write_text(json.dumps(model))
     assert mha.load(path, "numpy", rotary=rotary).config.rotary == rotary
     with pytest.raises(ValueError, match=r"says rotary=Rotary\(dim=4, .*, not None; leave it out"):
         mha.load(path, "numpy", rotary=None)
@@ -339,39 +331,3 @@ def test_a_layer_outside_of_all_parts_is_of_the_whole_model(prefix):
         models.options_in(CLIP, "opt", prefix)
     part = CLIP["text_config"]
     assert models.options_in(part, "opt", "text_model.encoder.layers.1.self_attn.") == {"num_heads": 2}
-
-
-def written(tmp_path, scheme, model, **others):
-    """The path of a layer's file, with these arrays besides, and a config.json beside it; and the layer's arrays."""
-    config, named = stored(scheme, "a.")
-    named = {name: np.ascontiguousarray(X) for name, X in (named | others).items()}
-    safetensors.numpy.save_file(named, tmp_path / "model.safetensors")
-    (tmp_path / "config.json").write_text(json.dumps(model))
-    return tmp_path / "model.safetensors", config, named
-
-
-def test_another_kind_is_not_loaded(tmp_path):
-    path, config, _ = written(tmp_path, "bert", {"model_type": "roformer", "num_attention_heads": 3})
-    with pytest.raises(ValueError, match=r"config\.json beside it, which does .*: model_type is 'roformer', whose"):
-        mha.load(path, num_heads=3)
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "ernie", "num_attention_heads": 3}))
-    assert mha.load(path, "numpy").config == config
-
-
-@pytest.mark.parametrize(
-    ("kind", "name"),
-    [("megatron-bert", "ln"), ("roberta-prelayernorm", "LayerNorm"), ("xlm-roberta-xl", "self_attn_layer_norm")],
-)
-def test_a_norm_before_the_attention_is_left_out(tmp_path, kind, name):
-    norm = {f"a.{name}.weight": np.ones(11, "float32"), f"a.{name}.bias": np.ones(11, "float32")}
-    path, config, _ = written(tmp_path, "bert", {"model_type": kind, "num_attention_heads": 3}, **norm)
-    assert mha.load(path, "numpy").config == config
-
-
-def test_keys_of_beit_have_no_bias(tmp_path):
-    _, _, named = written(tmp_path, "vit", {"model_type": "beit", "num_attention_heads": 3})
-    del named["a.attention.key.bias"]
-    safetensors.numpy.save_file(named, tmp_path / "model.safetensors")
-    weights = mha.load(tmp_path / "model.safetensors", "numpy").weights
-    assert not weights["W_k.bias"].any()
-    assert np.array_equal(weights["W_v.bias"], named["a.attention.value.bias"])

@@ -96,30 +96,15 @@ def test_a_part_or_the_whole_may_have_the_configuration(tmp_path, rng):
     assert mha.from_native(Module(arrays, parts=[inner]), backend="numpy").config == bert
 
 
-@pytest.mark.parametrize("kind", ["vit", "deit", "dinov2", "dinov2_with_registers", "ijepa", "vit_msn", "vivit"])
-def test_a_vision_transformer_with_names_of_llama_rotates_nothing(kind, rng):
-    sizes = {"q_proj": (D, D), "k_proj": (D, D), "v_proj": (D, D), "o_proj": (D, D)}
-    arrays = {f"{name}.weight": rng.normal(size=size).astype("float32") for name, size in sizes.items()}
-    config = {"model_type": kind, "num_attention_heads": H, "hidden_size": D, "attention_probs_dropout_prob": 0.1}
-    layer = mha.from_native(Module(arrays, Config(**config)), backend="numpy")
-    assert (layer.config.rotary, layer.config.window, layer.config.num_heads, layer.config.dropout) == (
-        None,
-        None,
-        H,
-        0.1,
-    )
-    assert np.array_equal(layer.weights["W_k.kernel"], arrays["k_proj.weight"].T)
-    with pytest.raises(ValueError, match=r"rope_theta is 10000\.0, which may change the attention and is not known"):
-        mha.from_native(Module(arrays, Config(**config, rope_theta=1e4)))
-
-
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_self_attention_alone_has_the_identity_as_its_output(dtype, bias):
     _, arrays = stored("bert", bias=bias, dtype=dtype)
     alone = {name.removeprefix("self."): X for name, X in arrays.items() if name.startswith("self.")}
-    layer = mha.from_native(Module(alone, Config(model_type="bert", num_attention_heads=3)), backend="numpy")
+    config = Config(model_type="bert", num_attention_heads=3, attention_probs_dropout_prob=0.1)
+    layer = mha.from_native(Module(alone, config), backend="numpy")
     assert (layer.config.dtype, layer.config.bias, layer.config.num_hiddens) == (dtype, bias, 3 * 7)
+    assert layer.config.dropout == 0.1
     assert np.array_equal(layer.weights["W_o.kernel"], np.eye(21))
     assert np.array_equal(layer.weights["W_v.kernel"], arrays["self.value.weight"].T)
     assert not layer.weights.get("W_o.bias", np.zeros(1)).any()

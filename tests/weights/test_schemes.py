@@ -119,6 +119,8 @@ def test_transposed_and_foreign_memory(scheme):
     [
         ("llama", ["o_proj"]),
         ("opt", ["k_proj"]),
+        ("opt", ["q_proj", "k_proj", "v_proj"]),
+        ("vit", ["attention.key"]),
         ("vit", ["attention.query", "attention.key", "attention.value"]),
         ("timm", ["qkv"]),
         ("whisper", ["key"]),
@@ -299,7 +301,8 @@ def test_no_arrays_at_all():
             "bert",
             ["output.LayerNorm.weight", "output.LayerNorm.bias", "output.LayerNorm.gamma", "output.LayerNorm.beta"],
         ),
-        ("bert", ["self.rotary_embeddings.inv_freq"]),
+        ("bert", ["self.rotary_embeddings.inv_freq", "ln.weight", "LayerNorm.bias", "self_attn_layer_norm.weight"]),
+        ("opt", ["bias", "masked_bias"]),
         ("gpt2", ["bias", "masked_bias"]),
         ("llama", ["rotary_emb.inv_freq"]),
         ("meta", ["inner_attention.rope.freqs"]),
