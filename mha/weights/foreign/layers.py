@@ -19,12 +19,7 @@ from mha.weights.foreign.kinds import BOOK, KINDS, exact_kind, full_name, layer_
 
 
 def read(
-    source: Any,
-    scheme: str,
-    prefix: str | None,
-    num_heads: int | None,
-    options: Mapping[str, Any],
-    layer: int | None = None,
+    source: Any, scheme: str, prefix: str | None, num_heads: int | None, options: Mapping[str, Any], layer: int | None
 ) -> Layer:
     """Return the configuration and canonical weights of any layer, or of named arrays; see `mha.from_native`."""
     sayable(options)

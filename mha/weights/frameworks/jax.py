@@ -48,7 +48,10 @@ def make(kind: str, config: Config, weights: dict[str, np.ndarray]) -> Any:
     arrays = schemes.from_canonical(config, weights, "flax")
     with context(config.dtype):
         own = {name: tensor(X) for name, X in arrays.items()}
-        return _make_nnx(config, own) if kind == NNX else _make_linen(kind, config, own)
+        if kind == NNX:
+            return _make_nnx(config, own)
+        module = getattr(linen, kind.rpartition(".")[2])(**_options(config))
+        return module.bind({"params": flax.traverse_util.unflatten_dict(own, sep=".")})
 
 
 def make_cache(kind: str, keys: Any, values: Any, tokens: int) -> Any:
@@ -153,11 +156,6 @@ def _norm(layer: Any) -> dict[str, Any]:
         if type(norm) is not nnx.LayerNorm or norm.epsilon != layer.query_ln.epsilon:
             foreign.refuse(NNX, {name: norm})
     return {"qk_norm": Norm("layer", layer.query_ln.epsilon)}
-
-
-def _make_linen(kind: str, config: Config, arrays: dict[str, Any]) -> Any:
-    module = getattr(linen, kind.rpartition(".")[2])(**_options(config))
-    return module.bind({"params": flax.traverse_util.unflatten_dict(arrays, sep=".")})
 
 
 def _make_nnx(config: Config, arrays: dict[str, Any]) -> Any:

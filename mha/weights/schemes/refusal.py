@@ -1,6 +1,6 @@
 """Refuse arrays that are not read, by their names: quantised ones, adapters, and other kinds of attention.
 
-`KINDS` has a row for each: its title, how names show it, and the advice. `config.json` has the method of quantising as
+`KINDS` has a row for each: its title, the advice, and how names show it. `config.json` has the method of quantising as
 well, under the name that transformers gives it.
 
 Source: the files that these libraries write, and `quantization_config` of transformers 5.23.
@@ -24,45 +24,32 @@ class ArrayKind:
 
     Attributes:
         of: the group of the kind.
-        title: its name, or what it has.
-        do: what to do.
+        what: the end of a sentence about the arrays.
+        advice: to the user.
         shown: sets of parts of names; arrays whose names have all parts of one set are of this kind.
         methods: its names in `config.json`.
     """
 
     of: Literal["quantised", "adapter", "attention"]
-    title: str
-    do: str
+    what: str
+    advice: str
     shown: tuple[str, ...] = ()
     methods: tuple[str, ...] = ()
 
-    @property
-    def what(self) -> str:
-        """The kind as the end of a sentence about the arrays."""
-        if self.of == "adapter":
-            return f"is an adapter, {self.title}"
-        return f"is quantised {self.title}" if self.of == "quantised" else f"has {self.title}"
-
-    @property
-    def advice(self) -> str:
-        """The advice to the user."""
-        if self.of == "quantised":
-            return "; or ".join(
-                filter(None, (self.do and f"dequantise it: {self.do}", "pass the weights that it was made of"))
-            )
-        return self.do
-
 
 def _quantisation(title: str, do: str, *shown: str, methods: tuple[str, ...] = ()) -> ArrayKind:
-    return ArrayKind("quantised", title, do, shown, methods)
+    advice = f"dequantise it: {do}; or " if do else ""
+    return ArrayKind(
+        "quantised", f"is quantised {title}", f"{advice}pass the weights that it was made of", shown, methods
+    )
 
 
 def _adapter(title: str, do: str, *shown: str) -> ArrayKind:
-    return ArrayKind("adapter", title, do, shown)
+    return ArrayKind("adapter", f"is an adapter, {title}", do, shown)
 
 
 def _attention(title: str, *shown: str, do: str = _RECORDS) -> ArrayKind:
-    return ArrayKind("attention", title, do, shown)
+    return ArrayKind("attention", f"has {title}", do, shown)
 
 
 _GPTQ = "gptqmodel.GPTQModel.load(FOLDER), each of whose modules has dequantize_weight(), a kernel (in, out)"
