@@ -25,66 +25,58 @@ COOLED |= {"llama_4_scaling_beta": 0.1, "max_position_embeddings": 1024}
 ROTATIONS = {
     "LLaMA, YaRN": (
         {"model_type": "llama", "rope_parameters": YARN | {"rope_theta": 9.0, "mscale": 0.5, "truncate": False}},
-        {},
-        {"rotary": mha.yarn(d, rope_theta=9.0, factor=4.0, original_max_position_embeddings=32, truncate=False)},
+        mha.yarn(d, rope_theta=9.0, factor=4.0, original_max_position_embeddings=32, truncate=False),
     ),
     "Qwen2, YaRN of old": (
         {"model_type": "qwen2", "rope_scaling": {"type": "yarn", "factor": 4.0}},
-        {"bias": True},
-        {"rotary": mha.yarn(d, rope_theta=1e4, factor=4.0, original_max_position_embeddings=128)},
+        mha.yarn(d, rope_theta=1e4, factor=4.0, original_max_position_embeddings=128),
     ),
     "LLaMA, LongRoPE": (
         {"model_type": "llama", "rope_parameters": LONG | {"rope_theta": 9.0}, "original_max_position_embeddings": 32},
-        {},
-        {"rotary": mha.longrope(d, rope_theta=9.0, short_factor=[1, 2, 3], long_factor=[4, 5, 6], **SIZES)},
+        mha.longrope(d, rope_theta=9.0, short_factor=[1, 2, 3], long_factor=[4, 5, 6], **SIZES),
     ),
     "LLaMA, dynamic": (
         {"model_type": "llama", "rope_scaling": {"type": "dynamic", "factor": 2.0}},
-        {},
-        {"rotary": mha.Rotary(d)},
+        mha.Rotary(d),
     ),
     "LLaMA, proportional": (
         {"model_type": "llama", "rope_parameters": {"rope_type": "proportional", "partial_rotary_factor": 0.7}},
-        {},
-        {"rotary": mha.Rotary(frequencies=(1.0, 1e4 ** (-1 / 3), 0.0))},
+        mha.Rotary(frequencies=(1.0, 1e4 ** (-1 / 3), 0.0)),
     ),
 }
 
 
 @pytest.mark.parametrize("name", ROTATIONS)
 def test_a_rotation_is_the_one_that_a_model_says(write, name):
-    model, kind, options = ROTATIONS[name]
-    assert mha.load(write(model, **kind), "numpy").config.rotary == options["rotary"].within(d)
+    model, rotary = ROTATIONS[name]
+    assert mha.load(write(model), "numpy").config.rotary == rotary.within(d)
 
 
 REFUSED = {
-    "a rotation of no type": (LLAMA | {"rope_scaling": {"type": "axial"}}, {}, "rope_type is 'axial', expected one of"),
-    "YaRN without a factor": (LLAMA | {"rope_scaling": {"type": "yarn"}}, {}, "rope_type 'yarn' lacks factor"),
+    "a rotation of no type": (LLAMA | {"rope_scaling": {"type": "axial"}}, "rope_type is 'axial', expected one of"),
+    "YaRN without a factor": (LLAMA | {"rope_scaling": {"type": "yarn"}}, "rope_type 'yarn' lacks factor"),
     "YaRN of a part": (
         LLAMA | {"rope_scaling": YARN | {"partial_rotary_factor": 0.5}},
-        {},
         "partial_rotary_factor, which is not",
     ),
-    "longrope": (LLAMA | {"rope_parameters": {"rope_type": "longrope"}}, {}, "lacks long_factor, short_factor"),
+    "longrope": (LLAMA | {"rope_parameters": {"rope_type": "longrope"}}, "lacks long_factor, short_factor"),
     "factors of another width": (
         LLAMA | {"rope_parameters": LONG | {"long_factor": [1.0]}},
-        {},
         "long_factor is [1.0] (list), expected 3",
     ),
     "one rotation where layers with a window have another": (
         {"model_type": "olmo3", "rope_parameters": YARN},
-        {},
         "has factor, original_max_position_embeddings, rope_type, expected full_attention and sliding_attention",
     ),
-    "a length without a rotation that goes by it": (LLAMA, {"length": 0}, "length is 0, expected at least 1"),
+    "a length without a rotation that goes by it": (LLAMA, "length is 0, expected at least 1", {"length": 0}),
 }
 
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_a_rotation_that_is_wrong_is_refused(write, case):
-    model, options, text = REFUSED[case]
+    model, text, *options = REFUSED[case]
     with pytest.raises(ValueError, match=re.escape(text)):
-        mha.load(write(model), "numpy", **options)
+        mha.load(write(model), "numpy", **dict(*options))
 
 
 PHI3 = {"model_type": "phi3", "original_max_position_embeddings": 32, "sliding_window": 8, "full_attn_mod": 1}
