@@ -50,10 +50,7 @@ MODELS = {
         {"temperature": mha.Temperature(0.2, 16)},
     ),
     "Llama 4, no rotation, no temperature": (LLAMA4 | {"no_rope_layers": [1, 0], "attn_temperature_tuning": False}, {}),
-    "nanochat": (
-        {"model_type": "nanochat"},
-        {"rotary": BACKWARDS, "qk_norm": mha.Norm("rms", 1e-5, after=True)},
-    ),
+    "nanochat": ({"model_type": "nanochat"}, {"rotary": BACKWARDS, "qk_norm": mha.Norm("rms", 1e-5, after=True)}),
     "Cohere2": (COHERE2, {"rotary": mha.Rotary(base=5e4, interleaved=True), "window": (4095, 0)}),
     "CWM": (CWM, {"rotary": mha.Rotary(base=3.0), "window": (7, 0)}),
     "CWM, no window": (CWM | {"layer_types": WINDOWED[::-1]}, {"rotary": mha.Rotary(base=3.0)}),
@@ -71,10 +68,7 @@ MODELS = {
         EXPERTS | {"sliding_window_pattern": 2, "first_k_dense_replace": 1},
         {"rotary": mha.Rotary(interleaved=True), "window": (7, 0)},
     ),
-    "Cohere2, no experts": (
-        EXPERTS | {"first_k_dense_replace": 2},
-        {"rotary": mha.Rotary(interleaved=True)},
-    ),
+    "Cohere2, no experts": (EXPERTS | {"first_k_dense_replace": 2}, {"rotary": mha.Rotary(interleaved=True)}),
     "Cohere2, no experts, window": (
         EXPERTS | {"first_k_dense_replace": 2, "prefix_dense_sliding_window_pattern": 3},
         {"rotary": mha.Rotary(interleaved=True), "window": (7, 0)},
@@ -240,8 +234,7 @@ def test_a_gpt_oss_has_sinks(tmp_path, rng, number, window):
 
 
 @pytest.mark.parametrize(
-    ("model", "what"),
-    [({"model_type": "qwen2"} | WINDOWS, "have a window"), (SMOLLM3, "rotate no positions")],
+    ("model", "what"), [({"model_type": "qwen2"} | WINDOWS, "have a window"), (SMOLLM3, "rotate no positions")]
 )
 def test_layers_that_differ_need_the_number_of_this_one(model, what):
     with pytest.raises(ValueError, match=rf"some layers {what}, and prefix '' has no layers\.NUMBER"):

@@ -35,10 +35,7 @@ ROTATIONS = {
         {"model_type": "llama", "rope_parameters": LONG | {"rope_theta": 9.0}, "original_max_position_embeddings": 32},
         mha.longrope(d, rope_theta=9.0, short_factor=[1, 2, 3], long_factor=[4, 5, 6], **SIZES),
     ),
-    "LLaMA, dynamic": (
-        {"model_type": "llama", "rope_scaling": {"type": "dynamic", "factor": 2.0}},
-        mha.Rotary(d),
-    ),
+    "LLaMA, dynamic": ({"model_type": "llama", "rope_scaling": {"type": "dynamic", "factor": 2.0}}, mha.Rotary(d)),
     "LLaMA, proportional": (
         {"model_type": "llama", "rope_parameters": {"rope_type": "proportional", "partial_rotary_factor": 0.7}},
         mha.Rotary(frequencies=(1.0, 1e4 ** (-1 / 3), 0.0)),
