@@ -1,4 +1,4 @@
-"""Malformed files of weights, which `mha.load` must refuse; `python tests/helpers/malformed.py FOLDER` writes them.
+"""Malformed files of weights, which `mha.load` must refuse.
 
 Most begin as a file that `save` wrote and differ from it in the one thing that their name says.
 """
@@ -13,10 +13,9 @@ import tempfile
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
-import typer
 
 import mha
 from mha.core.options.config import numpy_dtype
@@ -381,15 +380,3 @@ def write(name: str, folder: Path) -> Path:
     if name in SPARSE:
         os.truncate(path, SPARSE[name])
     return path
-
-
-def main(folder: Annotated[Path, typer.Argument(help="Where to write the files; made if it is not there.")]) -> None:
-    """Write every malformed file into a folder."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for name in CORPUS:
-        write(name, folder)
-    print(f"{len(CORPUS)} malformed files in {folder}; {len(SPARSE)} of them are sparse, up to {GIGABYTES} bytes")
-
-
-if __name__ == "__main__":
-    typer.run(main)
