@@ -144,29 +144,6 @@ def test_names_of_ours_without_a_word_on_their_orientation_are_asked_about(path,
     assert_same_weights(attention.weights, expected)
 
 
-def test_heads_that_nothing_tells_are_asked_for(path, rng):
-    checkpoint(path, rng, "bert")
-    refused(path, "num_heads is not given, expected an int", "; pass num_heads=...", error=LackingError, num_heads=None)
-    refused(path, "num_heads is '3'", error=TypeError, num_heads="3")
-    refused(path, f"{PREFIX}self.query.weight has 15 outputs, expected a multiple of num_heads = 2", num_heads=2)
-
-
-@pytest.mark.parametrize(
-    ("argument", "value", "error", "text"),
-    [
-        ("scheme", "brt", ValueError, "scheme is 'brt', expected one of auto, "),
-        ("scheme", None, TypeError, "scheme is None"),
-        ("prefix", 3, TypeError, "prefix is a int"),
-        ("num_heads", 0, ValueError, "num_heads is 0"),
-        ("num_heads", 2.5, TypeError, "num_heads is 2.5"),
-        ("num_heads", True, TypeError, "num_heads is True"),
-    ],
-)
-def test_wrong_arguments_are_named(path, rng, argument, value, error, text):
-    checkpoint(path, rng, "bert")
-    refused(path, text, error=error, **{argument: value})
-
-
 def test_an_own_file_is_no_other(path):
     mha.MultiHeadAttention(6, 2, backend="numpy").save(path)
     refused(path, "no attention layer is there with scheme='bert'", scheme="bert")
@@ -178,14 +155,11 @@ def test_an_own_file_is_no_other(path):
     ("change", "text"),
     [
         (lambda X: np.where(X.max() == X, np.nan, X).astype(X.dtype), "holds NaN or infinity"),
-        (lambda X: X.T, "outputs"),
         (lambda X: X.astype("int32"), "has dtype int32, expected one of float64, float32, float16, bfloat16"),
         (lambda X: X.astype("float64"), "its arrays have dtypes"),
-        (lambda X: X.ravel(), "axes"),
-        (lambda X: X[:-1], "outputs"),
         (lambda X: X[:0], ""),
     ],
-    ids=["NaN", "transposed", "integers", "other dtype", "flat", "cut", "empty"],
+    ids=["NaN", "integers", "other dtype", "empty"],
 )
 @pytest.mark.parametrize("name", ["self.query.weight", "self.key.weight", "self.value.weight", "output.dense.weight"])
 def test_a_wrong_array_is_named(path, rng, name, change, text):

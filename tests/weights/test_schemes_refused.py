@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from layers import assert_same_weights
-from stored import SCHEMES, heads, layer, stored
+from stored import SCHEMES, heads, stored
 
 import mha
 from mha.core.options.config import Config, shapes
@@ -137,12 +137,6 @@ def test_arrays_that_do_not_go_together(case):
     with pytest.raises(error, match=message):
         mha.from_native(arrays | changed, num_heads=num_heads)
     assert_same_weights(arrays, kept)
-
-
-def test_a_scheme_packs_equal_sizes_alone():
-    config, weights = layer("bert")
-    with pytest.raises(ValueError, match=r"scheme 'torch' packs arrays of one shape as in_proj_weight, not \(15, 11\)"):
-        schemes.from_canonical(config, weights, "torch")
 
 
 @pytest.mark.parametrize(
