@@ -1,7 +1,4 @@
-"""Tell how a model calls an attention layer: causal or not, and which of its own arguments mark padding.
-
-Source: the models of transformers 5.23, each with random weights, called with padding.
-"""
+"""Tell how a model calls an attention layer: causal or not, and which of its own arguments mark padding."""
 
 import dataclasses
 from collections.abc import Iterable

@@ -2,8 +2,6 @@
 
 Arrays show neither rotations nor windows. A name that is about attention but is not known here is refused, so that
 nothing that changes the result is ignored.
-
-Source: the configuration and attention classes of transformers 5.23, and their defaults for names that a file lacks.
 """
 
 import os

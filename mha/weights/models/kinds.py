@@ -1,7 +1,4 @@
-"""The kinds of models whose attention is known: the names in `config.json` that each reads, and their defaults.
-
-Source: the configuration and attention classes of transformers 5.23, and their defaults for names that a file lacks.
-"""
+"""The kinds of models whose attention is known: the names in `config.json` that each reads, and their defaults."""
 
 import difflib
 import reprlib

@@ -2,8 +2,6 @@
 
 A function raises ValueError if the prefix lacks the layer's number, which is needed, or if the model does not describe
 that layer.
-
-Source: the configuration and attention classes of transformers 5.23, and their defaults for names that a file lacks.
 """
 
 import re

@@ -2,8 +2,6 @@
 
 The kinds of a group are called in the same way. In a row are the names that a kind has for numbers of heads. The first
 one may also be called `num_attention_heads`.
-
-Source: the configuration and attention classes of transformers 5.23, and their defaults for names that a file lacks.
 """
 
 from typing import Any

@@ -1,7 +1,4 @@
-"""Read the rotation of a model from Hugging Face's `config.json`: `rope_parameters`, or in older files `rope_scaling`.
-
-Source: the rotations of transformers 5.23, and their defaults for names that a file lacks.
-"""
+"""Read the rotation of a model from `config.json`: `rope_parameters`, or in older files `rope_scaling`."""
 
 import dataclasses
 import inspect
