@@ -26,7 +26,8 @@ def load(
     options: Mapping[str, Any] | None = None,
 ) -> tuple[Config, dict[str, np.ndarray]]:
     """Read the configuration and canonical weights of a layer at a path; arguments and errors as for `mha.load`."""
-    given = sayable(options or {})
+    given = options or {}
+    check_options(given)
     with readers.open_weights(path) as source:
         chosen = choose(source, scheme, prefix)
         try:
@@ -35,12 +36,11 @@ def load(
             raise error.of(source.path) from None
 
 
-def sayable(options: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the options unchanged; TypeError if one of them is unknown."""
+def check_options(options: Mapping[str, Any]) -> None:
+    """Raise TypeError if one of the options of a caller is unknown."""
     for name in options:
         if name not in LAYER_OPTIONS:
             raise TypeError(f"{name} is no argument here, expected one of {', '.join(LAYER_OPTIONS)}")
-    return options
 
 
 def choose(source: Source, scheme: str = "auto", prefix: str | None = None) -> tuple[SchemeName, str]:

@@ -12,7 +12,7 @@ from mha.core import dispatch
 from mha.core.options import checks
 from mha.core.options.config import Config, plain, shapes
 from mha.core.options.names import BackendName
-from mha.weights import models, sayable, schemes
+from mha.weights import check_options, models, schemes
 from mha.weights.foreign import modules
 from mha.weights.foreign.arrays import Layer, canonical, flatten_names, to_numpy
 from mha.weights.foreign.kinds import BOOK, KINDS, exact_kind, full_name, layer_kind, module_of, require_kind
@@ -22,7 +22,7 @@ def read(
     source: Any, scheme: str, prefix: str | None, num_heads: int | None, options: Mapping[str, Any], layer: int | None
 ) -> Layer:
     """Return the configuration and canonical weights of any layer, or of named arrays; see `mha.from_native`."""
-    sayable(options)
+    check_options(options)
     if isinstance(source, Mapping) and not callable(source):  # a module of MLX is a dict, too
         arrays = flatten_names(source)
         chosen, prefix = schemes.choose(arrays, scheme, prefix)
