@@ -44,13 +44,11 @@ MODELS = {
     ),
     "Mistral": ({"model_type": "mistral", "sliding_window": 5}, {"window": (4, 0)}),
     "Mistral, no window": ({"model_type": "mistral", "sliding_window": None}, {}),
-    "Mistral, nothing said": ({"model_type": "mistral"}, {"window": (4095, 0)}),
     "Qwen2": ({"model_type": "qwen2", "sliding_window": 8, "use_sliding_window": False}, {}),
     "Qwen2, null": ({"model_type": "qwen2", "use_sliding_window": None}, {}),
     "Qwen2, window": ({"model_type": "qwen2", "max_window_layers": 1} | WINDOWS, {"window": (7, 0)}),
     "Qwen2, window later": ({"model_type": "qwen2", "max_window_layers": 2} | WINDOWS, {}),
     "Qwen3": ({"model_type": "qwen3"}, {"qk_norm": mha.Norm("rms", 1e-5)}),
-    "Gemma": ({"model_type": "gemma", "rope_theta": 300.0}, {"rotary": mha.Rotary(base=300.0)}),
     "Gemma 2": (
         {"model_type": "gemma2", "sliding_window": 8, "query_pre_attn_scalar": 16, "final_logit_softcapping": 30.0},
         {"scale": 0.25, "softcap": 50.0},

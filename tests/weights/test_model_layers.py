@@ -54,14 +54,6 @@ MODELS = {
     "Cohere2": (COHERE2, {"rotary": mha.Rotary(base=5e4, interleaved=True), "window": (4095, 0)}),
     "CWM": (CWM, {"rotary": mha.Rotary(base=3.0), "window": (7, 0)}),
     "CWM, no window": (CWM | {"layer_types": WINDOWED[::-1]}, {"rotary": mha.Rotary(base=3.0)}),
-    "Helium": ({"model_type": "helium", "rope_theta": 3.0}, {"rotary": mha.Rotary(base=3.0, interleaved=True)}),
-    "ERNIE 4.5": ({"model_type": "ernie4_5"}, {"rotary": mha.Rotary(base=5e5, interleaved=True)}),
-    "HyperCLOVA X": ({"model_type": "hyperclovax", "attention_multiplier": None}, {"rotary": mha.Rotary()}),
-    "HyperCLOVA X, a scale": (
-        {"model_type": "hyperclovax", "attention_multiplier": 0.5},
-        {"rotary": mha.Rotary(), "scale": 0.5},
-    ),
-    "GLM 4.5": ({"model_type": "glm4_moe", "partial_rotary_factor": 0.7}, {"rotary": mha.Rotary(4)}),
     "Cohere2, experts": (EXPERTS, {"rotary": mha.Rotary(interleaved=True), "window": (7, 0)}),
     "Cohere2, experts, no window": (EXPERTS | {"sliding_window_pattern": 2}, {"rotary": None}),
     "Cohere2, experts, after one layer without": (
