@@ -11,22 +11,11 @@ from mha.core import lazy
 
 if TYPE_CHECKING:
     from mha.weights.canonical import initial
-    from mha.weights.checkpoints import check_options, choose, load, take, unread_error
+    from mha.weights.checkpoints import choose, load, take, unread_error
     from mha.weights.files import FileError
     from mha.weights.own_format import is_own, save
     from mha.weights.schemes import SCHEMES
 else:
     __getattr__, __dir__ = lazy.attach(__name__)
 
-__all__ = [
-    "SCHEMES",
-    "FileError",
-    "check_options",
-    "choose",
-    "initial",
-    "is_own",
-    "load",
-    "save",
-    "take",
-    "unread_error",
-]
+__all__ = ["SCHEMES", "FileError", "choose", "initial", "is_own", "load", "save", "take", "unread_error"]

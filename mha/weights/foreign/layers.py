@@ -12,7 +12,8 @@ from mha.core import dispatch
 from mha.core.options import checks
 from mha.core.options.config import Config, plain, shapes
 from mha.core.options.names import BackendName
-from mha.weights import check_options, models, schemes
+from mha.weights import models, schemes
+from mha.weights.checkpoints import check_options
 from mha.weights.foreign import modules
 from mha.weights.foreign.arrays import Layer, canonical, flatten_names, to_numpy
 from mha.weights.foreign.kinds import BOOK, KINDS, exact_kind, full_name, layer_kind, module_of, require_kind
