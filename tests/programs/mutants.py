@@ -68,9 +68,9 @@ class Reach:
 
     def __init__(self, copy: Path, backends: Sequence[str], pattern: str) -> None:
         self.copy = copy
-        self.paths = {path.stem: str(path.relative_to(copy)) for path in (copy / "tests").rglob("test_*.py")}
         files = [path for path in sorted((copy / "tests").rglob("test_*.py")) if re.search(pattern, path.stem)]
         files = [path for path in files if path.parent.name not in APART]
+        self.paths = {path.stem: str(path.relative_to(copy)) for path in files}
         if not files:
             raise typer.BadParameter(f"--tests is {pattern!r}, which no file of tests matches; try compare")
         settings = copy / ".coveragerc"
