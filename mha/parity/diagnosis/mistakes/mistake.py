@@ -3,6 +3,8 @@
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
 
 from mha.parity.diagnosis.pipeline.parts import PARTS
 from mha.parity.diagnosis.pipeline.pieces import Array
@@ -47,6 +49,43 @@ class Mistake:
 def one(change: Change) -> dict[str, Change]:
     """Make the forms of a mistake that has one form."""
     return {"": change}
+
+
+def only_where(possible: Callable[[Plan], Any], *mistakes: Mistake) -> tuple[Mistake, ...]:
+    """Make mistakes impossible in plans that lack what they need, such as a rotation."""
+
+    def change_where(change: Change, plan: Plan) -> Plan | None:
+        return change(plan) if possible(plan) else None
+
+    return tuple(
+        dataclasses.replace(mistake, forms={how: partial(change_where, X) for how, X in mistake.forms.items()})
+        for mistake in mistakes
+    )
+
+
+def softmax_change(possible: Callable[[Plan], Any] = lambda plan: True) -> Callable[..., Callable[..., Plan | None]]:
+    """Make a change of plans, where it is possible, from a function that takes the place of the softmax.
+
+    The function takes numbers of its own, the right softmax, the plan, scores and what is visible; the change takes
+    these numbers and the plan.
+    """
+
+    def decorate(softmax: Callable[..., Array]) -> Callable[..., Plan | None]:
+        def change(*numbers: Any) -> Plan | None:
+            *own, plan = numbers
+            if not possible(plan):
+                return None
+            made = partial(softmax, *own, plan.softmax)
+            return replace(plan, softmax=lambda plan, X, visible: made(plan, X, visible).astype(X.dtype))
+
+        return change
+
+    return decorate
+
+
+def weights_of(plan: Plan, *beginnings: str) -> dict[str, Array]:
+    """Return the weights of a plan whose names begin with one of these."""
+    return {name: X for name, X in plan.weights.items() if name.startswith(beginnings)}
 
 
 def with_weights(plan: Plan, changed: Mapping[str, Array | None]) -> Plan:

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from mha.parity.diagnosis.mistakes.mistake import Change, Mistake, hiding
-from mha.parity.diagnosis.mistakes.of_rotations import turn_by
+from mha.parity.diagnosis.mistakes.mistake import Mistake, hiding, only_where
+from mha.parity.diagnosis.mistakes.of_rotations import rotates, turn_by
 from mha.parity.diagnosis.pipeline.pieces import CONDITIONS, Array, rotate, split
 from mha.parity.diagnosis.pipeline.plan import OFFSETS, Plan, replace
 
@@ -29,6 +29,11 @@ def slot_places(plan: Plan) -> tuple[Array, Array]:
     """Return the positions of the slots before the call, (B, S), and of its tokens, (B, K); -1 = empty, or padding."""
     S = plan.kept_k.shape[2]
     return plan.key_positions[:, :S], plan.key_positions[:, S:]
+
+
+def grows(plan: Plan) -> bool:
+    """Return whether a token goes into a cache."""
+    return plan.kept_k is not None and bool((slot_places(plan)[1] >= 0).any())
 
 
 def slots_of(plan: Plan) -> Array:
@@ -134,16 +139,14 @@ def left_behind(count: int, plan: Plan) -> Plan:
     return replace(plan, key_positions=np.concatenate([places, new], 1))
 
 
-def turn_by_slots(roles: str, plan: Plan) -> Plan | None:
+def turn_by_slots(roles: str, plan: Plan) -> Plan:
     """Turn new keys, or queries, by the numbers of their slots."""
     own = slots_of(plan)[:, plan.columns.shape[1] :]  # (B, K)
     return turn_by(lambda plan, role, places: np.where(own < 0, places, own) if role in roles else places, plan)
 
 
-def turn_again(places: Callable[[Plan], Array], stays: bool, plan: Plan) -> Plan | None:
+def turn_again(places: Callable[[Plan], Array], stays: bool, plan: Plan) -> Plan:
     """Turn the keys in the slots once more as they are read; places: by which; stays: whether they are kept so."""
-    if plan.frequencies is None:
-        return None
     again = rotate(plan, "k", plan.kept_k, places(plan))
     return replace(plan, kept_k=again) if stays else replace(plan, read_k=again)
 
@@ -151,7 +154,7 @@ def turn_again(places: Callable[[Plan], Array], stays: bool, plan: Plan) -> Plan
 def keep_early(role: str, turns: bool, seen: bool, plan: Plan) -> Plan | None:
     """Keep new keys or values as they are before their projection, or keys before they turn; seen: and see them so."""
     inputs, width = (plan.keys, plan.config.key_dim) if role == "k" else (plan.values, plan.config.value_dim)
-    if plan.frequencies is None if turns else inputs.shape[2] != plan.groups * width:
+    if not turns and inputs.shape[2] != plan.groups * width:
         return None
 
     def early(plan: Plan, given: str, X: Array) -> Array:
@@ -192,22 +195,11 @@ def of_distance(plan: Plan) -> Plan | None:
     return replace(plan, score_bias=np.where(seen, slopes * other, X).astype(X.dtype))
 
 
-def stretch(factor: float, whole: bool, plan: Plan) -> Plan | None:
+def stretch(factor: float, whole: bool, plan: Plan) -> Plan:
     """Turn new tokens by slower frequencies than those in the slots; whole: all alike, or those of a larger base."""
-    if plan.frequencies is None:
-        return None
     n = len(plan.frequencies)
     powers = np.ones(n) if whole or n == 1 else np.arange(n) / (n - 1)
     return replace(plan, frequencies=plan.frequencies / factor**powers)
-
-
-def in_slots(name: str, what: str, parts: tuple[str, ...], forms: dict[str, Change]) -> Mistake:
-    """Make a mistake that is impossible where no token goes into a cache."""
-
-    def where_it_grows(change: Change, plan: Plan) -> Plan | None:
-        return change(plan) if plan.kept_k is not None and (slot_places(plan)[1] >= 0).any() else None
-
-    return Mistake(name, what, parts, {how: partial(where_it_grows, change) for how, change in forms.items()})
 
 
 NEW = ("q", "k", "weights", "cache")
@@ -218,52 +210,57 @@ AGAIN: dict[str, Callable[[Plan], Array]] = {
     "back by one": lambda plan: -1 + 0 * slot_places(plan)[0],
 }
 
-OF_DECODING = (
-    in_slots("new tokens are one position off", "the first is two after the newest, or at its position", NEW,
-             {"too far": partial(move_tokens, lambda plan: 1, False),
-              "too near": partial(move_tokens, lambda plan: -1, False)}),
-    in_slots("positions are counted from the padded length", "all samples go on where the longest one does", NEW,
-             {how: partial(move_tokens, lambda plan: next_places(plan).max() - next_places(plan), slots)
-              for how, slots in (("", False), ("and their slots", True))}),
-    in_slots("all samples share a position", "all go on where the first, or the shortest, one does", NEW,
-             {"that of the first": partial(move_tokens, lambda plan: next_places(plan)[0] - next_places(plan), False),
-              "that of the shortest":
-                  partial(move_tokens, lambda plan: next_places(plan).min() - next_places(plan), False)}),
-    in_slots("tokens turn by their slots", "the rotation goes by the number of a slot, not by the position",
-             ("q", "k"), {"keys": partial(turn_by_slots, "k"), "queries, too": partial(turn_by_slots, "qk")}),
-    in_slots("keys in the slots turn again", "they turn as they come in, and once more as they are read",
-             ("scores", "cache"),
-             {f"{by}{', and stay so' * stays}": partial(turn_again, places, stays)
-              for by, places in AGAIN.items() for stays in (False, True)}),
-    in_slots("the rotation is stretched in the middle", "new tokens turn by other frequencies than those in the slots",
-             ("q", "k"), {f"by {factor}{', by a larger base' * (not whole)}": partial(stretch, factor, whole)
-                          for factor in FACTORS for whole in (True, False)}),
-    in_slots("keys are kept before they turn", "the slots hold keys that are not rotated", ("scores", "cache"),
-             {"": partial(keep_early, "k", True, False), "and are seen so": partial(keep_early, "k", True, True)}),
-    in_slots("keys or values are kept before their projection", "the slots hold inputs", ("scores", "pooled", "cache"),
-             {f"{name}{', and seen so' * seen}": partial(keep_early, role, False, seen)
-              for name, role in (("values", "v"), ("keys", "k")) for seen in (False, True)}),
-    in_slots("tokens are written to a slot beside theirs", "one slot too far, or over the newest", ("weights", "cache"),
-             {"one too far": partial(into, 1), "over the newest": partial(into, -1),
-              "one too far, and not seen there": lambda plan: by_slots(1, into(1, plan))}),
-    in_slots("a portion overwrites what its first queries see", "a ring is written before it is read", ("weights",),
-             {"": write_first}),
-    in_slots("order goes by slots", "slots of a ring that are behind the query's are older, but not seen",
-             ("weights",), {"": in_order_of_slots}),
-    in_slots("causal order is aligned to the upper left", "the first query sees the first position alone", ("weights",),
-             {"": upper_left}),
-    in_slots("empty slots are seen", "what is in them counts as a token", ("weights",), {"": see_empty}),
-    in_slots("padding is taken for tokens", "it is seen, and kept in slots", NEW,
-             {"and counts in positions": partial(padding_too, False),
-              "positions are right": partial(padding_too, True)}),
-    in_slots("a crop leaves positions", "tokens that were taken back are still seen", ("weights", "cache"),
-             {f"of {count} behind the newest": partial(left_behind, count) for count in (1, 2, 3, 4)}),
-    in_slots("beams are reordered for keys alone", "values in the slots are those of other samples", KEPT,
-             {how: partial(of_beams, "v", rows) for how, rows in BEAMS.items()}),
-    in_slots("beams are reordered for values alone", "keys in the slots are those of other samples", KEPT,
-             {how: partial(of_beams, "k", rows) for how, rows in BEAMS.items()}),
-    in_slots("the cache is that of another sample", "slots of a sample before, or of another beam", KEPT,
-             {how: partial(of_beams, "kv", rows) for how, rows in BEAMS.items()}),
-    in_slots("the bias goes by slots", "as ALiBi does that counts slots, not positions", ("scores",),
-             {"": of_distance}),
+OF_DECODING = only_where(
+    grows,
+    Mistake("new tokens are one position off", "the first is two after the newest, or at its position", NEW,
+            {"too far": partial(move_tokens, lambda plan: 1, False),
+             "too near": partial(move_tokens, lambda plan: -1, False)}),
+    Mistake("positions are counted from the padded length", "all samples go on where the longest one does", NEW,
+            {how: partial(move_tokens, lambda plan: next_places(plan).max() - next_places(plan), slots)
+             for how, slots in (("", False), ("and their slots", True))}),
+    Mistake("all samples share a position", "all go on where the first, or the shortest, one does", NEW,
+            {"that of the first": partial(move_tokens, lambda plan: next_places(plan)[0] - next_places(plan), False),
+             "that of the shortest":
+                 partial(move_tokens, lambda plan: next_places(plan).min() - next_places(plan), False)}),
+    *only_where(
+        rotates,
+        Mistake("tokens turn by their slots", "the rotation goes by the number of a slot, not by the position",
+                ("q", "k"), {"keys": partial(turn_by_slots, "k"), "queries, too": partial(turn_by_slots, "qk")}),
+        Mistake("keys in the slots turn again", "they turn as they come in, and once more as they are read",
+                ("scores", "cache"),
+                {f"{by}{', and stay so' * stays}": partial(turn_again, places, stays)
+                 for by, places in AGAIN.items() for stays in (False, True)}),
+        Mistake("the rotation is stretched in the middle",
+                "new tokens turn by other frequencies than those in the slots", ("q", "k"),
+                {f"by {factor}{', by a larger base' * (not whole)}": partial(stretch, factor, whole)
+                 for factor in FACTORS for whole in (True, False)}),
+        Mistake("keys are kept before they turn", "the slots hold keys that are not rotated", ("scores", "cache"),
+                {"": partial(keep_early, "k", True, False), "and are seen so": partial(keep_early, "k", True, True)}),
+    ),
+    Mistake("keys or values are kept before their projection", "the slots hold inputs", ("scores", "pooled", "cache"),
+            {f"{name}{', and seen so' * seen}": partial(keep_early, role, False, seen)
+             for name, role in (("values", "v"), ("keys", "k")) for seen in (False, True)}),
+    Mistake("tokens are written to a slot beside theirs", "one slot too far, or over the newest", ("weights", "cache"),
+            {"one too far": partial(into, 1), "over the newest": partial(into, -1),
+             "one too far, and not seen there": lambda plan: by_slots(1, into(1, plan))}),
+    Mistake("a portion overwrites what its first queries see", "a ring is written before it is read", ("weights",),
+            {"": write_first}),
+    Mistake("order goes by slots", "slots of a ring that are behind the query's are older, but not seen",
+            ("weights",), {"": in_order_of_slots}),
+    Mistake("causal order is aligned to the upper left", "the first query sees the first position alone", ("weights",),
+            {"": upper_left}),
+    Mistake("empty slots are seen", "what is in them counts as a token", ("weights",), {"": see_empty}),
+    Mistake("padding is taken for tokens", "it is seen, and kept in slots", NEW,
+            {"and counts in positions": partial(padding_too, False),
+             "positions are right": partial(padding_too, True)}),
+    Mistake("a crop leaves positions", "tokens that were taken back are still seen", ("weights", "cache"),
+            {f"of {count} behind the newest": partial(left_behind, count) for count in (1, 2, 3, 4)}),
+    Mistake("beams are reordered for keys alone", "values in the slots are those of other samples", KEPT,
+            {how: partial(of_beams, "v", rows) for how, rows in BEAMS.items()}),
+    Mistake("beams are reordered for values alone", "keys in the slots are those of other samples", KEPT,
+            {how: partial(of_beams, "k", rows) for how, rows in BEAMS.items()}),
+    Mistake("the cache is that of another sample", "slots of a sample before, or of another beam", KEPT,
+            {how: partial(of_beams, "kv", rows) for how, rows in BEAMS.items()}),
+    Mistake("the bias goes by slots", "as ALiBi does that counts slots, not positions", ("scores",),
+            {"": of_distance}),
 )  # fmt: skip

@@ -6,15 +6,10 @@ from functools import partial
 
 import numpy as np
 
-from mha.parity.diagnosis.mistakes.mistake import Mistake, one, with_weights
+from mha.parity.diagnosis.mistakes.mistake import Mistake, one, only_where, weights_of, with_weights
 from mha.parity.diagnosis.mistakes.of_heads import regroup_queries
 from mha.parity.diagnosis.pipeline.pieces import Array, widen
 from mha.parity.diagnosis.pipeline.plan import Plan, replace
-
-
-def open_by(function: Callable[[Array], Array], plan: Plan) -> Plan | None:
-    """Open the gate by another function than the sigmoid, of projections (B, H, T, dv or 1)."""
-    return None if plan.opened is None else replace(plan, opened=function)
 
 
 def softmax_over(axis: int, X: Array) -> Array:
@@ -23,32 +18,24 @@ def softmax_over(axis: int, X: Array) -> Array:
     return shares / shares.sum(axis, keepdims=True)
 
 
-def softplus(X: Array) -> Array:
-    """Return log(1 + exp(X))."""
-    return np.logaddexp(0, widen(X))
-
-
 def of_features(plan: Plan) -> Plan | None:
     """Take the softmax over the features of a head."""
-    return open_by(partial(softmax_over, 3), plan) if plan.config.output_gate == "element" else None
+    return replace(plan, opened=partial(softmax_over, 3)) if plan.config.output_gate == "element" else None
 
 
 def after_output(plan: Plan) -> Plan | None:
     """Multiply the output by the gates, if they are as many as its features."""
-    if plan.opened is None or plan.weights["W_g.kernel"].shape[1] != plan.config.num_hiddens:
+    if plan.weights["W_g.kernel"].shape[1] != plan.config.num_hiddens:
         return None
     return replace(plan, opened=np.ones_like, closed=plan.opened)
 
 
 def columns(order: Callable[[Plan, int], Array | None], plan: Plan) -> Plan | None:
     """Take columns of W_g in another order, a function of the plan and the gates of a head."""
-    if plan.opened is None:
-        return None
     width = plan.weights["W_g.kernel"].shape[-1] // plan.heads  # of a head, of which another mistake may count others
     if (chosen := order(plan, width)) is None:
         return None
-    mine = {name: X for name, X in plan.weights.items() if name.startswith("W_g.")}
-    return with_weights(plan, {name: X[..., chosen.ravel()] for name, X in mine.items()})
+    return with_weights(plan, {name: X[..., chosen.ravel()] for name, X in weights_of(plan, "W_g.").items()})
 
 
 def order_by_heads(heads: Callable[[Plan], Array | None], plan: Plan, width: int) -> Array | None:
@@ -64,8 +51,6 @@ def by_feature(back: bool, plan: Plan, width: int) -> Array:
 
 def beside_queries(stored: bool, plan: Plan) -> Plan | None:
     """Cut one array of q and gate of each head, (H, d + dv or 1), as if all of q came first; stored: False = back."""
-    if plan.opened is None:
-        return None
     H, changed = plan.heads, dict[str, Array | None]()
     d = plan.weights["W_q.kernel"].shape[-1] // H
     for kind in ("kernel", "bias"):
@@ -82,22 +67,24 @@ def beside_queries(stored: bool, plan: Plan) -> Plan | None:
 
 def swap_kernels(plan: Plan) -> Plan | None:
     """Take W_g for W_q, and W_q for W_g, if they are of one shape."""
-    if plan.opened is None or plan.weights["W_g.kernel"].shape != plan.weights["W_q.kernel"].shape:
+    if plan.weights["W_g.kernel"].shape != plan.weights["W_q.kernel"].shape:
         return None
     names = {"W_q": "W_g", "W_g": "W_q"}
     every = itertools.product(names.items(), ("kernel", "bias"))
     return with_weights(plan, {f"{name}.{kind}": plan.weights.get(f"{other}.{kind}") for (name, other), kind in every})
 
 
-OF_OUTPUT_GATE = (
+OF_OUTPUT_GATE = only_where(
+    lambda plan: plan.opened is not None,
     Mistake("the output gate is left out", "heads are merged as they are pooled", ("pooled",),
-            one(partial(open_by, np.ones_like))),
+            one(partial(replace, opened=np.ones_like))),
     Mistake("the output gate comes after W_o", "the output is multiplied by it, not what is pooled",
             ("pooled", "output"), one(after_output)),
     Mistake("the output gate is of another function", "it is no sigmoid", ("pooled",),
             {"softmax over the features of a head": of_features,
-             "softmax over the heads": partial(open_by, partial(softmax_over, 1)),
-             "softplus": partial(open_by, softplus), "tanh": partial(open_by, lambda X: np.tanh(widen(X)))}),
+             "softmax over the heads": partial(replace, opened=partial(softmax_over, 1)),
+             "softplus": partial(replace, opened=lambda X: np.logaddexp(0, widen(X))),
+             "tanh": partial(replace, opened=lambda X: np.tanh(widen(X)))}),
     Mistake("the output gate is of other heads", "columns of W_g are taken in another order", ("pooled",),
             {"reversed": partial(columns, partial(order_by_heads, lambda plan: np.arange(plan.heads)[::-1])),
              "as (r, g)": partial(columns, partial(order_by_heads, partial(regroup_queries, True))),

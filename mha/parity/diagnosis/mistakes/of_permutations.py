@@ -4,12 +4,14 @@ A checkpoint whose pairs are neighbours, as Meta's, is permuted head by head for
 Face's; and the other way round. Letters as in the lessons.
 """
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import numpy as np
 
-from mha.parity.diagnosis.mistakes.mistake import Change, Mistake, with_weights
+from mha.parity.diagnosis.mistakes.mistake import Change, Mistake, only_where, weights_of, with_weights
+from mha.parity.diagnosis.mistakes.of_rotations import rotates
 from mha.parity.diagnosis.pipeline.pieces import Array
 from mha.parity.diagnosis.pipeline.plan import Plan
 
@@ -35,28 +37,23 @@ def change_pairing(interleave: bool, names: Sequence[str], plan: Plan) -> Plan |
 
     interleave: from halves to neighbours, or else back; names: the beginnings of the names of weights.
     """
-    if plan.frequencies is None:
-        return None
     order = order_of(interleave, plan.config.key_dim, len(plan.frequencies))
-    chosen = {name: X for name, X in plan.weights.items() if name.startswith(tuple(names))}
+    chosen = weights_of(plan, *names)
     whatever = not plan.config.bias and all(name.endswith(".kernel") for name in names)  # no bias stays behind
     if whatever or not all(any(name.startswith(one) for name in chosen) for one in names):
         return None
-    return with_weights(plan, {name: reorder_once(plan, order, X) for name, X in chosen.items()})
+    return with_weights(plan, {name: reorder_once(plan, X, order) for name, X in chosen.items()})
 
 
-def reorder_once(plan: Plan, order: Array, X: Array) -> Array:
+def reorder_once(plan: Plan, X: Array, order: Array) -> Array:
     """Return `by_heads` of an order, computed once."""
     return plan.once(("components", *order), partial(by_heads, order), X)
 
 
 def in_both_ways(forms: Mapping[str, tuple[str, ...]]) -> dict[str, Change]:
     """Make the forms of `change_pairing`, by the names of weights of each."""
-    return {
-        f"{way}{', ' * bool(where)}{where}": partial(change_pairing, interleave, names)
-        for where, names in forms.items()
-        for way, interleave in WAYS.items()
-    }
+    return {f"{way}{', ' * bool(where)}{where}": partial(change_pairing, interleave, names)
+            for where, names in forms.items() for way, interleave in WAYS.items()}  # fmt: skip
 
 
 def permute(
@@ -67,8 +64,6 @@ def permute(
     block: from the number of heads to these blocks, None = it is impossible; roles: "q", "k", or both; steps:
     permutations, one after the other.
     """
-    if plan.frequencies is None:
-        return None
     changed: dict[str, Array | None] = {}
     for role in roles:
         own = plan.config.key_dim, len(plan.frequencies)
@@ -76,11 +71,8 @@ def permute(
         if other is None or other == own:
             return None
         orders = [order_of(interleave, *(other if wrong else own)) for wrong, interleave in steps]
-        for name, X in plan.weights.items():
-            if name.startswith(f"W_{role}."):
-                for order in orders:
-                    X = reorder_once(plan, order, X)
-                changed[name] = X
+        for name, X in weights_of(plan, f"W_{role}.").items():
+            changed[name] = functools.reduce(partial(reorder_once, plan), orders, X)
     return with_weights(plan, changed)
 
 
@@ -134,7 +126,8 @@ def steps_of(interleave: bool) -> dict[str, tuple[Permutation, ...]]:
 
 KERNELS = "W_q.kernel", "W_k.kernel"
 
-OF_PERMUTATIONS = (
+OF_PERMUTATIONS = only_where(
+    rotates,
     Mistake("rotary components of W_q and W_k are in another order", ONE, ("q", "k"),
             in_both_ways({"": ("W_q", "W_k"),
                           "in the biases alone": ("W_q.bias", "W_k.bias"),

@@ -9,7 +9,7 @@ from functools import partial
 
 import numpy as np
 
-from mha.parity.diagnosis.mistakes.mistake import Change, Mistake, one
+from mha.parity.diagnosis.mistakes.mistake import Mistake, one, only_where
 from mha.parity.diagnosis.pipeline.pieces import Array
 from mha.parity.diagnosis.pipeline.plan import Plan, replace
 
@@ -26,59 +26,42 @@ def is_part(plan: Plan) -> bool:
 
 def is_share(plan: Plan) -> bool:
     """Return whether all components are paired, and only the first pairs turn."""
-    return plan.frequencies is not None and 0 < turning(plan) < len(plan.frequencies)
+    return 0 < turning(plan) < (0 if plan.frequencies is None else len(plan.frequencies))
 
 
-def of_head(plan: Plan) -> Plan | None:
-    """Count the frequencies over the whole head, if only a part of it turns."""
-    d, n = plan.config.key_dim, turning(plan)
-    return replace(plan, frequencies=plan.base ** (-2 * np.arange(n) / d)) if is_part(plan) else None
+def of_head(plan: Plan) -> Plan:
+    """Count the frequencies over the whole head, of which only a part turns."""
+    return replace(plan, frequencies=plan.base ** (-2 * np.arange(turning(plan)) / plan.config.key_dim))
 
 
-def of_part(plan: Plan) -> Plan | None:
-    """Count the frequencies over the pairs that turn, if they are counted over the whole head."""
-    if not is_share(plan):
-        return None
+def of_part(plan: Plan) -> Plan:
+    """Count the frequencies over the pairs that turn, where they are counted over the whole head."""
     n, places = turning(plan), np.arange(len(plan.frequencies))
-    frequencies = plan.frequencies * plan.base ** (places / len(places) - places / n)
-    return replace(plan, frequencies=frequencies)
+    return replace(plan, frequencies=plan.frequencies * plan.base ** (places / len(places) - places / n))
 
 
-def over_head(last: bool, plan: Plan | None) -> Plan | None:
+def over_head(last: bool, plan: Plan) -> Plan | None:
     """Pair the whole head, (i, i + d / 2), where a part is paired by itself; last: the last pairs turn."""
-    if plan is None or not is_part(plan) or plan.config.key_dim % 2:
+    if plan.config.key_dim % 2:
         return None
     rest = np.zeros(plan.config.key_dim // 2 - len(plan.frequencies))
     pairs = [rest, plan.frequencies] if last else [plan.frequencies, rest]
     return replace(plan, frequencies=np.concatenate(pairs), interleaved=False)
 
 
-def over_part(plan: Plan | None) -> Plan | None:
+def over_part(plan: Plan) -> Plan:
     """Pair the turning components among themselves, (i, i + dim / 2), where the whole head is paired."""
-    if plan is None or not is_share(plan):
-        return None
     return replace(plan, frequencies=plan.frequencies[: turning(plan)], interleaved=False)
 
 
-def of_last_pairs(plan: Plan) -> Plan | None:
-    """Turn the last pairs of the whole head, by the frequencies of the first."""
-    if not is_share(plan):
-        return None
-    return replace(plan, frequencies=np.roll(plan.frequencies, len(plan.frequencies) - turning(plan)))
-
-
 def whole_head(plan: Plan) -> Plan | None:
-    """Turn the whole head, if only a part of it should turn."""
+    """Turn the whole head, of which only a part should turn."""
     n = plan.config.key_dim // 2
-    if not is_part(plan) or plan.config.key_dim % 2:
-        return None
-    return replace(plan, frequencies=plan.base ** (-np.arange(n) / n))
+    return None if plan.config.key_dim % 2 else replace(plan, frequencies=plan.base ** (-np.arange(n) / n))
 
 
-def after_turning(change: Callable[[Plan, Array], Array], roles: str, plan: Plan) -> Plan | None:
+def after_turning(change: Callable[[Plan, Array], Array], roles: str, plan: Plan) -> Plan:
     """Change heads that were turned, of these roles."""
-    if not (is_part(plan) or is_share(plan)):
-        return None
     right = plan.rotate
 
     def rotate(plan: Plan, role: str, X: Array, places: Array) -> Array:
@@ -102,53 +85,58 @@ def rest_first(plan: Plan, X: Array) -> Array:
     return np.roll(X, -2 * len(plan.frequencies), -1)
 
 
-def rest_before(roles: str) -> Change:
-    """Make a form: the components that turn come last, in these roles."""
-    return lambda plan: after_turning(rest_first, roles, plan) if is_part(plan) else None
-
-
 def narrow_heads(plan: Plan) -> Plan | None:
     """Leave out the components that do not turn, and scale by the width of the others."""
-    made = after_turning(without_rest, "qk", plan)
-    if made is None or plan.config.pooling != "dot" or plan.config.scale is not None:
+    if plan.config.pooling != "dot" or plan.config.scale is not None:
         return None
-    return replace(made, scale=(2 * turning(plan)) ** -0.5)
+    return replace(after_turning(without_rest, "qk", plan), scale=(2 * turning(plan)) ** -0.5)
 
 
-def last_components(roles: str, plan: Plan) -> Plan | None:
-    """Turn the last components of a head, if only a part of it turns."""
-    if not is_part(plan):
-        return None
+def last_components(roles: str, plan: Plan) -> Plan:
+    """Turn the last components of a head, of which only a part turns."""
     right = plan.rotate
 
     def rotate(plan: Plan, role: str, X: Array, places: Array) -> Array:
-        if role not in roles:
-            return right(plan, role, X, places)
-        kept = X.shape[-1] - 2 * len(plan.frequencies)
+        kept = X.shape[-1] - 2 * len(plan.frequencies) if role in roles else 0
         return np.concatenate([X[..., :kept], right(plan, role, X[..., kept:], places)], -1)
 
     return replace(plan, rotate=rotate)
 
 
 OF_ROTATED_PARTS = (
-    Mistake("frequencies of the whole head", "base ** (-2i / d) where only `dim` components turn", ("q", "k"),
-            one(of_head)),
-    Mistake("frequencies of the part that turns", "base ** (-2i / dim) where the model has base ** (-2i / d)",
-            ("q", "k"), one(of_part)),
-    Mistake("the whole head turns", "all components turn, where only `dim` should", ("q", "k"), one(whole_head)),
-    Mistake("pairs of the whole head", "components (i, i + d / 2) turn where (i, i + dim / 2) should", ("q", "k"),
-            {"": partial(over_head, False), "with its frequencies": lambda plan: over_head(False, of_head(plan)),
-             "the last of them": partial(over_head, True)}),
-    Mistake("pairs of the part that turns", "components (i, i + dim / 2) turn where (i, i + d / 2) should", ("q", "k"),
-            {"": over_part, "with its frequencies": lambda plan: over_part(of_part(plan))}),
-    Mistake("the last pairs turn", "and the first ones do not", ("q", "k"), one(of_last_pairs),
-            rare=True),
-    Mistake("components that do not turn are dropped", "they count as 0, or the heads end before them",
-            ("q", "k", "scores"), {"": partial(after_turning, without_rest, "qk"),
-                                   "and scaled by the width of the others": narrow_heads}, rare=True),
-    Mistake("components that turn come last", "in queries or keys alone, the others are put first", ("q", "k"),
-            {"of queries": rest_before("q"), "of keys": rest_before("k")}, rare=True),
-    Mistake("the last components turn", "the last `dim` components of a head turn instead of the first", ("q", "k"),
-            {"": partial(last_components, "qk"), "of queries": partial(last_components, "q"),
-             "of keys": partial(last_components, "k")}),
+    *only_where(
+        is_part,
+        Mistake("frequencies of the whole head", "base ** (-2i / d) where only `dim` components turn", ("q", "k"),
+                one(of_head))),
+    *only_where(
+        is_share,
+        Mistake("frequencies of the part that turns", "base ** (-2i / dim) where the model has base ** (-2i / d)",
+                ("q", "k"), one(of_part))),
+    *only_where(
+        is_part,
+        Mistake("the whole head turns", "all components turn, where only `dim` should", ("q", "k"), one(whole_head)),
+        Mistake("pairs of the whole head", "components (i, i + d / 2) turn where (i, i + dim / 2) should", ("q", "k"),
+                {"": partial(over_head, False), "with its frequencies": lambda plan: over_head(False, of_head(plan)),
+                 "the last of them": partial(over_head, True)})),
+    *only_where(
+        is_share,
+        Mistake("pairs of the part that turns", "components (i, i + dim / 2) turn where (i, i + d / 2) should",
+                ("q", "k"), {"": over_part, "with its frequencies": lambda plan: over_part(of_part(plan))}),
+        Mistake("the last pairs turn", "and the first ones do not", ("q", "k"),
+                one(lambda plan: replace(
+                    plan, frequencies=np.roll(plan.frequencies, len(plan.frequencies) - turning(plan)))),
+                rare=True)),
+    *only_where(
+        lambda plan: is_part(plan) or is_share(plan),
+        Mistake("components that do not turn are dropped", "they count as 0, or the heads end before them",
+                ("q", "k", "scores"), {"": partial(after_turning, without_rest, "qk"),
+                                       "and scaled by the width of the others": narrow_heads}, rare=True)),
+    *only_where(
+        is_part,
+        Mistake("components that turn come last", "in queries or keys alone, the others are put first", ("q", "k"),
+                {"of queries": partial(after_turning, rest_first, "q"),
+                 "of keys": partial(after_turning, rest_first, "k")}, rare=True),
+        Mistake("the last components turn", "the last `dim` components of a head turn instead of the first", ("q", "k"),
+                {"": partial(last_components, "qk"), "of queries": partial(last_components, "q"),
+                 "of keys": partial(last_components, "k")})),
 )  # fmt: skip

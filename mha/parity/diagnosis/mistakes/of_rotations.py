@@ -6,7 +6,7 @@ from functools import partial
 import numpy as np
 
 from mha.core.options.config import numpy_dtype
-from mha.parity.diagnosis.mistakes.mistake import Mistake, one
+from mha.parity.diagnosis.mistakes.mistake import Mistake, one, only_where
 from mha.parity.diagnosis.pipeline import pieces
 from mha.parity.diagnosis.pipeline.pieces import Array
 from mha.parity.diagnosis.pipeline.plan import Plan, replace
@@ -16,24 +16,17 @@ FACTORS = (8, 32, 4, 2, 16)  # of linear scaling
 TABLES = (512, 1024, 2048, 4096, 8192)  # positions
 
 
-def turn_by(places: Callable[[Plan, str, Array], Array], plan: Plan) -> Plan | None:
+def rotates(plan: Plan) -> bool:
+    """Return whether queries and keys are rotated."""
+    return plan.frequencies is not None
+
+
+def turn_by(places: Callable[[Plan, str, Array], Array], plan: Plan) -> Plan:
     """Turn by other positions; places: a function of the plan, the role and those without this mistake."""
-    if plan.frequencies is None:
-        return None
     before = plan.rotary_offsets
     if before is None:
         return replace(plan, rotary_offsets=places)
     return replace(plan, rotary_offsets=lambda plan, role, X: places(plan, role, before(plan, role, X)))
-
-
-def of_one(role: str, by: int) -> Callable[[Plan, str, Array], Array]:
-    """Make a function that moves the positions of one role by so many."""
-    return lambda plan, given, places: places + by * (given == role)
-
-
-def restart(plan: Plan, role: str, places: Array) -> Array:
-    """Return the positions of queries without the offset."""
-    return places - plan.offsets if role == "q" else places
 
 
 def turn_by_rows(plan: Plan) -> Plan | None:
@@ -48,20 +41,8 @@ def turn_as_first(plan: Plan) -> Plan | None:
     return turn_by(lambda plan, role, places: places[:1], plan) if len(plan.queries) > 1 else None
 
 
-def within_table(size: int, plan: Plan, role: str, places: Array) -> Array:
-    """Return positions up to the last one of a table of so many."""
-    return np.minimum(places, size - 1)
-
-
-def pair_otherwise(plan: Plan) -> Plan | None:
-    """Pair the components the other way."""
-    return None if plan.frequencies is None else replace(plan, interleaved=not plan.interleaved)
-
-
-def of_base(base: float | None, plan: Plan) -> Plan | None:
+def of_base(base: float | None, plan: Plan) -> Plan:
     """Take the frequencies of another base; None = those of the same base, without the model's own scaling."""
-    if plan.frequencies is None:
-        return None
     n = len(plan.frequencies)
     frequencies = (base or plan.base) ** (-np.arange(n) / n)
     kept = frequencies if base is None else np.where(plan.frequencies == 0, 0, frequencies)
@@ -70,36 +51,31 @@ def of_base(base: float | None, plan: Plan) -> Plan | None:
 
 def of_usual_base(base: float, plan: Plan) -> Plan | None:
     """Take the frequencies of another base, unless they are those of the whole head: that is a mistake of its own."""
-    made = of_base(base, plan)
-    if made is None or np.isclose(base, plan.base ** (2 * len(plan.frequencies) / plan.config.key_dim), rtol=1e-9):
-        return None
-    return made
+    of_head = np.isclose(base, plan.base ** (2 * len(plan.frequencies) / plan.config.key_dim), rtol=1e-9)
+    return None if of_head else of_base(base, plan)
 
 
 def slower(factor: float, base: float | None, plan: Plan) -> Plan | None:
     """Divide all frequencies of a base by a factor; None = the layer's base, the only one if they are plain."""
-    rotary = plan.config.rotary
-    plain = rotary is not None and rotary.frequencies is None
-    made = None if plain and base else of_base(base, plan)
-    return made and replace(made, frequencies=made.frequencies / factor)
+    if base and plan.config.rotary and plan.config.rotary.frequencies is None:
+        return None
+    made = of_base(base, plan)
+    return replace(made, frequencies=made.frequencies / factor)
 
 
 def mix_up(plan: Plan) -> Plan | None:
     """Slow the fast pairs down by the factors of the slow ones, and the other way round."""
-    plain = of_base(None, plan)
-    if plain is None:
-        return None
-    shares = plan.frequencies / plain.frequencies
+    plain = of_base(None, plan).frequencies
+    shares = plan.frequencies / plain
     if np.ptp(shares) < 1e-6:
         return None
-    return replace(plan, frequencies=plain.frequencies * (shares.max() + shares.min() - shares))
+    return replace(plan, frequencies=plain * (shares.max() + shares.min() - shares))
 
 
 def frequency_ratios(plan: Plan) -> Array | None:
     """Return the model's own frequencies by those of its base alone; None if these are the same."""
-    plain = of_base(None, plan)
-    shares = None if plain is None else plan.frequencies / plain.frequencies
-    return None if shares is None or np.abs(shares - 1).max() < 1e-6 else shares
+    shares = plan.frequencies / of_base(None, plan).frequencies
+    return None if np.abs(shares - 1).max() < 1e-6 else shares
 
 
 def scale_back(gradual: bool, plan: Plan) -> Plan | None:
@@ -123,13 +99,11 @@ def upside_down(plain: bool, plan: Plan) -> Plan | None:
 
     Such angles are large, and their rounding is that of float32 in an implementation in a lower precision.
     """
-    if plan.frequencies is None or (plain and frequency_ratios(plan) is None):
+    if plain and frequency_ratios(plan) is None:
         return None
-    by_base = of_base(None, plan)
-    turning = plan.frequencies != 0
-    inverse = np.divide(1, plan.frequencies, out=np.zeros_like(plan.frequencies), where=turning)
-    if plain and by_base is not None:
-        inverse = plan.frequencies / by_base.frequencies**2
+    inverse = np.divide(1, plan.frequencies, out=np.zeros_like(plan.frequencies), where=plan.frequencies != 0)
+    if plain:
+        inverse = plan.frequencies / of_base(None, plan).frequencies ** 2
     angles = plan.angles if plan.queries.dtype == np.float64 else np.dtype("float32")
     return replace(plan, frequencies=inverse, angles=angles)
 
@@ -146,37 +120,27 @@ def whole_heads(plan: Plan) -> Plan | None:
     return replace(plan, magnified=(), scale=plan.scale * plan.magnitude**2)
 
 
-def again(plan: Plan, role: str, places: Array) -> Array:
-    """Return the positions of keys doubled, if they are before the first query: those that a cache holds."""
-    return np.where(places < plan.offsets[:, :1], 2 * places, places) if role == "k" else places
-
-
 def values_too(plan: Plan) -> Plan | None:
     """Turn values by the positions of keys, if their heads are wide enough."""
-    if plan.frequencies is None or plan.config.value_dim < 2 * len(plan.frequencies):
+    if plan.config.value_dim < 2 * len(plan.frequencies):
         return None
     right = plan.share_values
-
-    def share_values(X: Array, times: int) -> Array:
-        return right(pieces.rotate(plan, "v", X, plan.key_places[0, 0]), times)
-
-    return replace(plan, share_values=share_values)
+    return replace(plan, share_values=lambda X, times: right(pieces.rotate(plan, "v", X, plan.key_places[0, 0]), times))
 
 
-def in_half(dtype: str, plan: Plan) -> Plan | None:
+def in_half(dtype: str, plan: Plan) -> Plan:
     """Round the frequencies to half precision."""
-    if plan.frequencies is None:
-        return None
     return replace(plan, frequencies=plan.frequencies.astype(numpy_dtype(dtype)).astype(np.float64))
 
 
-def coarse(plan: Plan) -> Plan | None:
+def in_bfloat16(plan: Plan, role: str, places: Array) -> Array:
     """Round positions to bfloat16, which changes those beyond 256."""
-    if plan.frequencies is None:
-        return None
-    import ml_dtypes
+    return places.astype(numpy_dtype("bfloat16")).astype(np.float64)
 
-    return turn_by(lambda plan, role, places: places.astype(ml_dtypes.bfloat16).astype(np.float64), plan)
+
+def turn_cached_again(plan: Plan, role: str, places: Array) -> Array:
+    """Return the positions of keys doubled, if they are before the first query: those that a cache holds."""
+    return np.where(places < plan.offsets[:, :1], 2 * places, places) if role == "k" else places
 
 
 # Of bases beyond these, see `search.numbers`.
@@ -186,15 +150,17 @@ ANOTHER_BASE = Mistake(
     | {"the same, without the model's own scaling": partial(of_base, None)})  # fmt: skip
 
 
-OF_ROTATIONS = (
+OF_ROTATIONS = only_where(
+    rotates,
     Mistake("rotary components are paired the other way", "halves for neighbours, or neighbours for halves", ("q", "k"),
-            one(pair_otherwise)),
+            one(lambda plan: replace(plan, interleaved=not plan.interleaved))),
     Mistake("the rotation is off by one", "queries or keys turn as their neighbours should", ("q", "k"),
-            {"queries one further": partial(turn_by, of_one("q", 1)),
-             "queries one back, or keys one further": partial(turn_by, of_one("k", 1)),
+            {"queries one further": partial(turn_by, lambda plan, role, places: places + (role == "q")),
+             "queries one back, or keys one further":
+                 partial(turn_by, lambda plan, role, places: places + (role == "k")),
              "both, from position 1 on": partial(turn_by, lambda plan, role, places: places + 1)}),
     Mistake("the rotation begins again at every offset", "positions of queries start at 0 after a cache", ("q", "k"),
-            {"of queries": partial(turn_by, restart)}),
+            {"of queries": partial(turn_by, lambda plan, role, places: places - plan.offsets * (role == "q"))}),
     Mistake("the rotation goes by rows", "the positions that are given are left out of the rotation", ("q", "k"),
             one(turn_by_rows)),
     Mistake("all samples turn as the first", "positions of the first sample are taken for all", ("q", "k"),
@@ -212,7 +178,7 @@ OF_ROTATIONS = (
              for base in (None, 500000.0) for factor in FACTORS}),
     Mistake("keys turn twice", "as a cache stores them, and again as they are read", ("q", "k"),
             {"": partial(turn_by, lambda plan, role, places: places * (1 + (role == "k"))),
-             "those before the first query": partial(turn_by, again),
+             "those before the first query": partial(turn_by, turn_cached_again),
              "queries, too": partial(turn_by, lambda plan, role, places: 2 * places)}),
     Mistake("values turn, too", "the rotation is applied to values as to keys", ("pooled",), one(values_too)),
     Mistake("slow and fast pairs are mixed up", "the fast ones are slowed down by what the slow ones should, as where "
@@ -231,7 +197,8 @@ OF_ROTATIONS = (
     Mistake("frequencies in half precision", "as where a whole model is cast, with its table of frequencies",
             ("q", "k"), {dtype: partial(in_half, dtype) for dtype in ("bfloat16", "float16")}),
     Mistake("positions in half precision", "positions beyond 256 are rounded to bfloat16 before they turn",
-            ("q", "k"), one(coarse)),
+            ("q", "k"), one(partial(turn_by, in_bfloat16))),
     Mistake("the table of angles is too short", "positions beyond its end turn as the last one does", ("q", "k"),
-            {f"{size} positions": partial(turn_by, partial(within_table, size)) for size in TABLES}),
+            {f"{size} positions": partial(turn_by, lambda plan, role, places, last=size - 1: np.minimum(places, last))
+             for size in TABLES}),
 )  # fmt: skip

@@ -2,19 +2,19 @@
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import numpy as np
 
-from mha.parity.diagnosis.mistakes.mistake import Mistake, one, with_weights
+from mha.parity.diagnosis.mistakes.mistake import Mistake, one, only_where, softmax_change, with_weights
 from mha.parity.diagnosis.pipeline import pieces
 from mha.parity.diagnosis.pipeline.pieces import Array, widen
-from mha.parity.diagnosis.pipeline.plan import Plan, replace
+from mha.parity.diagnosis.pipeline.plan import Plan
 
 
-def change_sinks(change: Callable[[Plan, Array], Array | None], plan: Plan) -> Plan | None:
+def change_sinks(change: Callable[[Plan, Array], Array | None], plan: Plan) -> Plan:
     """Change the sinks (H,); None = take them away."""
-    sinks = plan.weights.get("sinks")
-    return None if sinks is None else with_weights(plan, {"sinks": change(plan, sinks)})
+    return with_weights(plan, {"sinks": change(plan, plan.weights["sinks"])})
 
 
 def scale_sinks(plan: Plan, sinks: Array) -> Array:
@@ -40,64 +40,46 @@ def share_sinks(by_place: bool, plan: Plan, sinks: Array) -> Array:
     return np.tile(sinks[:G], len(sinks) // G) if by_place else np.repeat(sinks[:G], len(sinks) // G)
 
 
-def several(times: float, plan: Plan) -> Plan | None:
+def several(times: float, plan: Plan) -> Plan:
     """Count sinks so many times: exp(sink + log(times)) is times exp(sink)."""
     return change_sinks(lambda plan, sinks: (widen(sinks) + np.log(times)).astype(sinks.dtype), plan)
 
 
-def by_visits(size: int, plan: Plan) -> Plan | None:
+@softmax_change()
+def count_visits(size: int, right: Any, plan: Plan, scores: Array, visible: Array) -> Array:
     """Count a sink once for each block of so many keys in which its query sees any."""
-    sinks = plan.weights.get("sinks")
-    if sinks is None or size >= plan.num_keys:
-        return None
-
-    def softmax(plan: Plan, scores: Array, visible: Array) -> Array:
-        shares = pieces.shares(plan, scores, visible)
-        visits = np.logical_or.reduceat(visible, range(0, scores.shape[3], size), 3).sum(3, keepdims=True)
-        return (shares / (1 + (np.maximum(visits, 1) - 1) * shares[..., -1:]))[..., :-1].astype(scores.dtype)
-
-    return replace(plan, softmax=softmax)
+    shares = pieces.shares(plan, scores, visible)
+    visits = np.logical_or.reduceat(visible, range(0, scores.shape[3], size), 3).sum(3, keepdims=True)
+    return (shares / (1 + (np.maximum(visits, 1) - 1) * shares[..., -1:]))[..., :-1]
 
 
-def shift_scores_alone(plan: Plan) -> Plan | None:
+def by_visits(size: int, plan: Plan) -> Plan | None:
+    """Count sinks by blocks of so many keys, if there are several."""
+    return None if size >= plan.num_keys else count_visits(size, plan)
+
+
+@softmax_change()
+def shift_scores_alone(right: Any, plan: Plan, scores: Array, visible: Array) -> Array:
     """Subtract the largest score from scores alone, not from sinks."""
-    sinks = plan.weights.get("sinks")
-    if sinks is None:
-        return None
-
-    def softmax(plan: Plan, scores: Array, visible: Array) -> Array:
-        low = np.where(visible, scores, -np.inf)
-        largest = np.maximum(low.max(plan.axis, keepdims=True), np.finfo(scores.dtype).min)
-        shares = np.exp(low - largest)
-        sums = shares.sum(plan.axis, keepdims=True) + np.exp(widen(sinks)[:, None, None])
-        return (shares / sums).astype(scores.dtype)
-
-    return replace(plan, softmax=softmax)
+    low = np.where(visible, scores, -np.inf)
+    largest = np.maximum(low.max(plan.axis, keepdims=True), np.finfo(scores.dtype).min)
+    shares = np.exp(low - largest)
+    sums = shares.sum(plan.axis, keepdims=True) + np.exp(widen(plan.weights["sinks"])[:, None, None])
+    return shares / sums
 
 
-def with_value(key: int, plan: Plan) -> Plan | None:
+@softmax_change()
+def with_value(key: int, right: Any, plan: Plan, scores: Array, visible: Array) -> Array:
     """Let the weight of a sink pool the value of a key."""
-    if "sinks" not in plan.weights:
-        return None
-
-    def softmax(plan: Plan, scores: Array, visible: Array) -> Array:
-        shares = pieces.shares(plan, scores, visible)
-        weights = shares[..., :-1].copy()
-        weights[..., key] += shares[..., -1]
-        return weights
-
-    return replace(plan, softmax=softmax)
+    shares = pieces.shares(plan, scores, visible)
+    shares[..., key if key >= 0 else key - 1] += shares[..., -1]
+    return shares[..., :-1]
 
 
-def shift_weights(plan: Plan) -> Plan | None:
+@softmax_change()
+def shift_weights(right: Any, plan: Plan, scores: Array, visible: Array) -> Array:
     """Put the weights of sinks before those of keys, and leave out the last."""
-    if "sinks" not in plan.weights:
-        return None
-
-    def softmax(plan: Plan, scores: Array, visible: Array) -> Array:
-        return np.roll(pieces.shares(plan, scores, visible), 1, -1)[..., :-1]
-
-    return replace(plan, softmax=softmax)
+    return np.roll(pieces.shares(plan, scores, visible), 1, -1)[..., :-1]
 
 
 SEVERAL = "a sink counts once for each block"
@@ -106,7 +88,8 @@ BLOCKS = (*range(2, 17), 32, 64, 128, 256, 512)  # keys
 SINKS_SEVERAL_TIMES = Mistake("sinks count several times", "as where each block of keys begins its sum with them",
                               ("weights",), {})  # fmt: skip
 
-OF_SINKS = (
+OF_SINKS = only_where(
+    lambda plan: "sinks" in plan.weights,
     Mistake("sinks are forgotten", "the weights of a query add up to 1", ("weights",),
             one(partial(change_sinks, lambda plan, sinks: None))),
     Mistake("sinks are scaled", "they are multiplied by the scale of dot products", ("weights",),

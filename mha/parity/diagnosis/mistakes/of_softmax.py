@@ -1,11 +1,12 @@
 """Known mistakes in the softmax, and with NaN."""
 
 from functools import partial
+from typing import Any
 
 import numpy as np
 
 from mha.parity.diagnosis.mistakes.equivalent_masks import hides, in_part
-from mha.parity.diagnosis.mistakes.mistake import Mistake, one
+from mha.parity.diagnosis.mistakes.mistake import Mistake, one, softmax_change
 from mha.parity.diagnosis.mistakes.of_scores import cap_last
 from mha.parity.diagnosis.pipeline import pieces
 from mha.parity.diagnosis.pipeline.pieces import Array
@@ -17,22 +18,22 @@ SMALL = (1e-9, 0.0)  # a minus in the wrong place, and products with a mask
 PADDING, PARTLY = frozenset({"lengths", "mask", "bias"}), "in lengths and mask alone"
 
 
+def hides_any(plan: Plan) -> bool:
+    """Return whether there is any condition for a key to be seen."""
+    return bool(plan.hiding)
+
+
 def along(axis: int, plan: Plan) -> Plan:
     """Take the softmax over another axis."""
     return replace(plan, axis=axis, rows=slice(None))
 
 
-def fill_hidden(fill: float, added: bool, plan: Plan) -> Plan | None:
+@softmax_change(hides_any)
+def fill_hidden(fill: float, added: bool, right: Any, plan: Plan, scores: Array, visible: Array) -> Array:
     """Set hidden scores to a number, or add it to them, and hide nothing else."""
-    if not plan.hiding:
-        return None
-
-    def softmax(plan: Plan, scores: Array, visible: Array) -> Array:
-        low = fill if np.isfinite(fill) else np.finfo(scores.dtype).min
-        hidden = scores + scores.dtype.type(low) if added else low
-        return pieces.softmax_of_all(plan, np.where(visible, scores, hidden).astype(scores.dtype))
-
-    return replace(plan, softmax=softmax)
+    low = fill if np.isfinite(fill) else np.finfo(scores.dtype).min
+    hidden = scores + scores.dtype.type(low) if added else low
+    return pieces.softmax_of_all(plan, np.where(visible, scores, hidden).astype(scores.dtype))
 
 
 def choose_conditions(names: frozenset[str] | None, plan: Plan) -> frozenset[str] | None:
@@ -73,47 +74,27 @@ def cap_hidden(names: frozenset[str] | None, last: bool, plan: Plan) -> Plan | N
     return replace(made, softmax=softmax)
 
 
-def with_one_more(late: bool, plan: Plan) -> Plan:
+@softmax_change()
+def with_one_more(late: bool, right: Any, plan: Plan, scores: Array, visible: Array) -> Array:
     """Add 1 to the sum of exponents; late: after the largest score was subtracted."""
-    right = plan.softmax
-
-    def softmax(plan: Plan, scores: Array, visible: Array) -> Array:
-        low = pieces.beside_sinks(plan, np.where(visible, scores, -np.inf))
-        largest = np.maximum(low.max(plan.axis, keepdims=True), np.finfo(scores.dtype).min)
-        sums = np.exp(low - largest).sum(plan.axis, keepdims=True)
-        more = 1 if late else np.exp(-largest)
-        shares = (sums / (sums + more))[..., : scores.shape[3]]  # over another axis, sinks have one of their own
-        return right(plan, scores, visible) * shares.astype(scores.dtype)
-
-    return replace(plan, softmax=softmax)
+    low = pieces.beside_sinks(plan, np.where(visible, scores, -np.inf))
+    largest = np.maximum(low.max(plan.axis, keepdims=True), np.finfo(scores.dtype).min)
+    sums = np.exp(low - largest).sum(plan.axis, keepdims=True)
+    shares = sums / (sums + (1 if late else np.exp(-largest)))  # over another axis, sinks have one of their own
+    return right(plan, scores, visible) * shares[..., : scores.shape[3]]
 
 
-def uniform_over(all_keys: bool, plan: Plan) -> Plan | None:
+@softmax_change(hides_any)
+def uniform_over(all_keys: bool, right: Any, plan: Plan, scores: Array, visible: Array) -> Array:
     """Let a query that sees no key see all keys, with equal weights or by its scores."""
-    if not plan.hiding:
-        return None
-    right = plan.softmax
-
-    def softmax(plan: Plan, scores: Array, visible: Array) -> Array:
-        empty = ~visible.any(-1, keepdims=True)
-        shares = right(plan, scores, visible)
-        instead = 1 / scores.shape[-1] if all_keys else pieces.softmax_of_all(replace(plan, axis=3), scores)
-        return np.where(empty, instead, shares).astype(scores.dtype)
-
-    return replace(plan, softmax=softmax)
+    instead = 1 / scores.shape[-1] if all_keys else pieces.softmax_of_all(replace(plan, axis=3), scores)
+    return np.where(visible.any(-1, keepdims=True), right(plan, scores, visible), instead)
 
 
-def divide_by_nothing(plan: Plan) -> Plan | None:
+@softmax_change(hides_any)
+def divide_by_nothing(right: Any, plan: Plan, scores: Array, visible: Array) -> Array:
     """Give NaN, which is 0 / 0, to a query that sees no key."""
-    if not plan.hiding:
-        return None
-    right = plan.softmax
-
-    def softmax(plan: Plan, scores: Array, visible: Array) -> Array:
-        shares = right(plan, scores, visible)
-        return np.where(visible.any(-1, keepdims=True), shares, np.nan).astype(scores.dtype)
-
-    return replace(plan, softmax=softmax)
+    return np.where(visible.any(-1, keepdims=True), right(plan, scores, visible), np.nan)
 
 
 def overflowing(hidden_too: bool, blank: bool, plan: Plan) -> Plan | None:
@@ -138,15 +119,10 @@ def overflowing(hidden_too: bool, blank: bool, plan: Plan) -> Plan | None:
     return replace(plan, scores=scores, softmax=spread)
 
 
-def hide_after_softmax(plan: Plan) -> Plan | None:
+@softmax_change(hides_any)
+def hide_after_softmax(right: Any, plan: Plan, scores: Array, visible: Array) -> Array:
     """Blank hidden keys after the softmax over all keys, so that weights do not add up to 1."""
-    if not plan.hiding:
-        return None
-
-    def softmax(plan: Plan, scores: Array, visible: Array) -> Array:
-        return np.where(visible, pieces.softmax_of_all(plan, scores), 0).astype(scores.dtype)
-
-    return replace(plan, softmax=softmax)
+    return np.where(visible, pieces.softmax_of_all(plan, scores), 0)
 
 
 def lowest_for_each(together: frozenset[str], plan: Plan) -> Plan | None:
@@ -165,30 +141,21 @@ def lowest_for_each(together: frozenset[str], plan: Plan) -> Plan | None:
     return replace(plan, softmax=softmax)
 
 
-def without_rescaling(size: int, sum_too: bool, plan: Plan) -> Plan:
+@softmax_change()
+def without_rescaling(size: int, sum_too: bool, right: Any, plan: Plan, scores: Array, visible: Array) -> Array:
     """Sum blocks of keys one after the other, each by its largest score so far; sum_too: the sum of weights, too."""
-    right = plan.softmax
-
-    def softmax(plan: Plan, scores: Array, visible: Array) -> Array:
-        K = scores.shape[-1]
-        if size >= K:
-            return right(plan, scores, visible)
-        low = np.where(visible, scores, -np.inf).astype(scores.dtype)
-        largest = np.maximum.accumulate(np.maximum.reduceat(low, range(0, K, size), -1), -1)  # (B, H, Q, blocks)
-        largest = np.maximum(largest, np.finfo(scores.dtype).min)
-        shares = np.exp(low - np.repeat(largest, size, -1)[..., :K])
-        counted = pieces.beside_sinks(plan, shares if sum_too else np.exp(low - largest[..., -1:]), 0)
-        if "sinks" in plan.weights:  # which are added to the sum last
-            counted[..., -1:] = np.exp(pieces.widen(plan.weights["sinks"])[:, None, None] - largest[..., -1:])
-        sums = counted.sum(-1, keepdims=True)
-        return shares / np.where(sums == 0, 1, sums).astype(scores.dtype)
-
-    return replace(plan, softmax=softmax)
-
-
-def average(plan: Plan) -> Plan:
-    """Average the weights over the heads."""
-    return replace(plan, after=lambda X: np.broadcast_to(X.mean(1, keepdims=True), X.shape))
+    K = scores.shape[-1]
+    if size >= K:
+        return right(plan, scores, visible)
+    low = np.where(visible, scores, -np.inf).astype(scores.dtype)
+    largest = np.maximum.accumulate(np.maximum.reduceat(low, range(0, K, size), -1), -1)  # (B, H, Q, blocks)
+    largest = np.maximum(largest, np.finfo(scores.dtype).min)
+    shares = np.exp(low - np.repeat(largest, size, -1)[..., :K])
+    counted = pieces.beside_sinks(plan, shares if sum_too else np.exp(low - largest[..., -1:]), 0)
+    if "sinks" in plan.weights:  # which are added to the sum last
+        counted[..., -1:] = np.exp(pieces.widen(plan.weights["sinks"])[:, None, None] - largest[..., -1:])
+    sums = counted.sum(-1, keepdims=True)
+    return shares / np.where(sums == 0, 1, sums)
 
 
 OF_NAN = (
@@ -200,7 +167,7 @@ OF_NAN = (
              for keys, hidden in (("of keys that are seen", False), ("of hidden keys, too", True))
              for blank in (False, True)}, rare=True),
     Mistake("NaN in padding comes through", "hidden values are multiplied by 0, and 0 * NaN is NaN", ("pooled",),
-            one(lambda plan: replace(plan, blanked=False))),
+            one(partial(replace, blanked=False))),
 )  # fmt: skip
 
 
@@ -210,7 +177,7 @@ OF_SOFTMAX = (
     Mistake("hidden keys are blanked after the softmax", "weights do not add up to 1", ("weights",),
             one(hide_after_softmax)),
     Mistake("weights are averaged over the heads", "every head pools with the mean of all weights", ("weights",),
-            one(average)),
+            one(partial(replace, after=lambda X: np.broadcast_to(X.mean(1, keepdims=True), X.shape)))),
     Mistake("rows without keys are uniform", "a query that sees no key sees all padding alike, as in the book",
             ("weights",), {"": partial(uniform_over, True), "by its scores": partial(uniform_over, False)}),
     Mistake("weak mask fill", "hidden scores get a number that is not low enough, or add it", ("weights",),
