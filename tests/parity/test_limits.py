@@ -11,8 +11,8 @@ from mha import parity
 from mha.parity.diagnosis.compare import diagnosis
 from mha.parity.diagnosis.mistakes.catalogue import FORMS
 from mha.parity.diagnosis.mistakes.mistake import Mistake
-from mha.parity.diagnosis.mistakes.of_biases import of_slopes
 from mha.parity.diagnosis.mistakes.of_precision import everything
+from mha.parity.diagnosis.mistakes.of_scores import of_slopes
 from mha.parity.diagnosis.pipeline.parts import all_steps
 from mha.parity.diagnosis.pipeline.plan import make_plan
 from mha.parity.diagnosis.search import precision

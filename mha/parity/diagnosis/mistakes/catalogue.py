@@ -1,7 +1,6 @@
 """The catalogue of all mistakes that have exact forms, in the order in which they are tried."""
 
 from mha.parity.diagnosis.mistakes.mistake import forms_of
-from mha.parity.diagnosis.mistakes.of_biases import OF_BIASES
 from mha.parity.diagnosis.mistakes.of_decoding import OF_DECODING
 from mha.parity.diagnosis.mistakes.of_heads import OF_GATES, OF_GROUPS, OF_HEADS
 from mha.parity.diagnosis.mistakes.of_hiding import OF_CHUNKS, OF_HIDING, OF_WINDOWS
@@ -11,7 +10,7 @@ from mha.parity.diagnosis.mistakes.of_output_gate import OF_OUTPUT_GATE
 from mha.parity.diagnosis.mistakes.of_permutations import OF_PERMUTATIONS
 from mha.parity.diagnosis.mistakes.of_rotated_parts import OF_ROTATED_PARTS
 from mha.parity.diagnosis.mistakes.of_rotations import OF_ROTATIONS
-from mha.parity.diagnosis.mistakes.of_scores import OF_SCALE, OF_SCORES
+from mha.parity.diagnosis.mistakes.of_scores import OF_BIASES, OF_SCALE, OF_SCORES
 from mha.parity.diagnosis.mistakes.of_segments import OF_SEGMENTS
 from mha.parity.diagnosis.mistakes.of_sinks import OF_SINKS
 from mha.parity.diagnosis.mistakes.of_softmax import OF_NAN, OF_SOFTMAX

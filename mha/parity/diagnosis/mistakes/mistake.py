@@ -94,13 +94,6 @@ def with_weights(plan: Plan, changed: Mapping[str, Array | None]) -> Plan:
     return replace(plan, weights={name: X for name, X in weights.items() if X is not None})
 
 
-def multiply_scale(factor: Callable[[Plan], float], plan: Plan) -> Plan | None:
-    """Multiply the scale by a factor."""
-    if plan.config.pooling != "dot":
-        return None
-    return replace(plan, scale=plan.scale * factor(plan))
-
-
 def hiding(name: str, condition: Callable[[Plan], Array] | None, plan: Plan) -> Plan | None:
     """Replace one condition for a key to be seen; None = drop it."""
     if name not in plan.hiding:

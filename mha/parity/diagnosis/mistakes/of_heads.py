@@ -3,12 +3,13 @@
 Letters as in the lessons.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import partial
+from typing import Any
 
 import numpy as np
 
-from mha.parity.diagnosis.mistakes.mistake import Mistake, one, with_weights
+from mha.parity.diagnosis.mistakes.mistake import Mistake, one, only_where, weights_of, with_weights
 from mha.parity.diagnosis.mistakes.of_weights import ALL, PART, PROJECTIONS, QKV
 from mha.parity.diagnosis.pipeline.pieces import Array
 from mha.parity.diagnosis.pipeline.plan import Plan, replace
@@ -35,34 +36,26 @@ def mix_axis(axis: int, heads: int, inward: bool, X: Array) -> Array:
     return np.moveaxis(X.reshape(*grid, *X.shape[1:]).swapaxes(0, 1).reshape(X.shape), 0, axis)
 
 
-def interleave_split(plan: Plan) -> Plan:
+def split_interleaved(X: Array, heads: int) -> Array:
     """Split columns as (d, H)."""
-
-    def split(X: Array, heads: int) -> Array:
-        B, T, width = X.shape
-        return X.reshape(B, T, width // heads, heads).transpose(0, 3, 1, 2)  # (B, H, T, d)
-
-    return replace(plan, split=split)
+    B, T, width = X.shape
+    return X.reshape(B, T, width // heads, heads).transpose(0, 3, 1, 2)  # (B, H, T, d)
 
 
-def interleave_split_and_merge(plan: Plan) -> Plan:
-    """Split columns as (d, H), and merge them so."""
-
-    def merge(X: Array) -> Array:
-        B, H, T, d = X.shape
-        return X.transpose(0, 2, 3, 1).reshape(B, T, d * H)  # (B, T, d*H)
-
-    return replace(interleave_split(plan), merge=merge)
+def merge_interleaved(X: Array) -> Array:
+    """Merge heads as (d, H)."""
+    B, H, T, d = X.shape
+    return X.transpose(0, 2, 3, 1).reshape(B, T, d * H)  # (B, T, d*H)
 
 
-def split_without_permute(plan: Plan) -> Plan:
+def split_as_it_lies(X: Array, heads: int) -> Array:
     """Split without the permute."""
-    return replace(plan, split=lambda X, heads: X.reshape(len(X), heads, X.shape[1], -1))  # (B, H, T, d)
+    return X.reshape(len(X), heads, X.shape[1], -1)  # (B, H, T, d)
 
 
-def merge_without_permute(plan: Plan) -> Plan:
+def merge_as_it_lies(X: Array) -> Array:
     """Merge without the permute."""
-    return replace(plan, merge=lambda X: X.reshape(len(X), X.shape[2], -1), rows=slice(None))  # (B, T, H*d)
+    return X.reshape(len(X), X.shape[2], -1)  # (B, T, H*d)
 
 
 def other_heads(heads: int, plan: Plan) -> Plan | None:
@@ -85,12 +78,9 @@ def tile(X: Array, times: int) -> Array:
     return np.tile(X, (1, times, 1, 1))  # (B, H, K, d)
 
 
-def tile_heads(keys: bool, values: bool, plan: Plan) -> Plan | None:
+def tile_heads(keys: bool, values: bool, plan: Plan) -> Plan:
     """Tile the heads of keys or values, or of both."""
-    if plan.groups in (1, plan.heads):
-        return None
-    shares = tile if keys else plan.share, tile if values else plan.share_values
-    return replace(plan, share=shares[0], share_values=shares[1])
+    return replace(plan, share=tile if keys else plan.share, share_values=tile if values else plan.share_values)
 
 
 def regroup_queries(back: bool, plan: Plan) -> Array | None:
@@ -100,36 +90,27 @@ def regroup_queries(back: bool, plan: Plan) -> Array | None:
     return np.arange(plan.heads).reshape(-1 if back else plan.groups, plan.groups if back else -1).T.ravel()  # (H,)
 
 
-def regroup_split(back: bool, plan: Plan) -> Plan | None:
+def regroup_split(back: bool, plan: Plan) -> Plan:
     """Split heads of queries as (r, g)."""
-    if (order := regroup_queries(back, plan)) is None:
-        return None
+    order: Any = regroup_queries(back, plan)
 
     def reorder(X: Array) -> Array:
         return X.reshape(*X.shape[:-1], plan.heads, -1)[..., order, :].reshape(X.shape)  # (..., H*d)
 
-    found = {name: X for name, X in plan.weights.items() if name in ("W_q.kernel", "W_q.bias")}
-    return with_weights(plan, {name: plan.once(("heads", *order), reorder, X) for name, X in found.items()})
+    weights = weights_of(plan, "W_q.")
+    return with_weights(plan, {name: plan.once(("heads", *order), reorder, X) for name, X in weights.items()})
 
 
-def regroup_merge(back: bool, plan: Plan) -> Plan | None:
+def regroup_merge(back: bool, plan: Plan) -> Plan:
     """Merge heads of queries as (r, g)."""
-    if (order := regroup_queries(back, plan)) is None:
-        return None
-    right = plan.merge
+    right, order = plan.merge, regroup_queries(back, plan)
     return replace(plan, merge=lambda X: right(X[:, order]))
-
-
-def change_gates(change: Callable[[Array], Array] | None, plan: Plan) -> Plan | None:
-    """Change the gates; None = make them all 1."""
-    if plan.gates is None:
-        return None
-    return replace(plan, gates=np.ones_like(plan.gates) if change is None else change(plan.gates))
 
 
 OF_HEADS = (
     Mistake("the heads are interleaved", "columns are taken as (d, H) instead of (H, d)", ALL,
-            {"by the split": interleave_split, "by the split and the merge": interleave_split_and_merge,
+            {"by the split": partial(replace, split=split_interleaved),
+             "by the split and the merge": partial(replace, split=split_interleaved, merge=merge_interleaved),
              "in W_q, W_k, W_v": partial(interleave, QKV, True),
              "in W_q, W_k, W_v, the other way": partial(interleave, QKV, False),
              "in all four": partial(interleave, PROJECTIONS, True),
@@ -139,9 +120,9 @@ OF_HEADS = (
               {"": partial(interleave, (name,), True), "the other way": partial(interleave, (name,), False)})
       for name in PROJECTIONS),
     Mistake("the split lacks the permute", "(B, T, H*d) is reshaped to (B, H, T, d) as it lies", ("q", "k", "v"),
-            one(split_without_permute)),
+            one(partial(replace, split=split_as_it_lies))),
     Mistake("the merge lacks the permute", "(B, H, T, d) is reshaped to (B, T, H*d) as it lies", ("output",),
-            one(merge_without_permute)),
+            one(partial(replace, merge=merge_as_it_lies, rows=slice(None)))),
     Mistake("another number of heads", "the features are split into more or fewer heads",
             ("q", "k", "v", "scores", "weights"),
             {f"{heads} heads": partial(other_heads, heads)
@@ -149,7 +130,8 @@ OF_HEADS = (
 )  # fmt: skip
 
 
-OF_GROUPS = (
+OF_GROUPS = only_where(
+    lambda plan: plan.groups not in (1, plan.heads),
     Mistake("heads of keys are tiled, not repeated", "query head h reads head h % G instead of h // (H / G)",
             ("scores", "pooled"),
             {"": partial(tile_heads, True, True), "alone": partial(tile_heads, True, False)}),
@@ -162,9 +144,11 @@ OF_GROUPS = (
 )  # fmt: skip
 
 
-OF_GATES = (
+OF_GATES = only_where(
+    lambda plan: plan.gates is not None,
     Mistake("gates of other heads", "the heads' factors come in another order", ("pooled",),
-            {"reversed": partial(change_gates, lambda X: X[:, ::-1]),
-             "one head further": partial(change_gates, lambda X: np.roll(X, 1, 1))}),
-    Mistake("gates are forgotten", "the heads have no factors", ("pooled",), one(partial(change_gates, None))),
+            {"reversed": lambda plan: replace(plan, gates=plan.gates[:, ::-1]),
+             "one head further": lambda plan: replace(plan, gates=np.roll(plan.gates, 1, 1))}),
+    Mistake("gates are forgotten", "the heads have no factors", ("pooled",),
+            one(lambda plan: replace(plan, gates=np.ones_like(plan.gates)))),
 )  # fmt: skip

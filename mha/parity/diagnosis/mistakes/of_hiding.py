@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from mha.parity.diagnosis.mistakes.equivalent_masks import anywhere, in_part
-from mha.parity.diagnosis.mistakes.mistake import Mistake, hiding, one
+from mha.parity.diagnosis.mistakes.mistake import Change, Mistake, hiding, one
 from mha.parity.diagnosis.mistakes.of_masks import (  # fmt: skip
     MOVED,
     SINGLE,
@@ -15,7 +15,6 @@ from mha.parity.diagnosis.mistakes.of_masks import (  # fmt: skip
     change_mask,
     move_mask,
     of_padding,
-    opposite,
     transpose_mask,
     without_padding,
 )
@@ -23,15 +22,15 @@ from mha.parity.diagnosis.pipeline.pieces import Array
 from mha.parity.diagnosis.pipeline.plan import OFFSETS, Plan, replace
 
 
-def of_lengths(change: Callable[[Plan], Array], plan: Plan) -> Plan | None:
-    """Take other lengths."""
-    return replace(plan, lengths=change(plan)) if "lengths" in plan.hiding else None
-
-
 def tile_lengths(plan: Plan) -> Array:
     """Return the lengths tiled, instead of repeated, for the heads: those of b * H + h."""
     B = len(plan.queries)
     return np.tile(plan.lengths[:, 0], (plan.heads, 1, 1)).reshape(B, plan.heads, -1, 1)  # (B, H, 1 or Q, 1)
+
+
+def set_where(name: str, fields: Callable[[Plan], dict[str, Any]], plan: Plan) -> Plan | None:
+    """Set fields of a plan in which a condition of this name hides keys."""
+    return replace(plan, **fields(plan)) if name in plan.hiding else None
 
 
 def hide_queries(plan: Plan) -> Plan | None:
@@ -42,14 +41,30 @@ def hide_queries(plan: Plan) -> Plan | None:
     return hiding("lengths", lambda plan: rows < plan.lengths, plan)
 
 
-def order_from(offsets: Callable[[Plan], Array], plan: Plan) -> Plan | None:
-    """Take other positions of the first query for the causal order."""
-    return replace(plan, order_offsets=offsets(plan)) if "order" in plan.hiding else None
+def invert(name: str, plan: Plan) -> Plan | None:
+    """Invert one condition for a key to be seen."""
+    right = plan.hiding.get(name)
+    return right and hiding(name, lambda plan: ~right(plan), plan)
 
 
-def lower_right(plan: Plan) -> Array:
-    """Return the position of the first query, if the last one sees the last key."""
-    return 0 * plan.offsets + plan.num_keys - plan.queries.shape[1]
+def within_chunk(plan: Plan) -> Array:
+    """Return whether keys are less than a chunk away from the query, on either side."""
+    return np.abs(plan.key_places - plan.query_places(plan.chunk_offsets)) < plan.chunk
+
+
+def invert_mask(plan: Plan, X: Array) -> Array:
+    """Take True as hide."""
+    return ~X
+
+
+def change_order(first: Callable[[Plan], Array]) -> Change:
+    """Make a change of the positions of the first query for the causal order, or for that in a mask."""
+    return anywhere(partial(set_where, "order", lambda plan: {"order_offsets": first(plan)}))
+
+
+def change_window(change: Callable[[Any, Any], tuple[Any, Any]]) -> Change:
+    """Make a change of a window's sides, or of that in a mask."""
+    return anywhere(partial(set_where, "window", lambda plan: {"window": change(*plan.window)}))
 
 
 def hide_by_rows(name: str, plan: Plan) -> Plan | None:
@@ -65,53 +80,25 @@ def hide_by_rows(name: str, plan: Plan) -> Plan | None:
     return hiding(name, condition, plan)
 
 
-def invert(name: str, plan: Plan) -> Plan | None:
-    """Invert one condition for a key to be seen."""
-    if name not in plan.hiding:
-        return None
-    right = plan.hiding[name]
-    return hiding(name, lambda plan: ~right(plan), plan)
-
-
-def set_window(change: Callable[[Any, Any], tuple[Any, Any]], plan: Plan) -> Plan | None:
-    """Take another window."""
-    return replace(plan, window=change(*plan.window)) if "window" in plan.hiding else None
-
-
 def looking_ahead(plan: Plan) -> Plan | None:
     """Take a window as far ahead as back, in place of the causal order."""
     made = hiding("order", None, plan)
-    return made and set_window(lambda left, right: (left, left), made)
+    return made and set_where("window", lambda plan: {"window": plan.window[:1] * 2}, made)
 
 
 def resize(to_left: int, to_right: int, left: int | None, right: int | None) -> tuple[int | None, int | None]:
     """Make the sides of a window longer by so many; None stays None, and both if one of two cannot be changed."""
-    changed = more(left, to_left), more(right, to_right)
+    longer = [side if side is None else max(0, side + by) for side, by in ((left, to_left), (right, to_right))]
     both = to_left != 0 and to_right != 0
-    return (left, right) if both and (changed[0] == left or changed[1] == right) else changed
-
-
-def more(side: int | None, by: int) -> int | None:
-    """Make a side of a window longer by so many; None stays None."""
-    return None if side is None else max(0, side + by)
-
-
-def change_chunks(change: Callable[[Plan], dict[str, Any]], plan: Plan) -> Plan | None:
-    """Take other chunks."""
-    return replace(plan, **change(plan)) if "chunk" in plan.hiding else None
-
-
-def within_chunk(plan: Plan) -> Array:
-    """Return whether keys are less than a chunk away from the query, on either side."""
-    return np.abs(plan.key_places - plan.query_places(plan.chunk_offsets)) < plan.chunk
+    return (left, right) if both and (longer[0] == left or longer[1] == right) else (longer[0], longer[1])
 
 
 OF_HIDING = (
     Mistake("the mask is inverted", "True is taken as hide", ("weights",),
             {"": partial(invert, "mask"), "that of the lengths": partial(invert, "lengths"),
              "that of the causal order": in_part(partial(invert, "order")),
-             "that of the padding": partial(of_padding, opposite),
-             "all of it": partial(change_all, opposite, but=SINGLE)}),
+             "that of the padding": partial(of_padding, invert_mask),
+             "all of it": partial(change_all, invert_mask, but=SINGLE)}),
     Mistake("the mask is ignored", "no mask is applied", ("weights",),
             {"": partial(hiding, "mask", None), "that of the bias": partial(hiding, "bias", None),
              "that of the padding": without_padding}),
@@ -122,11 +109,11 @@ OF_HIDING = (
     Mistake("the lengths are ignored", "padding is attended to", ("weights",),
             one(partial(hiding, "lengths", None))),
     Mistake("lengths are one too long", "j <= length instead of j < length", ("weights",),
-            one(anywhere(partial(of_lengths, lambda plan: plan.lengths + 1)))),
+            one(anywhere(partial(set_where, "lengths", lambda plan: {"lengths": plan.lengths + 1})))),
     Mistake("lengths are one too short", "j < length - 1 instead of j < length", ("weights",),
-            one(anywhere(partial(of_lengths, lambda plan: plan.lengths - 1)))),
+            one(anywhere(partial(set_where, "lengths", lambda plan: {"lengths": plan.lengths - 1})))),
     Mistake("lengths are tiled, not repeated", "heads get the lengths of other samples", ("weights",),
-            one(partial(of_lengths, tile_lengths))),
+            one(partial(set_where, "lengths", lambda plan: {"lengths": tile_lengths(plan)}))),
     Mistake("the padding mask is on the axis of queries", "it hides rows of queries instead of keys", ("weights",),
             {"that of the lengths": hide_queries, "the mask is transposed": partial(change_mask, transpose_mask),
              "that of the padding": partial(of_padding, transpose_mask),
@@ -137,12 +124,12 @@ OF_HIDING = (
             one(in_part(partial(hiding, "order",
                                 lambda plan: plan.key_places >= plan.query_places(plan.order_offsets))))),
     Mistake("causal order is aligned to the lower right", "the last query sees the last key", ("weights",),
-            one(anywhere(partial(order_from, lower_right)))),
+            one(change_order(lambda plan: 0 * plan.offsets + plan.num_keys - plan.queries.shape[1]))),
     Mistake("causal order is off by one", "j <= i + 1, or j < i, instead of j <= i", ("weights",),
-            {"one too many": anywhere(partial(order_from, lambda plan: plan.order_offsets + 1)),
-             "one too few": anywhere(partial(order_from, lambda plan: plan.order_offsets - 1))}),
+            {"one too many": change_order(lambda plan: plan.order_offsets + 1),
+             "one too few": change_order(lambda plan: plan.order_offsets - 1)}),
     Mistake("causal order begins again at every offset", "the offset is left out of the causal order", ("weights",),
-            one(anywhere(partial(order_from, lambda plan: plan.order_offsets - plan.offsets)))),
+            one(change_order(lambda plan: plan.order_offsets - plan.offsets))),
     Mistake("causal order goes by rows", "the positions that are given are left out of the causal order", ("weights",),
             one(partial(hide_by_rows, "order"))),
     Mistake("padding at positions below 0 is seen", "keys there are not hidden", ("weights",),
@@ -154,16 +141,15 @@ OF_HIDING = (
 
 OF_WINDOWS = (
     Mistake("the window is symmetric", "queries look ahead as far as they look back", ("weights",),
-            {"": anywhere(partial(set_window, lambda left, right: (left, right if left is None else left))),
+            {"": change_window(lambda left, right: (left, right if left is None else left)),
              "and causal order is ignored": anywhere(looking_ahead)}),
     Mistake("the window only looks back", "queries do not look ahead", ("weights",),
-            one(anywhere(partial(set_window, lambda left, right: (left, 0))))),
+            one(change_window(lambda left, right: (left, 0)))),
     Mistake("the window is ignored on one side", "queries see all keys before them, or all after them", ("weights",),
-            {"to the left": anywhere(partial(set_window, lambda left, right: (left if right is None else None, right))),
-             "to the right": anywhere(
-                 partial(set_window, lambda left, right: (left, right if left is None else None)))}),
+            {"to the left": change_window(lambda left, right: (left if right is None else None, right)),
+             "to the right": change_window(lambda left, right: (left, right if left is None else None))}),
     *(Mistake(f"the window is one {change} {where}", what, ("weights",),
-              one(anywhere(partial(set_window, partial(resize, by * to_left, by * to_right)))))
+              one(change_window(partial(resize, by * to_left, by * to_right))))
       for where, to_left, to_right, sides in (("to the left", 1, 0, "before the query"),
                                               ("to the right", 0, 1, "after the query"),
                                               ("on both sides", 1, 1, "before and after the query"))
@@ -171,8 +157,7 @@ OF_WINDOWS = (
     Mistake("the window is ignored", "queries see keys at any distance", ("weights",),
             one(in_part(partial(hiding, "window", None)))),
     Mistake("the window begins again at every offset", "the offset is left out of the window", ("weights",),
-            one(lambda plan: replace(plan, window_offsets=plan.window_offsets - plan.offsets)
-                if "window" in plan.hiding else None)),
+            one(partial(set_where, "window", lambda plan: {"window_offsets": plan.window_offsets - plan.offsets}))),
     Mistake("the window goes by rows", "the positions that are given are left out of the window", ("weights",),
             one(partial(hide_by_rows, "window"))),
 )  # fmt: skip
@@ -182,13 +167,13 @@ OF_CHUNKS = (
     Mistake("the chunks are ignored", "queries see keys of other chunks", ("weights",),
             one(partial(hiding, "chunk", None))),
     Mistake("the chunk is one longer", "one position more in each", ("weights",),
-            one(partial(change_chunks, lambda plan: {"chunk": plan.chunk + 1}))),
+            one(partial(set_where, "chunk", lambda plan: {"chunk": plan.chunk + 1}))),
     Mistake("the chunk is one shorter", "one position fewer in each", ("weights",),
-            one(partial(change_chunks, lambda plan: {"chunk": max(1, plan.chunk - 1)}))),
+            one(partial(set_where, "chunk", lambda plan: {"chunk": max(1, plan.chunk - 1)}))),
     Mistake("the chunk is counted from the query", "keys less than a chunk away are seen, as in a window", ("weights",),
             one(partial(hiding, "chunk", within_chunk))),
     Mistake("the chunks begin again at every offset", "the offset is left out of the chunks", ("weights",),
-            one(partial(change_chunks, lambda plan: {"chunk_offsets": plan.chunk_offsets - plan.offsets}))),
+            one(partial(set_where, "chunk", lambda plan: {"chunk_offsets": plan.chunk_offsets - plan.offsets}))),
     Mistake("the chunks go by rows", "the positions that are given are left out of the chunks", ("weights",),
             one(partial(hide_by_rows, "chunk"))),
 )  # fmt: skip

@@ -15,11 +15,10 @@ OfArray = Callable[[Plan, Array], Array | None]
 GROUPS = frozenset({"order", "window", "chunk"}), frozenset({"segments"})  # conditions that a port has in one mask
 
 
-def change_mask(change: OfArray, plan: Plan | None) -> Plan | None:
+def change_mask(change: OfArray, plan: Plan) -> Plan | None:
     """Change the mask, (B or 1, H or 1, Q or 1, K or 1)."""
-    if plan is None or "mask" not in plan.hiding or (changed := change(plan, plan.mask)) is None:
-        return None
-    return replace(plan, mask=changed)
+    changed = change(plan, plan.mask) if "mask" in plan.hiding else None
+    return None if changed is None else replace(plan, mask=changed)
 
 
 def change_all(change: OfArray, plan: Plan, but: Sequence[frozenset[str]]) -> Plan | None:
@@ -28,7 +27,7 @@ def change_all(change: OfArray, plan: Plan, but: Sequence[frozenset[str]]) -> Pl
     return None if not names or names in but else change_mask(change, as_mask(names, plan))
 
 
-def in_mask(plan: Plan) -> tuple[Plan, set[str]]:
+def padding_in_mask(plan: Plan) -> tuple[Plan, set[str]]:
     """Find the padding in a mask that hides more: return the plan with it as a condition, and its conditions."""
     parts = take_apart(plan, 2)
     return (plan, set()) if parts is None else (parts, {"lengths", "mask"} & parts.hiding.keys())
@@ -36,16 +35,15 @@ def in_mask(plan: Plan) -> tuple[Plan, set[str]]:
 
 def of_padding(change: OfArray, plan: Plan) -> Plan | None:
     """Change the hidden padding, where a mask, or positions and segments, hide more than that."""
-    parts, names = in_mask(plan)
-    if not names:
+    parts, names = padding_in_mask(plan)
+    if not names and hides(plan) - {"key_positions", "key_segments"}:
         names = {"key_positions", "key_segments"} & hides(plan)
-        names = names if hides(plan) - names else set()
     return change_mask(change, as_mask(names, parts)) if names else None
 
 
 def without_padding(plan: Plan) -> Plan | None:
     """Hide no padding, where a mask hides more than that."""
-    parts, names = in_mask(plan)
+    parts, names = padding_in_mask(plan)
     return replace(parts, hiding={name: X for name, X in parts.hiding.items() if name not in names}) if names else None
 
 
@@ -137,11 +135,6 @@ def move_mask(by: int, plan: Plan, X: Array) -> Array | None:
     return None if X.shape[3] == 1 else np.roll(X, by, 3)
 
 
-def opposite(plan: Plan, X: Array) -> Array:
-    """Take True as hide."""
-    return ~X
-
-
 def join_by_or(plan: Plan) -> Plan | None:
     """Let a key be seen that one of several masks leaves visible."""
     parts = take_apart(plan) or plan
@@ -157,10 +150,8 @@ def join_by_or(plan: Plan) -> Plan | None:
 
 def of_bias(change: OfArray, plan: Plan) -> Plan | None:
     """Change the bias of scores as an array; minus infinity goes with it."""
-    X = plan.score_bias
-    if X is None or (changed := change(plan, X)) is None:
-        return None
-    return replace(plan, score_bias=changed)
+    changed = None if plan.score_bias is None else change(plan, plan.score_bias)
+    return None if changed is None else replace(plan, score_bias=changed)
 
 
 def of_joint_bias(change: OfArray, plan: Plan) -> Plan | None:

@@ -138,6 +138,16 @@ def in_bfloat16(plan: Plan, role: str, places: Array) -> Array:
     return places.astype(numpy_dtype("bfloat16")).astype(np.float64)
 
 
+def within_table(size: int, plan: Plan, role: str, places: Array) -> Array:
+    """Return positions up to the last one of a table of so many."""
+    return np.minimum(places, size - 1)
+
+
+def restart(plan: Plan, role: str, places: Array) -> Array:
+    """Return the positions of queries without the offset."""
+    return places - plan.offsets if role == "q" else places
+
+
 def turn_cached_again(plan: Plan, role: str, places: Array) -> Array:
     """Return the positions of keys doubled, if they are before the first query: those that a cache holds."""
     return np.where(places < plan.offsets[:, :1], 2 * places, places) if role == "k" else places
@@ -160,7 +170,7 @@ OF_ROTATIONS = only_where(
                  partial(turn_by, lambda plan, role, places: places + (role == "k")),
              "both, from position 1 on": partial(turn_by, lambda plan, role, places: places + 1)}),
     Mistake("the rotation begins again at every offset", "positions of queries start at 0 after a cache", ("q", "k"),
-            {"of queries": partial(turn_by, lambda plan, role, places: places - plan.offsets * (role == "q"))}),
+            {"of queries": partial(turn_by, restart)}),
     Mistake("the rotation goes by rows", "the positions that are given are left out of the rotation", ("q", "k"),
             one(turn_by_rows)),
     Mistake("all samples turn as the first", "positions of the first sample are taken for all", ("q", "k"),
@@ -199,6 +209,5 @@ OF_ROTATIONS = only_where(
     Mistake("positions in half precision", "positions beyond 256 are rounded to bfloat16 before they turn",
             ("q", "k"), one(partial(turn_by, in_bfloat16))),
     Mistake("the table of angles is too short", "positions beyond its end turn as the last one does", ("q", "k"),
-            {f"{size} positions": partial(turn_by, lambda plan, role, places, last=size - 1: np.minimum(places, last))
-             for size in TABLES}),
+            {f"{size} positions": partial(turn_by, partial(within_table, size)) for size in TABLES}),
 )  # fmt: skip

@@ -1,16 +1,18 @@
-"""Known mistakes in the scores: their scale and cap."""
+"""Known mistakes in the scores: their scale, cap and bias; its sign, order of heads, and ALiBi's slopes."""
 
+from collections.abc import Callable
 from functools import partial
 
-from mha.parity.diagnosis.mistakes.mistake import Mistake, multiply_scale, one, with_weights
+import numpy as np
+
+from mha.parity.diagnosis.mistakes.mistake import Mistake, one, only_where, with_weights
 from mha.parity.diagnosis.pipeline.pieces import Array, Steps, finite_bias, widen
 from mha.parity.diagnosis.pipeline.plan import Plan, replace
-from mha.parity.rule.problem import Problem
 
 
 def cap_last(plan: Plan) -> Plan | None:
     """Cap after the bias."""
-    if plan.softcap is None or plan.score_bias is None:
+    if plan.score_bias is None:
         return None
 
     def bend(plan: Plan, X: Array) -> Steps:
@@ -22,16 +24,16 @@ def cap_last(plan: Plan) -> Plan | None:
 
 def cap_first(plan: Plan) -> Plan | None:
     """Cap the dot products before the scale."""
-    if plan.softcap is None or plan.config.pooling != "dot":
+    if plan.config.pooling != "dot":
         return None
     right = plan.cap
     return replace(plan, cap=lambda plan, X: (right(plan, X / plan.scale) * plan.scale).astype(X.dtype))
 
 
-def cap_alone(plan: Plan) -> Plan | None:
+def cap_alone(plan: Plan) -> Plan:
     """Leave tanh(scores / cap) between -1 and 1."""
     right = plan.cap
-    return None if plan.softcap is None else replace(plan, cap=lambda plan, X: right(plan, X) / plan.softcap)
+    return replace(plan, cap=lambda plan, X: right(plan, X) / plan.softcap)
 
 
 def by_turning_width(plan: Plan) -> Plan | None:
@@ -39,8 +41,7 @@ def by_turning_width(plan: Plan) -> Plan | None:
     rotary = plan.config.rotary
     if rotary is None or rotary.dim is None or rotary.dim == plan.config.key_dim:
         return None
-    width = rotary.dim
-    return multiply_scale(lambda plan: width**-0.5 / plan.scale, plan)
+    return multiply_scale(rotary.dim**-0.5 / plan.scale, plan)
 
 
 def scale_before_bias(plan: Plan) -> Plan | None:
@@ -51,17 +52,9 @@ def scale_before_bias(plan: Plan) -> Plan | None:
     return with_weights(plan, {"W_q.bias": bias / bias.dtype.type(plan.scale)})
 
 
-def default_scale(plan: Plan) -> float:
-    """Return the factor from the layer's scale to 1 / sqrt(d)."""
-    return plan.config.key_dim**-0.5 / plan.scale
-
-
-def own_scale(problem: Problem) -> float | None:
-    """Return the scale of dot products; None with another pooling."""
-    config = problem.config
-    if config.pooling != "dot":
-        return None
-    return config.key_dim**-0.5 if config.scale is None else config.scale
+def multiply_scale(factor: float, plan: Plan) -> Plan | None:
+    """Multiply the scale by a factor."""
+    return replace(plan, scale=plan.scale * factor) if plan.config.pooling == "dot" else None
 
 
 def of_scale(scale: float, plan: Plan) -> Plan | None:
@@ -77,6 +70,7 @@ def multiply(times: float, plan: Plan) -> Plan:
     return replace(plan, softmax=lambda plan, scores, visible: right(plan, scores * scores.dtype.type(times), visible))
 
 
+ALIKE = 0.02  # biases are a rule's slopes times distances, if they are as near to it as this share of the largest
 # Of any number, see `search.numbers`.
 ANOTHER_SCALE = Mistake("another scale", "dot products are multiplied by another number", ("scores",), {})
 SCORES_MULTIPLIED = Mistake("scores are multiplied", "by a number, after the cap and the bias", ("weights",), {})
@@ -84,13 +78,13 @@ SCORES_MULTIPLIED = Mistake("scores are multiplied", "by a number, after the cap
 
 OF_SCALE = (
     Mistake("no scale", "dot products are not scaled", ("scores",),
-            one(partial(multiply_scale, lambda plan: 1 / plan.scale))),
+            one(lambda plan: multiply_scale(1 / plan.scale, plan))),
     Mistake("the scale of D for that of d", "1 / sqrt(D) of the model instead of 1 / sqrt(d) of a head", ("scores",),
-            one(partial(multiply_scale, lambda plan: plan.config.num_hiddens**-0.5 / plan.scale))),
+            one(lambda plan: multiply_scale(plan.config.num_hiddens**-0.5 / plan.scale, plan))),
     Mistake("the scale is applied twice", "dot products are scaled twice", ("scores",),
-            one(partial(multiply_scale, lambda plan: plan.scale))),
+            one(lambda plan: multiply_scale(plan.scale, plan))),
     Mistake("the scale lacks its root", "1 / d instead of 1 / sqrt(d)", ("scores",),
-            one(partial(multiply_scale, lambda plan: plan.config.key_dim**-1 / plan.scale))),
+            one(lambda plan: multiply_scale(plan.config.key_dim**-1 / plan.scale, plan))),
     Mistake("the bias of W_q is not scaled", "queries are scaled before their bias is added", ("q",),
             one(scale_before_bias)),
     Mistake("the scale of the rotated width", "1 / sqrt(dim) of the components that turn instead of 1 / sqrt(d)",
@@ -99,14 +93,122 @@ OF_SCALE = (
 
 
 OF_SCORES = (
-    Mistake("the default scale for the model's own", "1 / sqrt(d) where the model has another scale", ("scores",),
-            one(lambda plan: None if plan.config.scale is None else multiply_scale(default_scale, plan))),
-    Mistake("the default scale on top of the model's own", "both scales are applied", ("scores",),
-            one(lambda plan: None if plan.config.scale is None
-                else multiply_scale(lambda plan: plan.config.key_dim**-0.5, plan))),
-    Mistake("the cap comes after the bias", "the bias is capped too", ("scores",), one(cap_last)),
-    Mistake("the cap comes before the scale", "dot products are capped, then scaled", ("scores",), one(cap_first)),
-    Mistake("the cap is not multiplied back", "tanh(scores / cap) without the factor cap", ("scores",), one(cap_alone)),
-    Mistake("the cap is forgotten", "scores are not capped", ("scores",),
-            one(lambda plan: None if plan.softcap is None else replace(plan, softcap=None))),
+    *only_where(
+        lambda plan: plan.config.scale is not None,
+        Mistake("the default scale for the model's own", "1 / sqrt(d) where the model has another scale", ("scores",),
+                one(lambda plan: multiply_scale(plan.config.key_dim**-0.5 / plan.scale, plan))),
+        Mistake("the default scale on top of the model's own", "both scales are applied", ("scores",),
+                one(lambda plan: multiply_scale(plan.config.key_dim**-0.5, plan)))),
+    *only_where(
+        lambda plan: plan.softcap is not None,
+        Mistake("the cap comes after the bias", "the bias is capped too", ("scores",), one(cap_last)),
+        Mistake("the cap comes before the scale", "dot products are capped, then scaled", ("scores",), one(cap_first)),
+        Mistake("the cap is not multiplied back", "tanh(scores / cap) without the factor cap", ("scores",),
+                one(cap_alone)),
+        Mistake("the cap is forgotten", "scores are not capped", ("scores",), one(partial(replace, softcap=None)))),
+)  # fmt: skip
+
+
+# Biases
+
+
+def multiply_bias(factor: Callable[[Plan], float], plan: Plan) -> Plan:
+    """Multiply the bias of scores by a factor."""
+    hidden = plan.score_bias == -np.inf
+    # Minus infinity stays: it hides, and 0 times infinity would be NaN.
+    changed = np.where(hidden, plan.score_bias, np.where(hidden, 0, plan.score_bias) * factor(plan))
+    return replace(plan, score_bias=changed.astype(plan.score_bias.dtype))
+
+
+def mirror(plan: Plan) -> Plan | None:
+    """Take the bias at minus the distance; beyond the known distances, that of the furthest."""
+    X, places = plan.score_bias, np.unique(plan.offsets)
+    if min(X.shape[2:]) == 1 or len(places) > 1:
+        return None
+    Q, K = X.shape[2:]
+    if not np.array_equal(X[:, :, 1:, 1:], X[:, :, :-1, :-1]):  # it goes not by the distance alone
+        return replace(plan, score_bias=X.swapaxes(2, 3)) if Q == K else None  # (B or 1, H or 1, Q, K)
+    by_distance = np.concatenate([X[:, :, :0:-1, 0], X[:, :, 0]], -1)  # (B or 1, H or 1, Q + K - 1), from -(Q - 1) on
+    ahead = np.arange(K) - np.arange(Q)[:, None] - places[0]  # (Q, K)
+    other = np.clip(-ahead + places[0] + Q - 1, 0, Q + K - 2)
+    return replace(plan, score_bias=by_distance[:, :, other])  # (B or 1, H or 1, Q, K)
+
+
+def repeat_for_samples(plan: Plan) -> Plan | None:
+    """Repeat the bias of each head for the samples, and split the result into samples and heads."""
+    X, B = plan.score_bias, len(plan.queries)
+    if X.shape[:2] != (1, plan.heads):
+        return None
+    return replace(plan, score_bias=np.repeat(X[0], B, 0).reshape(B, *X.shape[1:]))  # (B, H, Q or 1, K or 1)
+
+
+def slopes_of_paper(H: int, first: int = 1) -> Array:
+    """Return ALiBi's slopes: those of the next lower power of 2, then every other one of the next.
+
+    first: of the numbers that the heads have.
+    """
+    power = 2 ** int(np.log2(H))
+    return np.array([2 ** (-8 * (h + first) / power) for h in range(power)]
+                    + [2 ** (-4 * (2 * h + first) / power) for h in range(H - power)])  # fmt: skip
+
+
+Rule = Callable[..., Array]
+RULES: dict[str, Rule] = {
+    "as of a power of 2": lambda H, first=1: 2 ** (-8 * np.arange(first, H + first) / H),
+    "with every other slope last": slopes_of_paper,
+}
+
+
+def change_slopes(slopes: Callable[[Rule, Plan], Array | None], plan: Plan) -> Plan | None:
+    """Take other slopes, if the bias goes by a rule of ALiBi's; slopes: from this rule to those, or None."""
+    X, H = plan.score_bias, plan.heads
+    if X.shape[1] != H or H == 1:
+        return None
+    seen, wide = np.isfinite(X), np.where(np.isfinite(X), X, 0).astype(np.float64)
+    for rule in RULES.values():
+        by_slope = wide / rule(H)[:, None, None]  # (B or 1, H, Q or 1, K)
+        far = np.abs(by_slope - by_slope[:, :1]).max(initial=0)
+        if far <= ALIKE * np.abs(by_slope).max(initial=0) and wide.any() and (other := slopes(rule, plan)) is not None:
+            return replace(plan, score_bias=np.where(seen, by_slope * other[:, None, None], X).astype(X.dtype))
+    return None
+
+
+def of_slopes(name: str, plan: Plan) -> Plan | None:
+    """Take ALiBi's slopes by another rule, if the bias goes by one, and their number is no power of 2."""
+    H, other = plan.heads, RULES[name]
+    return change_slopes(lambda rule, plan: None if rule is other or H & (H - 1) == 0 else other(H), plan)
+
+
+def slopes_of_keys(rule: Rule, plan: Plan) -> Array | None:
+    """Return the slopes of the heads of keys, each for the heads of queries that share it; None if none is shared."""
+    return None if plan.groups == plan.heads else np.repeat(rule(plan.groups), plan.heads // plan.groups)
+
+
+OF_BIASES = only_where(
+    lambda plan: plan.score_bias is not None,
+    Mistake("the bias is scaled too", "the bias of scores is multiplied by the scale", ("scores",),
+            {"by the scale": partial(multiply_bias, lambda plan: plan.scale),
+             "by 1 / sqrt(d)": partial(multiply_bias, lambda plan: plan.config.key_dim**-0.5)}),
+    Mistake("the bias is not scaled", "the bias lacks the scale that the model gives it", ("scores",),
+            {"by the scale": partial(multiply_bias, lambda plan: 1 / plan.scale),
+             "by 1 / sqrt(d)": partial(multiply_bias, lambda plan: plan.config.key_dim**0.5)}),
+    Mistake("the bias is ignored", "scores get no bias", ("scores",), one(partial(multiply_bias, lambda plan: 0.0))),
+    Mistake("the bias has the other sign", "the bias of scores is subtracted", ("scores",),
+            one(partial(multiply_bias, lambda plan: -1.0))),
+    Mistake("the distance of the bias has the other sign", "the bias of query i and key j is that of i - j, not j - i",
+            ("scores",), one(mirror)),
+    Mistake("the bias is repeated over the batch, not tiled", "heads get the bias of other heads", ("scores",),
+            one(repeat_for_samples)),
+    Mistake("another rule of ALiBi's slopes", "for a number of heads that is no power of 2", ("scores",),
+            {how: partial(of_slopes, how) for how in RULES}),
+    Mistake("ALiBi's slopes of other heads", "or of another number of heads, as where each of several devices makes "
+            "its own", ("scores",),
+            {how: partial(change_slopes, slopes) for how, slopes in {
+                "reversed": lambda rule, plan: rule(plan.heads)[::-1],
+                "one head further": lambda rule, plan: rule(plan.heads, 2),
+                "one head back": lambda rule, plan: rule(plan.heads, 0),
+                "of half as many heads, again":
+                    lambda rule, plan: None if plan.heads % 2 else np.tile(rule(plan.heads // 2), 2),
+                "of twice as many heads": lambda rule, plan: rule(2 * plan.heads)[:plan.heads],
+                "of the heads of keys": slopes_of_keys}.items()}),
 )  # fmt: skip

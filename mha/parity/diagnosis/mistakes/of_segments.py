@@ -8,22 +8,17 @@ import numpy as np
 
 from mha.parity.diagnosis.mistakes.equivalent_masks import anywhere, in_part
 from mha.parity.diagnosis.mistakes.mistake import Mistake, hiding, one
-from mha.parity.diagnosis.mistakes.of_hiding import hide_by_rows
+from mha.parity.diagnosis.mistakes.of_hiding import hide_by_rows, set_where
 from mha.parity.diagnosis.pipeline.pieces import CONDITIONS, Array
 from mha.parity.diagnosis.pipeline.plan import OFFSETS, Plan, replace
 
 
 def ignore(padding: bool, plan: Plan) -> Plan | None:
-    """Drop the condition of segments; padding: whether padding stays hidden."""
+    """Drop the condition of segments; padding: whether padding stays hidden, which it has to have."""
+    apart = hiding("segments", None, plan)
     if padding:
-        return None if "key_segments" not in plan.hiding or (plan.key_segments >= 0).all() else unpack(plan)
-    apart = unpack(plan)
-    return None if apart is None else hiding("key_segments", None, apart) or apart
-
-
-def unpack(plan: Plan) -> Plan | None:
-    """Let tokens see those of other texts."""
-    return hiding("segments", None, plan)
+        return apart if "key_segments" in plan.hiding and (plan.key_segments < 0).any() else None
+    return apart and (hiding("key_segments", None, apart) or apart)
 
 
 def in_rows(plan: Plan) -> Plan:
@@ -84,7 +79,7 @@ def compare_otherwise(how: Callable[[Array, Array], Array], plan: Plan) -> Plan 
 
 def move_segments(by: int, plan: Plan) -> Plan | None:
     """Give each key the segment of another one, so many places before it."""
-    return replace(plan, key_segments=np.roll(plan.key_segments, by, 1)) if "segments" in plan.hiding else None
+    return set_where("segments", lambda plan: {"key_segments": np.roll(plan.key_segments, by, 1)}, plan)
 
 
 def begin_later(by: int, plan: Plan) -> Plan | None:
@@ -99,13 +94,6 @@ def begin_later(by: int, plan: Plan) -> Plan | None:
 def shift_numbers(by: int, X: Array) -> Array:
     """Take the numbers so many places before, (B or 1, T); at the end, the first or last one."""
     return np.asarray(X[:, np.clip(np.arange(X.shape[1]) - by, 0, X.shape[1] - 1)])
-
-
-def number_from_one(plan: Plan) -> Plan | None:
-    """Take segment 0 as padding."""
-    if "segments" not in plan.hiding:
-        return None
-    return replace(plan, hiding=plan.hiding | {"key_segments": lambda plan: plan.key_segments[:, None, None] > 0})
 
 
 OF_SEGMENTS = (
@@ -128,7 +116,8 @@ OF_SEGMENTS = (
             ("weights",),
             {"one later": anywhere(partial(begin_later, 1)), "one earlier": anywhere(partial(begin_later, -1))}),
     Mistake("segment 0 is padding", "texts are numbered from 1 on in the port", ("weights",),
-            one(anywhere(number_from_one))),
+            one(anywhere(partial(set_where, "segments", lambda plan: {"hiding": plan.hiding | {
+                "key_segments": lambda plan: plan.key_segments[:, None, None] > 0}})))),
     Mistake("padding is a segment like others", "tokens of padding see padding: a number below 0 is compared like any",
             ("weights",), one(partial(hiding, "key_segments", None))),
 )  # fmt: skip

@@ -4,12 +4,12 @@ Letters as in the lessons.
 """
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from functools import partial
 
 import numpy as np
 
-from mha.parity.diagnosis.mistakes.mistake import Mistake, one, with_weights
+from mha.parity.diagnosis.mistakes.mistake import Mistake, one, weights_of, with_weights
 from mha.parity.diagnosis.pipeline.parts import PARTS
 from mha.parity.diagnosis.pipeline.pieces import Array
 from mha.parity.diagnosis.pipeline.plan import Plan, replace
@@ -24,19 +24,16 @@ def transpose_kernels(names: Iterable[str], plan: Plan) -> Plan | None:
     kernels = {f"{name}.kernel": plan.weights[f"{name}.kernel"] for name in names}
     if any(X.shape != X.T.shape for X in kernels.values()):
         return None
+
+    def transpose(X: Array) -> Array:
+        return np.ascontiguousarray(X.T)
+
     return with_weights(plan, {name: plan.once("transposed", transpose, X) for name, X in kernels.items()})
-
-
-def transpose(X: Array) -> Array:
-    """Return the transpose of a kernel."""
-    return np.ascontiguousarray(X.T)
 
 
 def without_bias(names: Iterable[str], plan: Plan) -> Plan | None:
     """Leave out the biases of these projections."""
-    if not plan.config.bias:
-        return None
-    return with_weights(plan, {f"{name}.bias": None for name in names})
+    return with_weights(plan, {f"{name}.bias": None for name in names}) if plan.config.bias else None
 
 
 def reorder_weights(order: tuple[str, ...], kinds: tuple[str, ...], plan: Plan) -> Plan | None:
@@ -63,15 +60,8 @@ def bias_again(times: int | None, plan: Plan) -> Plan | None:
 
 def biases_again(names: Iterable[str], plan: Plan) -> Plan | None:
     """Add the biases of these projections twice."""
-    if not plan.config.bias:
-        return None
-    biases = {f"{name}.bias": plan.weights.get(f"{name}.bias") for name in names}
-    return with_weights(plan, {name: None if X is None else X + X for name, X in biases.items()})
-
-
-def some_of(names: Sequence[str]) -> list[tuple[str, ...]]:
-    """List the sets of one of these or more."""
-    return [some for n in range(1, len(names) + 1) for some in itertools.combinations(names, n)]
+    biases = weights_of(plan, *(f"{name}.bias" for name in names))
+    return with_weights(plan, {name: X + X for name, X in biases.items()}) if biases else None
 
 
 def by_groups(stored: bool, kinds: tuple[str, ...], plan: Plan) -> Plan | None:
@@ -110,7 +100,7 @@ def of_another_layer(others: Mapping[str, Mapping[str, Array]]) -> list[Mistake]
     """Make the mistakes of taking weights of one of these layers, all or those of one projection."""
 
     def take(weights: Mapping[str, Array], chosen: str, plan: Plan) -> Plan | None:
-        mine = {name: X for name, X in plan.weights.items() if name.startswith(chosen)}
+        mine = weights_of(plan, chosen)
         if any(name not in weights or weights[name].shape != X.shape for name, X in mine.items()):
             return None
         return with_weights(plan, {name: weights[name].astype(X.dtype) for name, X in mine.items()})
@@ -125,11 +115,9 @@ def of_another_layer(others: Mapping[str, Mapping[str, Array]]) -> list[Mistake]
 
 
 TIMES = (2, 4, 8)  # devices that each add a bias
-ORDERS = [order for order in itertools.permutations(PROJECTIONS[:3]) if order != PROJECTIONS[:3]]
-
-
 QKV = PROJECTIONS[:3]
-
+ORDERS = [order for order in itertools.permutations(QKV) if order != QKV]
+SETS = [names for count in (1, 2, 3, 4) for names in itertools.combinations(PROJECTIONS, count)]
 
 OF_KERNELS = (
     *(Mistake(f"{name}.kernel is not transposed", f"the kernel of {name} is taken as (out, in)", (PART[name],),
@@ -169,6 +157,6 @@ OF_ORDERS_AND_BIASES = (
             | {"once for each head": partial(bias_again, None)}),
     Mistake("every bias is dropped", "no projection adds its bias", ALL, one(partial(without_bias, PROJECTIONS))),
     Mistake("biases are added twice", "by the projection, and again behind it", ALL,
-            {" and ".join(names): partial(biases_again, names) for names in some_of(PROJECTIONS)
+            {" and ".join(names): partial(biases_again, names) for names in SETS
              if {*names} - {"W_k", "W_o"} or names == ("W_k",)}, rare=True),
 )  # fmt: skip

@@ -11,7 +11,7 @@ from mha.core.options.names import FloatName
 from mha.parity.diagnosis.mistakes.mistake import Change, Form, Mistake
 from mha.parity.diagnosis.mistakes.of_norms import ANOTHER_EPSILON, set_options
 from mha.parity.diagnosis.mistakes.of_rotations import ANOTHER_BASE, of_base
-from mha.parity.diagnosis.mistakes.of_scores import ANOTHER_SCALE, SCORES_MULTIPLIED, multiply, of_scale, own_scale
+from mha.parity.diagnosis.mistakes.of_scores import ANOTHER_SCALE, SCORES_MULTIPLIED, multiply, of_scale
 from mha.parity.diagnosis.mistakes.of_sinks import SINKS_SEVERAL_TIMES, several
 from mha.parity.diagnosis.mistakes.with_mistakes import Bench
 from mha.parity.diagnosis.pipeline.pieces import Array
@@ -48,14 +48,12 @@ class Number:
         return Form(-1, Mistake(name, what, parts, {how: change}), how, change)
 
 
-def base_of(problem: Problem) -> float | None:
-    """Return the base of the rotation."""
-    return None if problem.config.rotary is None else problem.config.rotary.base
-
-
-def epsilon_of(problem: Problem) -> float | None:
-    """Return the epsilon of the norms of queries and keys."""
-    return None if problem.config.qk_norm is None else problem.config.qk_norm.eps
+def scale_of(problem: Problem) -> float | None:
+    """Return the scale of dot products; None with another pooling."""
+    config = problem.config
+    if config.pooling != "dot":
+        return None
+    return config.key_dim**-0.5 if config.scale is None else config.scale
 
 
 def times_of(problem: Problem) -> float | None:
@@ -64,18 +62,16 @@ def times_of(problem: Problem) -> float | None:
     return 1.0 if bends or problem.call.score_bias is not None else None
 
 
-def sink_times(problem: Problem) -> float | None:
-    """Return 1, how often a sink counts, where there are sinks; else None."""
-    return 1.0 if problem.config.sinks else None
-
-
 NUMBERS = (
-    Number(ANOTHER_SCALE, partial(partial, of_scale), own_scale, 1e-4, 100.0, 0.25, said=True),
+    Number(ANOTHER_SCALE, partial(partial, of_scale), scale_of, 1e-4, 100.0, 0.25, said=True),
     Number(SCORES_MULTIPLIED, partial(partial, multiply), times_of, 1e-4, 100.0, 0.25),
-    Number(ANOTHER_EPSILON, lambda eps: partial(set_options, eps=eps), epsilon_of, 1e-12, 10.0, 0.5),
-    Number(SINKS_SEVERAL_TIMES, partial(partial, several), sink_times, 0.1, 1e4, 0.25),
-    Number(ANOTHER_BASE, partial(partial, of_base), base_of, 10.0, 1e9, 0.1),
-)
+    Number(ANOTHER_EPSILON, lambda eps: partial(set_options, eps=eps),
+           lambda problem: problem.config.qk_norm and problem.config.qk_norm.eps, 1e-12, 10.0, 0.5),
+    Number(SINKS_SEVERAL_TIMES, partial(partial, several),
+           lambda problem: 1.0 if problem.config.sinks else None, 0.1, 1e4, 0.25),
+    Number(ANOTHER_BASE, partial(partial, of_base),
+           lambda problem: problem.config.rotary and problem.config.rotary.base, 10.0, 1e9, 0.1),
+)  # fmt: skip
 
 
 def fit_number(
