@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from mha.parity.diagnosis.blind_spots.probes import inputs
     from mha.parity.diagnosis.blind_spots.sight import Unseen as Unseen
     from mha.parity.diagnosis.compare.comparison import compare, diagnose, ratio
-    from mha.parity.diagnosis.compare.explanations import Diagnosis as Diagnosis
-    from mha.parity.diagnosis.compare.explanations import Explanation as Explanation
     from mha.parity.diagnosis.compare.report import Place as Place
     from mha.parity.diagnosis.compare.report import Report
     from mha.parity.diagnosis.compare.report import Row as Row
@@ -45,6 +43,8 @@ if TYPE_CHECKING:
     from mha.parity.diagnosis.compare.two_layers import compare_layers
     from mha.parity.diagnosis.mistakes.catalogue import CATALOGUE as CATALOGUE
     from mha.parity.diagnosis.mistakes.mistake import Mistake as Mistake
+    from mha.parity.diagnosis.search.explanations import Diagnosis as Diagnosis
+    from mha.parity.diagnosis.search.explanations import Explanation as Explanation
     from mha.parity.rule.rules import UNIT as UNIT
     from mha.parity.rule.rules import bound, error
     from mha.parity.rule.rules import gradient_scale as gradient_scale

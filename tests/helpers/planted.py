@@ -9,7 +9,7 @@ import numpy as np
 import mha
 from mha.core.call import ROWS
 from mha.core.options.config import numpy_dtype
-from mha.parity.diagnosis.mistakes.with_mistakes import Bench
+from mha.parity.diagnosis.mistakes.bench import Bench
 from mha.parity.diagnosis.pipeline.parts import PART_OF
 from mha.parity.diagnosis.pipeline.plan import make_plan
 from mha.parity.rule.problem import problem

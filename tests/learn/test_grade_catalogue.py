@@ -10,8 +10,8 @@ import pytest
 from mha.learn.grade import judging, mistakes
 from mha.learn.grade.cases import cases
 from mha.learn.grade.process import Answer
+from mha.parity.diagnosis.mistakes.bench import Bench
 from mha.parity.diagnosis.mistakes.mistake import forms_of
-from mha.parity.diagnosis.mistakes.with_mistakes import Bench
 
 # Blocks of other sizes are often the right ones in another order: other names for the same numbers.
 ALIKE = {

@@ -7,7 +7,7 @@ import pytest
 import mha
 from mha import parity
 from mha.core.options.config import numpy_dtype
-from mha.parity.diagnosis.mistakes.with_mistakes import Bench
+from mha.parity.diagnosis.mistakes.bench import Bench
 from mha.parity.rule.decoding import as_decoding
 from mha.parity.rule.problem import problem
 

@@ -10,10 +10,10 @@ from planted_in_decodes import PLANTED
 
 import mha
 from mha import parity
+from mha.parity.diagnosis.mistakes.bench import Bench
 from mha.parity.diagnosis.mistakes.catalogue import CACHED_CATALOGUE
 from mha.parity.diagnosis.mistakes.mistake import forms_of
 from mha.parity.diagnosis.mistakes.of_decoding import OF_DECODING
-from mha.parity.diagnosis.mistakes.with_mistakes import Bench
 from mha.parity.rule.decoding import as_decoding
 from mha.parity.rule.problem import problem
 

@@ -37,10 +37,10 @@ ALIKE: dict[str, dict[str, str]] = {
         "_pieces_of_segments: keys.stop - 1 -> keys.stop + 1": "what needs no key has one that nobody sees",
         "block: 1 -> 2": "a block of a window has one query fewer at most, and the same numbers",
     },
-    "mha/parity/diagnosis/wrong_setup/around.py": {
+    "mha/parity/diagnosis/wrong_setup/beyond_attention.py": {
         "fit_norm: 1e-300 -> 2e-300": "it only keeps 0 / 0 from NaN, and no other sum of squares is so small",
     },
-    "mha/parity/diagnosis/mistakes/with_mistakes.py": {
+    "mha/parity/diagnosis/mistakes/bench.py": {
         "Bench.part: plan.rows == self.rows or part in WHOLE -> plan.rows == self.rows": "what needs all queries only "
         "computes some once more",
     },

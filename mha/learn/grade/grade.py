@@ -15,7 +15,7 @@ from mha.learn.grade.judging import CaseVerdict
 from mha.learn.grade.levels import Level
 from mha.learn.grade.process import Answer, Child, EndedError
 from mha.learn.grade.results import MISSING, PASSED, LevelResult, Result
-from mha.parity.diagnosis.compare.explanations import Explanation
+from mha.parity.diagnosis.search.explanations import Explanation
 
 WORDS = {"memory": "it took more memory than 4 GB"}
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from mha.parity.diagnosis.compare.explanations import Explanation
+from mha.parity.diagnosis.search.explanations import Explanation
 
 Array = np.ndarray
 LACKS, MIXED = "the {} lacks the permute", "the heads are interleaved"

@@ -12,15 +12,15 @@ from mha.learn.grade.cases import Case
 from mha.learn.grade.process import Answer
 from mha.parity.diagnosis.compare.comparison import compare_array
 from mha.parity.diagnosis.compare.diagnosis import attempts, explanation_of, of_gradients, rank
-from mha.parity.diagnosis.compare.explanations import Explanation
 from mha.parity.diagnosis.compare.report import Row, describe_row
 from mha.parity.diagnosis.mistakes.mistake import Mistake, forms_of
 from mha.parity.diagnosis.mistakes.of_gradients import DROPOUT
 from mha.parity.diagnosis.pipeline.parts import PART_OF
+from mha.parity.diagnosis.search.explanations import Explanation
 from mha.parity.diagnosis.search.sample import Focus
 from mha.parity.diagnosis.search.time_budget import Effort
 from mha.parity.diagnosis.search.verdicts import Judge
-from mha.parity.diagnosis.wrong_setup.around import more_than_attention
+from mha.parity.diagnosis.wrong_setup.beyond_attention import more_than_attention
 from mha.parity.rule.decoding import as_decoding
 from mha.parity.rule.layouts import GRADIENT
 from mha.parity.rule.problem import Problem, problem

@@ -10,8 +10,8 @@ from rich.text import Text
 from mha.core.tables import lines, text, wrap
 from mha.learn.grade.levels import Level
 from mha.learn.grade.mistakes import of_level
-from mha.parity.diagnosis.compare.explanations import Explanation
 from mha.parity.diagnosis.mistakes.of_gradients import GRADIENT_MISTAKES
+from mha.parity.diagnosis.search.explanations import Explanation
 
 PASSED, MISSING = "passed", "missing"
 STATUS = {

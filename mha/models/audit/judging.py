@@ -17,8 +17,8 @@ from mha.models.audit.calls.session import CapturedCall
 from mha.models.audit.layers.reference import Reference
 from mha.parity.cases.files import case_files
 from mha.parity.diagnosis.compare.comparison import report_of
-from mha.parity.diagnosis.compare.explanations import Diagnosis
 from mha.parity.diagnosis.compare.report import Report
+from mha.parity.diagnosis.search.explanations import Diagnosis
 from mha.parity.rule.decoding import as_decoding
 from mha.parity.rule.problem import Expected, Problem, problem
 from mha.weights.readers import FLOATS

@@ -10,10 +10,10 @@ import numpy as np
 from mha.parity.diagnosis.blind_spots.narrowing import FEATURES, in_samples, shrink
 from mha.parity.diagnosis.blind_spots.probes import Probe, longer, probes
 from mha.parity.diagnosis.blind_spots.sight import NARROW, Sight, Unseen
+from mha.parity.diagnosis.mistakes.bench import ALL, Bench
 from mha.parity.diagnosis.mistakes.catalogue import FORMS
 from mha.parity.diagnosis.mistakes.equivalent_masks import only_hides
 from mha.parity.diagnosis.mistakes.mistake import Form
-from mha.parity.diagnosis.mistakes.with_mistakes import ALL, Bench
 from mha.parity.diagnosis.pipeline.parts import PART_OF
 from mha.parity.diagnosis.pipeline.plan import equal_plans
 from mha.parity.rule.layouts import GRADIENT

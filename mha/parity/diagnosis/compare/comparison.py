@@ -16,11 +16,10 @@ from mha.core.tables import plural
 from mha.layer import MultiHeadAttention
 from mha.parity.diagnosis.blind_spots.views import sight
 from mha.parity.diagnosis.compare.diagnosis import find_reasons
-from mha.parity.diagnosis.compare.explanations import Diagnosis
 from mha.parity.diagnosis.compare.places import describe_place, hints, outside
 from mha.parity.diagnosis.compare.report import Place, Report, Row
-from mha.parity.diagnosis.wrong_setup.rewritten import find_rewritten
-from mha.parity.diagnosis.wrong_setup.shifted import undo_shifts
+from mha.parity.diagnosis.search.explanations import Diagnosis
+from mha.parity.diagnosis.wrong_setup.equivalent_steps import find_rewritten, undo_shifts
 from mha.parity.rule.decoding import as_decoding
 from mha.parity.rule.layouts import (
     CACHED,

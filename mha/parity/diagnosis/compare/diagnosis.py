@@ -7,26 +7,24 @@ from itertools import product
 import numpy as np
 
 from mha.core.tables import few
-from mha.parity.diagnosis.compare.explanations import Diagnosis, Explanation
 from mha.parity.diagnosis.compare.report import Row, describe_row
 from mha.parity.diagnosis.mistakes.catalogue import CACHED_CATALOGUE, CATALOGUE
-from mha.parity.diagnosis.mistakes.mistake import Mistake, forms_of
+from mha.parity.diagnosis.mistakes.mistake import Mistake, State, forms_of
 from mha.parity.diagnosis.mistakes.of_precision import ROUNDINGS
 from mha.parity.diagnosis.mistakes.of_weights import of_another_layer
-from mha.parity.diagnosis.mistakes.with_mistakes import State
 from mha.parity.diagnosis.pipeline.parts import PART_OF
 from mha.parity.diagnosis.pipeline.pieces import Array
 from mha.parity.diagnosis.pipeline.plan import Plan, equal_plans, make_plan, same_call
 from mha.parity.diagnosis.search import numbers, precision
-from mha.parity.diagnosis.search.gradients import GradientForm as GradientForm
+from mha.parity.diagnosis.search.explanations import Diagnosis, Explanation, explain
 from mha.parity.diagnosis.search.gradients import Gradients
 from mha.parity.diagnosis.search.sample import Focus, blank_unused
-from mha.parity.diagnosis.search.searches import Searches
+from mha.parity.diagnosis.search.search import Searches
 from mha.parity.diagnosis.search.time_budget import Effort
 from mha.parity.diagnosis.search.verdicts import MistakeVerdict, apart
 from mha.parity.diagnosis.wrong_setup import calls
-from mha.parity.diagnosis.wrong_setup.around import more_than_attention
-from mha.parity.diagnosis.wrong_setup.rewritten import NONE, Rewritten, Way
+from mha.parity.diagnosis.wrong_setup.beyond_attention import more_than_attention
+from mha.parity.diagnosis.wrong_setup.equivalent_steps import NONE, Rewritten, Way
 from mha.parity.rule.layouts import GRADIENT
 from mha.parity.rule.problem import Problem
 from mha.parity.rule.rules import largest
@@ -163,8 +161,7 @@ def attempts(
             explanations += inexact(problem, steps, nearest[0], searches.first)
         plain = problem.sizes.slots is None  # in slots, no values are known by their weights
         if plain and far >= SURE and not pairs and not any(one.sure for one in explanations):
-            found_dropout = precision.dropout(problem, steps)
-            explanations += [of_errors((), found_dropout)] if found_dropout else []
+            explanations += precision.dropout(problem, steps)
         if not pairs and not any(one.sure for one in explanations):
             explanations += of_numbers(problem, steps, searches, far)
         if any(one.sure for one in explanations):
@@ -189,14 +186,7 @@ def small_errors(problem: Problem, steps: Mapping[str, Array]) -> bool:
 
 def inexact(problem: Problem, steps: Mapping[str, Array], state: State, focus: Focus) -> list[Explanation]:
     """Find explanations by rounding, together with these mistakes; focus: a few queries that refute most."""
-    return merge_alike([of_errors(state, one) for one in precision.roundings(problem, steps, state, focus)])
-
-
-def of_errors(state: State, found: precision.Imprecision) -> Explanation:
-    """Make the explanation of an imprecision, together with these mistakes."""
-    before = [(form.mistake.name, form.how, form.mistake.what) for form in state]
-    names, how, what = zip(*before, (found.name, found.how, found.what), strict=True)
-    return Explanation(names, how, what, found.ratio, found.left, found.sure)
+    return merge_alike(precision.roundings(problem, steps, state, focus))
 
 
 def merge_alike(explanations: Sequence[Explanation]) -> list[Explanation]:
@@ -237,9 +227,7 @@ def of_one_formula(
     return [one for one, _ in found]
 
 
-def explanation_of(state: State | tuple[GradientForm, ...], verdict: MistakeVerdict, far: float) -> Explanation:
+def explanation_of(state: State, verdict: MistakeVerdict, far: float) -> Explanation:
     """Make the explanation of a verdict on mistakes; far: the ratio of the right answer."""
-    fields = ((form.mistake.name, form.how, form.mistake.what) for form in state)
-    names, how, what = zip(*fields, strict=True)
     sure = verdict.same and (far >= SURE or (far > 0 and verdict.left <= LITTLE))
-    return Explanation(names, how, what, verdict.ratio, verdict.left, sure)
+    return explain(state, verdict.ratio, verdict.left, sure)

@@ -8,11 +8,11 @@ import numpy as np
 
 from mha.core.cache import Cache
 from mha.parity.diagnosis.compare.diagnosis import SURE, merge_alike
-from mha.parity.diagnosis.compare.explanations import Diagnosis, Explanation
-from mha.parity.diagnosis.mistakes.mistake import forms_of
+from mha.parity.diagnosis.mistakes.bench import Bench
+from mha.parity.diagnosis.mistakes.mistake import State, forms_of
 from mha.parity.diagnosis.mistakes.of_decoding import OF_DECODING
-from mha.parity.diagnosis.mistakes.with_mistakes import Bench, State
 from mha.parity.diagnosis.pipeline.pieces import Array
+from mha.parity.diagnosis.search.explanations import Diagnosis, explain
 from mha.parity.diagnosis.search.verdicts import LEFT, apart
 from mha.parity.rule.layouts import CACHED
 from mha.parity.rule.problem import Expected
@@ -40,8 +40,7 @@ def from_the_start(steps: Sequence[DecodeCall], cache: Cache, theirs: Array) -> 
         wide, narrow = (np.where(counts, output_of(asked, kind, (form,)), 0) for kind in ("float64", dtype))
         ratio, left = Expected.of(dtype, wide, narrow).ratio(there), apart(there, wide) / apart(there, expected.X)
         if ratio <= 1 and left <= LEFT:
-            mistake = form.mistake
-            found.append(Explanation((mistake.name,), (form.how,), (mistake.what,), ratio, left, far >= SURE))
+            found.append(explain((form,), ratio, left, far >= SURE))
     return Diagnosis(tuple(merge_alike(found)), "made in every call, from the prompt on" * bool(found), len(forms))
 
 

@@ -10,8 +10,8 @@ from rich.text import Text
 from mha.core.options.names import FloatName
 from mha.core.tables import lines, number, plain_table, plural, text
 from mha.parity.diagnosis.blind_spots.sight import Sight, Unseen
-from mha.parity.diagnosis.compare.explanations import Diagnosis
-from mha.parity.diagnosis.compare.pictures import LEGEND
+from mha.parity.diagnosis.compare.places import LEGEND
+from mha.parity.diagnosis.search.explanations import Diagnosis
 from mha.parity.rule.rules import fraction
 
 

@@ -13,9 +13,9 @@ from mha.core.tables import lines, number, plain_table, text
 from mha.layer import MultiHeadAttention
 from mha.parity.diagnosis.compare.changed_weights import explain_by_weights, only_reordered
 from mha.parity.diagnosis.compare.comparison import report_of
-from mha.parity.diagnosis.compare.explanations import Diagnosis
 from mha.parity.diagnosis.compare.report import Report, describe_row
 from mha.parity.diagnosis.compare.same_layer import compare_calls, describe_weights
+from mha.parity.diagnosis.search.explanations import Diagnosis
 from mha.parity.rule.layouts import GRADIENT, trace_layout
 from mha.parity.rule.relations import HEADS, Relation
 from mha.parity.rule.rules import UNIT, in_dtype

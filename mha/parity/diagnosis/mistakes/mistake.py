@@ -10,7 +10,7 @@ from mha.parity.diagnosis.pipeline.parts import PARTS
 from mha.parity.diagnosis.pipeline.pieces import Array
 from mha.parity.diagnosis.pipeline.plan import Plan, replace
 
-Change = Callable[[Plan], Plan | None]
+Change = Callable[[Any], Any]  # from a plan, or a `Backward`, to another one, or to None: it is impossible there
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,9 +20,9 @@ class Mistake:
     Attributes:
         name: for a diagnosis.
         what: the effect, in words.
-        parts: those of the pipeline that it changes.
-        forms: functions by their words ("" if there is one): from a plan without the mistake to one with it, or to None
-            where the mistake is impossible.
+        parts: those of the pipeline that it changes; () = gradients alone.
+        forms: functions by their words ("" if there is one): from a plan without the mistake, or a `Backward`, to one
+            with it, or to None where the mistake is impossible.
         rare: whether it is tried only where no other mistake alone gives the numbers, and not together with others.
     """
 
@@ -111,6 +111,9 @@ class Form:
     how: str
     change: Change
     alone: bool = False
+
+
+State = tuple[Form, ...]  # a set of mistakes, in the order of the catalogue
 
 
 def forms_of(mistakes: Sequence[Mistake]) -> tuple[Form, ...]:

@@ -1,32 +1,19 @@
 """Known mistakes in gradients, of implementations whose outputs are right."""
 
-import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 
 import numpy as np
 
+from mha.parity.diagnosis.mistakes.mistake import Change, Mistake, one
 from mha.parity.diagnosis.mistakes.of_softmax import divide_by_nothing, fill_hidden, uniform_over
 from mha.parity.diagnosis.mistakes.of_weights import PROJECTIONS
 from mha.parity.diagnosis.pipeline import backward, pieces
 from mha.parity.diagnosis.pipeline.backward import Backward
 from mha.parity.diagnosis.pipeline.parts import ROLES
 from mha.parity.diagnosis.pipeline.pieces import Array
-from mha.parity.diagnosis.pipeline.plan import Plan
 from mha.parity.rule.layouts import PAIRS
-
-GradientChange = Callable[[Backward], Backward | None]
-PlanChange = Callable[[Plan], Plan | None]
-
-
-@dataclasses.dataclass(frozen=True)
-class GradientMistake:
-    """One known mistake in gradients."""
-
-    name: str  # for a diagnosis
-    what: str  # the effect, in words
-    forms: Mapping[str, GradientChange]  # by words, "" if there is one; a change returns None where it is impossible
 
 
 def on_the_way(changes: Mapping[str, Callable[[Array], Array]], back: Backward) -> Backward:
@@ -39,12 +26,12 @@ def on_the_way(changes: Mapping[str, Callable[[Array], Array]], back: Backward) 
     return replace(back, on_the_way={**before, **both})
 
 
-def stop(*names: str) -> GradientChange:
+def stop(*names: str) -> Change:
     """Make a form: gradients stop at these places."""
     return partial(on_the_way, dict.fromkeys(names, np.zeros_like))
 
 
-def detach(role: str) -> dict[str, GradientChange]:
+def detach(role: str) -> dict[str, Change]:
     """Make the forms of detached queries, keys or values."""
     return {"after the projection": stop(role), "before the projection": stop(ROLES[role])}
 
@@ -60,11 +47,6 @@ def rescale_output(factor: Callable[[Backward], float], back: Backward) -> Backw
     """Multiply the gradient of the output by a factor."""
     times = factor(back)
     return None if times == 1 else on_the_way({"output": lambda X: X * times}, back)
-
-
-def straight_cap(back: Backward) -> Backward | None:
-    """Pass gradients through the cap as they come."""
-    return None if back.plan.softcap is None else replace(back, through_cap=lambda back, by_capped: by_capped)
 
 
 def unhide(normalized: bool, back: Backward) -> Backward | None:
@@ -85,7 +67,7 @@ def unhide(normalized: bool, back: Backward) -> Backward | None:
     return replace(back, through_softmax=through_softmax, blanked=False)
 
 
-def in_empty_rows(change: PlanChange, added: bool, kept: str, back: Backward) -> Backward | None:
+def in_empty_rows(change: Change, added: bool, kept: str, back: Backward) -> Backward | None:
     """Let queries that see no key have other weights, in a layer whose output is not asked for these.
 
     change: gives them; added: whether a mask is added to scores, so that gradients pass it; kept: the first result
@@ -114,11 +96,14 @@ def in_empty_rows(change: PlanChange, added: bool, kept: str, back: Backward) ->
     return replace(back, steps=steps, results=results, through_softmax=through_softmax, blanked=False)
 
 
-def without_sum(back: Backward) -> Backward:
+def without_sum(back: Backward, by_weights: Array) -> Array:
     """Leave out the sum over a row in the gradient of the softmax."""
-    return replace(
-        back, through_softmax=lambda back, by_weights: back.shares * np.where(back.in_softmax, by_weights, 0)
-    )
+    return back.shares * np.where(back.in_softmax, by_weights, 0)
+
+
+def straight_cap(back: Backward) -> Backward | None:
+    """Pass gradients through the cap as they come."""
+    return None if back.plan.softcap is None else replace(back, through_cap=lambda back, by_capped: by_capped)
 
 
 def rescale(factor: Callable[[Backward], float], roles: str, back: Backward) -> Backward | None:
@@ -173,11 +158,6 @@ def constant_norm(back: Backward) -> Backward | None:
     return replace(back, through_norm=through_norm)
 
 
-def of_dropout(places: tuple[str, ...], p: float, back: Backward) -> Backward:
-    """Multiply gradients at these places by dropout's 1 / (1 - p)."""
-    return on_the_way({name: lambda X: X / (1 - p) for name in places}, back)
-
-
 MEANS: dict[str, Callable[[Backward], float]] = {
     "over samples": lambda back: 1 / len(back.cotangent),
     "over tokens": lambda back: 1 / back.cotangent.shape[1],
@@ -193,67 +173,67 @@ AFTERWARDS = {
     "pooled": ", what is pooled becomes 0",
     "weights": ", weights become 0",
 }
-ALIKE: PlanChange = partial(uniform_over, True)
+ALIKE: Change = partial(uniform_over, True)
 
 GRADIENT_MISTAKES = (
-    GradientMistake("queries are detached", "no gradient flows back through queries", detach("q")),
-    GradientMistake("keys are detached", "no gradient flows back through keys", detach("k")),
-    GradientMistake("values are detached", "no gradient flows back through values", detach("v")),
-    GradientMistake("attention weights are detached", "gradients take attention weights for constants",
-                    {"": stop("weights")}),
-    GradientMistake("a projection gets no gradient", "the gradients of its kernel and bias are 0",
-                    {name: stop(f"{name}.kernel", f"{name}.bias") for name in PROJECTIONS}
-                    | {"biases alone": stop(*(f"{name}.bias" for name in PROJECTIONS))}),
-    GradientMistake("the cap's derivative is forgotten", "gradients pass the cap as if it were not there",
-                    {"": straight_cap}),
-    GradientMistake("gradients forget what hides keys", "hidden keys get gradients of weights that they do not have",
-                    {"": partial(unhide, False), "and sums have all keys": partial(unhide, True)}),
-    GradientMistake("the gradient of the softmax lacks its sum", "p * by_p instead of p * (by_p - sum(p * by_p))",
-                    {"": without_sum}),
-    GradientMistake("the scale is forgotten in gradients", "gradients of queries or keys lack the scale of scores",
-                    {"of both": partial(rescale, lambda back: 1 / back.plan.scale, "qk"),
-                     "of queries": partial(rescale, lambda back: 1 / back.plan.scale, "q"),
-                     "of keys": partial(rescale, lambda back: 1 / back.plan.scale, "k")}),
-    GradientMistake("the scale is applied twice in gradients", "gradients of queries and keys have it twice",
-                    {"": partial(rescale, lambda back: back.plan.scale, "qk")}),
-    GradientMistake("gradients of kernels are transposed", "the gradient of a square kernel is (out, in)",
-                    {"of all": partial(transpose, PROJECTIONS),
-                     **{name: partial(transpose, (name,)) for name in PROJECTIONS},
-                     "of W_q, W_k and W_v": partial(transpose, PROJECTIONS[:3])}),
-    GradientMistake("gradients of weights are means", "sums over samples or tokens are divided by their number",
-                    {f"{kind} {how}": partial(of_parameters, factor, ends) for kind, ends in KINDS.items()
-                     for how, factor in MEANS.items()}),
-    GradientMistake("gradients are added twice", "those of the step before were not set to 0, or a loss counts twice",
-                    {"those of weights": partial(of_parameters, lambda back: 2.0, PARAMETERS),
-                     "all": partial(rescale_output, lambda back: 2.0)}),
-    GradientMistake("the loss is a mean", "gradients are those of a mean of the outputs, not of the sum",
-                    {how: partial(rescale_output, factor) for how, factor in MEANS.items()}
-                    | {"over all numbers": partial(rescale_output, lambda back: 1 / back.cotangent.size)}),
-    GradientMistake("gradients of shared heads are not summed", "a head of keys has the gradient of one of its heads",
-                    {"the first of each group": partial(without_group_sum, False),
-                     "their mean": partial(without_group_sum, True)}),
-    GradientMistake("gradients are not turned back", "the rotation is left out of gradients, or done again",
-                    {"not at all": partial(without_turn_back, False),
-                     "turned again": partial(without_turn_back, True)}),
-    GradientMistake("rows without keys are NaN", "the softmax of a row of minus infinity is NaN, and so are its "
-                    "gradients, even where the loss leaves the row out or the NaN became 0 afterwards",
-                    {f"{'a mask is added' if added else 'hidden scores are filled in'}{AFTERWARDS[kept]}":
-                     partial(in_empty_rows, divide_by_nothing, added, kept)
-                     for added in (True, False) for kept in AFTERWARDS if added or kept != "weights"}),
-    GradientMistake("rows without keys are uniform", "a query that sees no key has weights, and they have gradients",
-                    {"hidden scores are filled in": partial(in_empty_rows, ALIKE, False, ""),
-                     "a mask is added": partial(in_empty_rows, ALIKE, True, ""),
-                     "a mask of -10000 is added": partial(in_empty_rows, partial(fill_hidden, -1e4, True), True, "")}),
-    GradientMistake("sinks get no gradient", "they are taken for constants", {"": stop("sinks")}),
-    GradientMistake("a norm is a constant in gradients", "gradients do not flow through what a norm divides by",
-                    {"": constant_norm}),
+    Mistake("queries are detached", "no gradient flows back through queries", (), detach("q")),
+    Mistake("keys are detached", "no gradient flows back through keys", (), detach("k")),
+    Mistake("values are detached", "no gradient flows back through values", (), detach("v")),
+    Mistake("attention weights are detached", "gradients take attention weights for constants", (),
+            one(stop("weights"))),
+    Mistake("a projection gets no gradient", "the gradients of its kernel and bias are 0", (),
+            {name: stop(f"{name}.kernel", f"{name}.bias") for name in PROJECTIONS}
+            | {"biases alone": stop(*(f"{name}.bias" for name in PROJECTIONS))}),
+    Mistake("the cap's derivative is forgotten", "gradients pass the cap as if it were not there", (),
+            one(straight_cap)),
+    Mistake("gradients forget what hides keys", "hidden keys get gradients of weights that they do not have", (),
+            {"": partial(unhide, False), "and sums have all keys": partial(unhide, True)}),
+    Mistake("the gradient of the softmax lacks its sum", "p * by_p instead of p * (by_p - sum(p * by_p))", (),
+            one(partial(replace, through_softmax=without_sum))),
+    Mistake("the scale is forgotten in gradients", "gradients of queries or keys lack the scale of scores", (),
+            {"of both": partial(rescale, lambda back: 1 / back.plan.scale, "qk"),
+             "of queries": partial(rescale, lambda back: 1 / back.plan.scale, "q"),
+             "of keys": partial(rescale, lambda back: 1 / back.plan.scale, "k")}),
+    Mistake("the scale is applied twice in gradients", "gradients of queries and keys have it twice", (),
+            {"": partial(rescale, lambda back: back.plan.scale, "qk")}),
+    Mistake("gradients of kernels are transposed", "the gradient of a square kernel is (out, in)", (),
+            {"of all": partial(transpose, PROJECTIONS),
+             **{name: partial(transpose, (name,)) for name in PROJECTIONS},
+             "of W_q, W_k and W_v": partial(transpose, PROJECTIONS[:3])}),
+    Mistake("gradients of weights are means", "sums over samples or tokens are divided by their number", (),
+            {f"{kind} {how}": partial(of_parameters, factor, ends) for kind, ends in KINDS.items()
+             for how, factor in MEANS.items()}),
+    Mistake("gradients are added twice", "those of the step before were not set to 0, or a loss counts twice", (),
+            {"those of weights": partial(of_parameters, lambda back: 2.0, PARAMETERS),
+             "all": partial(rescale_output, lambda back: 2.0)}),
+    Mistake("the loss is a mean", "gradients are those of a mean of the outputs, not of the sum", (),
+            {how: partial(rescale_output, factor) for how, factor in MEANS.items()}
+            | {"over all numbers": partial(rescale_output, lambda back: 1 / back.cotangent.size)}),
+    Mistake("gradients of shared heads are not summed", "a head of keys has the gradient of one of its heads", (),
+            {"the first of each group": partial(without_group_sum, False),
+             "their mean": partial(without_group_sum, True)}),
+    Mistake("gradients are not turned back", "the rotation is left out of gradients, or done again", (),
+            {"not at all": partial(without_turn_back, False),
+             "turned again": partial(without_turn_back, True)}),
+    Mistake("rows without keys are NaN", "the softmax of a row of minus infinity is NaN, and so are its "
+            "gradients, even where the loss leaves the row out or the NaN became 0 afterwards", (),
+            {f"{'a mask is added' if added else 'hidden scores are filled in'}{AFTERWARDS[kept]}":
+             partial(in_empty_rows, divide_by_nothing, added, kept)
+             for added in (True, False) for kept in AFTERWARDS if added or kept != "weights"}),
+    Mistake("rows without keys are uniform", "a query that sees no key has weights, and they have gradients", (),
+            {"hidden scores are filled in": partial(in_empty_rows, ALIKE, False, ""),
+             "a mask is added": partial(in_empty_rows, ALIKE, True, ""),
+             "a mask of -10000 is added": partial(in_empty_rows, partial(fill_hidden, -1e4, True), True, "")}),
+    Mistake("sinks get no gradient", "they are taken for constants", (), one(stop("sinks"))),
+    Mistake("a norm is a constant in gradients", "gradients do not flow through what a norm divides by", (),
+            one(constant_norm)),
 )  # fmt: skip
-DROPOUT = GradientMistake(
-    "dropout's scale in gradients alone", "gradients are multiplied by 1 / (1 - p), the output is not", {}
+DROPOUT = Mistake(
+    "dropout's scale in gradients alone", "gradients are multiplied by 1 / (1 - p), the output is not", (), {}
 )
 
 
-def with_dropout(p: float) -> GradientMistake:
+def with_dropout(p: float) -> Mistake:
     """Make the mistake of dropout's factor, for this p."""
-    forms = {f"{how}, p {p:.3g}": partial(of_dropout, places, p) for how, places in DROPPED.items()}
-    return replace(DROPOUT, forms=forms)
+    factor = {f"{how}, p {p:.3g}": {name: lambda X: X / (1 - p) for name in names} for how, names in DROPPED.items()}
+    return replace(DROPOUT, forms={how: partial(on_the_way, changes) for how, changes in factor.items()})

@@ -6,7 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mha.parity.diagnosis.mistakes.of_gradients import GRADIENT_MISTAKES, GradientChange, GradientMistake, with_dropout
+from mha.parity.diagnosis.mistakes.mistake import Form, Mistake, State, forms_of
+from mha.parity.diagnosis.mistakes.of_gradients import GRADIENT_MISTAKES, with_dropout
 from mha.parity.diagnosis.pipeline.backward import Backward, backward
 from mha.parity.diagnosis.pipeline.pieces import Array, Steps
 from mha.parity.diagnosis.pipeline.plan import make_plan
@@ -15,14 +16,6 @@ from mha.parity.diagnosis.search.verdicts import REFUTED, MistakeVerdict, apart,
 from mha.parity.rule.layouts import GRADIENT, INPUTS, OF_INPUTS
 from mha.parity.rule.problem import Problem, rounding_scale
 from mha.parity.rule.rules import bound, error, fraction
-
-
-class GradientForm(NamedTuple):
-    """One form of a mistake in gradients."""
-
-    mistake: GradientMistake
-    how: str
-    change: GradientChange
 
 
 class Effect(NamedTuple):
@@ -47,25 +40,18 @@ class Gradients:
         self.far = {name: distance if distance < np.inf else 0.0 for name, distance in far.items()}  # NaN has no size
         self.wrong = [name for name, X in theirs.items() if self.right[name].ratio(X) > 1]
         self.plain = self.compute(self.base, ())
-        self.alone: dict[GradientChange, dict[str, Effect]] = {}
+        self.alone: dict[Form, dict[str, Effect]] = {}
         self.tried, self.untried = 0, {1: 0, 2: 0}
 
-    def run(self) -> list[tuple[tuple[GradientForm, ...], MistakeVerdict]]:
+    def run(self) -> list[tuple[State, MistakeVerdict]]:
         """Search for one mistake, then for two: return those that give their gradients, with their verdicts."""
         forms = [
-            GradientForm(one, how, change)
-            for one in (*GRADIENT_MISTAKES, *self.of_dropout())
-            for how, change in one.forms.items()
-            if self.possible(change)
+            form for form in forms_of([*GRADIENT_MISTAKES, *self.of_dropout()]) if form.change(self.oracle) is not None
         ]
-        pairs = (pair for pair in itertools.combinations(forms, 2) if pair[0].mistake is not pair[1].mistake)
+        pairs = (pair for pair in itertools.combinations(forms, 2) if pair[0].place != pair[1].place)
         return self.among([(form,) for form in forms]) or self.among(list(pairs))
 
-    def possible(self, change: GradientChange) -> bool:
-        """Return whether a change can be made here."""
-        return change(self.oracle) is not None
-
-    def of_dropout(self) -> Iterator[GradientMistake]:
+    def of_dropout(self) -> Iterator[Mistake]:
         """Yield the mistake of dropout's factor, with the p that a gradient has if nothing else is wrong."""
         for name in self.wrong:
             X, there = self.right[name].X, self.theirs[name].astype(np.float64)
@@ -74,7 +60,7 @@ class Gradients:
                 yield with_dropout(1 - 1 / factor)
                 return
 
-    def among(self, states: list[tuple[GradientForm, ...]]) -> list[tuple[tuple[GradientForm, ...], MistakeVerdict]]:
+    def among(self, states: list[State]) -> list[tuple[State, MistakeVerdict]]:
         """Judge these sets of mistakes, as far as the time reaches, and return those that give their gradients."""
         found = []
         left = len(states)
@@ -87,7 +73,7 @@ class Gradients:
             self.untried[len(states[0])] = left
         return found
 
-    def compute(self, back: Backward, state: tuple[GradientForm, ...]) -> Steps | None:
+    def compute(self, back: Backward, state: State) -> Steps | None:
         """Compute their gradients with these mistakes, in the shapes in which they are compared; None = impossible."""
         changed: Backward | None = back
         for form in state:
@@ -98,14 +84,14 @@ class Gradients:
             else reshape_gradients(changed.gradients(), {n: X.shape for n, X in self.theirs.items()})
         )
 
-    def verdict_on(self, state: tuple[GradientForm, ...]) -> MistakeVerdict:
+    def verdict_on(self, state: State) -> MistakeVerdict:
         """Judge how far their gradients are from those with these mistakes."""
         none = MistakeVerdict(np.inf, np.inf, np.inf, 0)
         if self.rules_out(state) or (narrow := self.compute(self.base, state)) is None:
             return none
         effects = {name: self.effect(name, narrow[name]) for name in self.theirs}
         if len(state) == 1:
-            self.alone[state[0].change] = effects
+            self.alone[state[0]] = effects
         if not all(effect.near for effect in effects.values()):  # in the layer's dtype
             return none
         if (wide := self.compute(self.oracle, state)) is None:
@@ -130,12 +116,12 @@ class Gradients:
         near = REFUTED * max(self.right[name].limit, 0.01 * self.far[name])
         return Effect(True, error(self.theirs[name], X) <= near)
 
-    def rules_out(self, state: tuple[GradientForm, ...]) -> bool:
+    def rules_out(self, state: State) -> bool:
         """Return whether two mistakes cannot be it: a gradient that one of them alone changes is far then."""
         if len(state) < 2:
             return False
         for name in self.theirs:
-            changing = [one for form in state if (one := self.alone[form.change][name]).changes]
+            changing = [one for form in state if (one := self.alone[form][name]).changes]
             if len(changing) < 2 and not (changing[0].near if changing else name not in self.wrong):
                 return True
         return False

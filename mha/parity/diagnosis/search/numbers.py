@@ -8,12 +8,12 @@ import numpy as np
 
 from mha.core.options.config import score_options
 from mha.core.options.names import FloatName
+from mha.parity.diagnosis.mistakes.bench import Bench
 from mha.parity.diagnosis.mistakes.mistake import Change, Form, Mistake
 from mha.parity.diagnosis.mistakes.of_norms import ANOTHER_EPSILON, set_options
 from mha.parity.diagnosis.mistakes.of_rotations import ANOTHER_BASE, of_base
 from mha.parity.diagnosis.mistakes.of_scores import ANOTHER_SCALE, SCORES_MULTIPLIED, multiply, of_scale
 from mha.parity.diagnosis.mistakes.of_sinks import SINKS_SEVERAL_TIMES, several
-from mha.parity.diagnosis.mistakes.with_mistakes import Bench
 from mha.parity.diagnosis.pipeline.pieces import Array
 from mha.parity.diagnosis.search.sample import Focus, blank_unused
 from mha.parity.diagnosis.search.time_budget import Effort
@@ -66,11 +66,11 @@ NUMBERS = (
     Number(ANOTHER_SCALE, partial(partial, of_scale), scale_of, 1e-4, 100.0, 0.25, said=True),
     Number(SCORES_MULTIPLIED, partial(partial, multiply), times_of, 1e-4, 100.0, 0.25),
     Number(ANOTHER_EPSILON, lambda eps: partial(set_options, eps=eps),
-           lambda problem: problem.config.qk_norm and problem.config.qk_norm.eps, 1e-12, 10.0, 0.5),
+           lambda problem: problem.config.qk_norm.eps if problem.config.qk_norm else None, 1e-12, 10.0, 0.5),
     Number(SINKS_SEVERAL_TIMES, partial(partial, several),
            lambda problem: 1.0 if problem.config.sinks else None, 0.1, 1e4, 0.25),
     Number(ANOTHER_BASE, partial(partial, of_base),
-           lambda problem: problem.config.rotary and problem.config.rotary.base, 10.0, 1e9, 0.1),
+           lambda problem: problem.config.rotary.base if problem.config.rotary else None, 10.0, 1e9, 0.1),
 )  # fmt: skip
 
 

@@ -11,10 +11,11 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from mha.core.cache import last_heads
-from mha.parity.diagnosis.mistakes.mistake import Form, forms_of
+from mha.parity.diagnosis.mistakes.bench import ALL, Bench
+from mha.parity.diagnosis.mistakes.mistake import Form, State, forms_of
 from mha.parity.diagnosis.mistakes.of_precision import ROUNDINGS
-from mha.parity.diagnosis.mistakes.with_mistakes import ALL, Bench, State
 from mha.parity.diagnosis.pipeline.pieces import Array, widen
+from mha.parity.diagnosis.search.explanations import Explanation, explain
 from mha.parity.diagnosis.search.sample import Focus, blank_unused
 from mha.parity.rule.problem import Problem
 from mha.parity.rule.rules import error, fraction
@@ -27,22 +28,7 @@ DROPOUT = "some attention weights are 0, the rest is too large by 1 / (1 - p)"
 ENUMERATED = 12  # keys of a query: up to so many, each set of dropped keys is tried
 
 
-@dataclasses.dataclass(frozen=True)
-class Imprecision:
-    """A mistake that was found by its errors.
-
-    ratio: the largest error, by the bound; left: the share of the error that it leaves.
-    """
-
-    name: str
-    how: str
-    what: str
-    ratio: float
-    left: float
-    sure: bool
-
-
-def roundings(problem: Problem, theirs: Mapping[str, Array], state: State, focus: Focus) -> list[Imprecision]:
+def roundings(problem: Problem, theirs: Mapping[str, Array], state: State, focus: Focus) -> list[Explanation]:
     """Find the roundings whose errors, together with these mistakes, are most of theirs.
 
     theirs: arrays by name; focus: a few queries; only what is near in them is computed in all.
@@ -51,7 +37,7 @@ def roundings(problem: Problem, theirs: Mapping[str, Array], state: State, focus
     if focus.rows != ALL:
         forms = [form for form, left, *_ in imitations(problem, theirs, state, focus, forms) if left <= ROUGHLY]
     found = [
-        Imprecision(form.mistake.name, form.how, form.mistake.what, ratio, left, True)
+        explain((*state, form), ratio, left, True)
         for form, left, ratio, size in imitations(problem, theirs, state, Focus(), forms)
         if left <= LEFT and size >= ENOUGH
     ]
@@ -101,17 +87,23 @@ def remaining(far: Array, same: Array) -> float:
 # Dropout
 
 
-def dropout(problem: Problem, theirs: Mapping[str, Array]) -> Imprecision | None:
-    """Find whether attention weights were dropped: then the others are too large by one factor."""
-    found = find_dropout(problem, theirs)
+def dropout(problem: Problem, theirs: Mapping[str, Array]) -> list[Explanation]:
+    """Explain theirs by dropped attention weights, if the others are too large by one factor."""
+    if (found := find_dropout(problem, theirs)) is None:
+        return []
+    right = {name: problem.expected(name) for name in theirs}
     far = [
-        fraction(error(blank_unused(problem, name, X), problem.expected(name).X), problem.expected(name).limit)
-        for name, X in theirs.items()
+        fraction(error(blank_unused(problem, name, X), right[name].X), right[name].limit) for name, X in theirs.items()
     ]
-    return found and dataclasses.replace(found, ratio=max(far))
+    return [dataclasses.replace(found, ratio=max(far))]
 
 
-def find_dropout(problem: Problem, theirs: Mapping[str, Array]) -> Imprecision | None:
+def explain_dropout(p: float, left: float, sure: bool) -> Explanation:
+    """Make the explanation of dropout by its p; ratio: still unknown."""
+    return Explanation(("dropout left on",), (f"p about {p:.2g}",), (DROPOUT,), np.inf, left, sure)
+
+
+def find_dropout(problem: Problem, theirs: Mapping[str, Array]) -> Explanation | None:
     """Find dropout by attention weights, or else by pooled heads."""
     right, there = problem.oracle["weights"], theirs.get("weights")
     if there is not None and error(there.astype(np.float64), right) > problem.expected("weights").limit:
@@ -133,7 +125,7 @@ def find_dropout(problem: Problem, theirs: Mapping[str, Array]) -> Imprecision |
     return found or by_spread(parts, [pooled[row] for row in rows])
 
 
-def by_shares(problem: Problem, shares: Array) -> Imprecision | None:
+def by_shares(problem: Problem, shares: Array) -> Explanation | None:
     """Find dropout by weights, divided by the right ones: they are 0 or one factor, as often as this factor says."""
     shares = shares[np.isfinite(shares)]
     kept, dropped = shares[np.abs(shares) > 0.5], shares[np.abs(shares) <= 0.05]
@@ -144,10 +136,10 @@ def by_shares(problem: Problem, shares: Array) -> Imprecision | None:
     p = 1 - 1 / factor
     if factor < 1.01 or regular < 0.97 or abs(len(dropped) / len(shares) - p) > 6 * np.sqrt(p * (1 - p) / len(shares)):
         return None
-    return Imprecision("dropout left on", f"p about {p:.2g}", DROPOUT, np.inf, 1 - regular, True)
+    return explain_dropout(p, 1 - regular, True)
 
 
-def by_spread(parts: list[Array], pooled: list[Array]) -> Imprecision | None:
+def by_spread(parts: list[Array], pooled: list[Array]) -> Explanation | None:
     """Find dropout by pooled heads (dv): dropped parts (keys, dv) would spread their errors so. This is never sure."""
     spreads = []
     for part, row in zip(parts, pooled, strict=True):
@@ -159,7 +151,7 @@ def by_spread(parts: list[Array], pooled: list[Array]) -> Imprecision | None:
     mean, width = float(np.mean(spreads)), pooled[0].size
     if not 0.005 < mean < 2 or np.std(spreads) > 2 * mean * np.sqrt(2 / width):
         return None
-    return Imprecision("dropout left on", f"p about {mean / (1 + mean):.2g}", DROPOUT, np.inf, 1.0, False)
+    return explain_dropout(mean / (1 + mean), 1.0, False)
 
 
 def solve_shares(parts: Array, pooled: Array) -> list[float]:

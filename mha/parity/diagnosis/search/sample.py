@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mha.parity.diagnosis.mistakes.with_mistakes import ALL
+from mha.parity.diagnosis.mistakes.bench import ALL
 from mha.parity.diagnosis.pipeline.parts import PART_OF
 from mha.parity.diagnosis.pipeline.pieces import Array
 from mha.parity.rule.problem import Problem

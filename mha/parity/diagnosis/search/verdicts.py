@@ -7,7 +7,8 @@ from typing import NamedTuple
 import numpy as np
 
 from mha.core.options.names import FloatName
-from mha.parity.diagnosis.mistakes.with_mistakes import ALL, Bench, State
+from mha.parity.diagnosis.mistakes.bench import ALL, Bench
+from mha.parity.diagnosis.mistakes.mistake import State
 from mha.parity.diagnosis.pipeline.pieces import Array
 from mha.parity.diagnosis.search.sample import Focus, errors_by_query, errors_by_sample
 from mha.parity.rule.problem import Expected, Problem

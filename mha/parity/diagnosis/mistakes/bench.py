@@ -1,16 +1,45 @@
-"""The pipeline with mistakes in it: a part that several sets of mistakes share is computed once."""
+"""The pipeline with mistakes in it: a part that several sets of mistakes share is computed once.
 
+A mistake that hides all keys of a query has other forms: NaN there, or a mean, is no second mistake. Where every query
+sees a key, it does not matter how a mask is applied: as minus infinity, or as a number that is set or added. Once a
+mistake hides all the keys of a query, or all the queries of a key for a softmax over these, it shows.
+"""
+
+import functools
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any
 
-from mha.parity.diagnosis.mistakes.emptied import empties
-from mha.parity.diagnosis.mistakes.mistake import Form
+import numpy as np
+
+from mha.parity.diagnosis.mistakes.mistake import Change, Form, State
+from mha.parity.diagnosis.mistakes.of_softmax import divide_by_nothing, fill_hidden
 from mha.parity.diagnosis.pipeline.parts import PART_OF, PARTS, ROLES, WHOLE, compute
 from mha.parity.diagnosis.pipeline.pieces import Array, Steps
 from mha.parity.diagnosis.pipeline.plan import OF_HIDING, Plan, equal_plans, make_plan
 from mha.parity.rule.problem import Problem
 
-State = tuple[Form, ...]
+LARGE = (-np.inf, -1e9, -1e6, -1e5, -1e4, -1e3)  # numbers that are added
+SEEN = "where it hides all, all are seen"
+APPLIED: tuple[tuple[str, Change], ...] = (
+    ("where it hides all, there is NaN", divide_by_nothing),
+    *((SEEN, partial(fill_hidden, number, True)) for number in LARGE),
+)
+
+
+@functools.cache
+def other_forms(form: Form) -> tuple[Form, ...]:
+    """List the forms that a mistake has in implementations that apply their masks otherwise."""
+
+    def apply_first(applied: Change, plan: Plan) -> Plan | None:
+        return None if (other := applied(plan)) is None else form.change(other)
+
+    return tuple(
+        Form(form.place, form.mistake, f"{form.how}{'; ' * bool(form.how)}{words}", partial(apply_first, applied), True)
+        for words, applied in APPLIED
+    )
+
+
 ALL = slice(None)
 
 
@@ -22,7 +51,7 @@ class Bench:
     """
 
     def __init__(self, problem: Problem, dtype: Any, samples: Any = ALL, rows: Any = ALL, features: Any = ALL) -> None:
-        self.plan, self.samples, self.rows = make_plan(problem, dtype, samples, rows, features), samples, rows
+        self.samples, self.rows, self.plan = samples, rows, make_plan(problem, dtype, samples, rows, features)
         self.parts: dict[tuple[str, bool, State], tuple[Steps, Array]] = {}
         self.plans: dict[State, Plan | None] = {(): self.plan}
         self.latest: tuple[State, Plan | None] = (), self.plan
@@ -49,15 +78,16 @@ class Bench:
             form for form in forms if (plan := self.plan_with((form,))) is not None and not equal_plans(plan, self.plan)
         ]
 
-    def whole(self, state: State) -> bool:
-        """Return whether these mistakes need queries beyond those that are computed."""
-        plan = self.plan_with(state)
-        return plan is not None and plan.rows != self.rows
+    def same_fields(self, plan: Plan, *names: str) -> bool:
+        """Return whether these fields of a plan are the very ones of the plan without mistakes."""
+        return all(getattr(plan, name) is getattr(self.plan, name) for name in names)
 
     def empties(self, form: Form) -> bool:
-        """Return whether a mistake hides everything somewhere, see the module `emptied`."""
+        """Return whether a mistake hides every key of a query, or what else its softmax goes over."""
         plan = self.plan_with((form,))
-        return plan is not None and empties(plan, self.plan)
+        if plan is None or (plan.axis == self.plan.axis and self.same_fields(plan, *OF_HIDING)):
+            return False
+        return not plan.visible().any(plan.axis).all()
 
     def changes_window(self, form: Form) -> bool:
         """Return whether a mistake takes another window."""
@@ -67,7 +97,8 @@ class Bench:
     def work(self, state: State) -> tuple[bool, int]:
         """Return the work for mistakes, to sort by: whether all queries are needed, and how many projections change."""
         several = [role for role in ROLES if sum(form.mistake.touches(role) for form in state) > 1]
-        return any(self.whole((form,)) for form in state), len(several)
+        plans = [self.plan_with((form,)) for form in state]
+        return any(plan is not None and plan.rows != self.rows for plan in plans), len(several)
 
     def steps(self, state: State, name: str) -> Array | None:
         """Return a step with these mistakes, None if there is no such step or they are impossible here."""
@@ -86,9 +117,7 @@ class Bench:
         Scores that the mistakes hide do not: many implementations have minus infinity there, or scores of blank keys.
         """
         plan = self.plan_with(state) if PART_OF[name] == "scores" else None
-        if plan is None or plan.heads != self.plan.heads:
-            return right
-        if all(getattr(plan, field) is getattr(self.plan, field) for field in (*OF_HIDING, "score_bias")):
+        if plan is None or plan.heads != self.plan.heads or self.same_fields(plan, *OF_HIDING, "score_bias"):
             return right
         seen = plan.by_slots(plan.visible())
         return right & (seen if plan.rows == self.rows else self.of_rows(name, seen))

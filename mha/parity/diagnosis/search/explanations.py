@@ -7,6 +7,7 @@ from typing import Any
 from rich.console import Console, ConsoleOptions, RenderResult
 
 from mha.core.tables import lines, number, text
+from mha.parity.diagnosis.mistakes.mistake import State
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,6 +40,13 @@ class Explanation:
         named = [f"{name}{f' ({how})' if how else ''}: {what}" for name, how, what in each]
         fit = f"ratio {number(self.ratio)}" if self.ratio <= 1 else f"leaves {self.left:.0%} of the error"
         return f"{'; and '.join(named)} [{fit}]"
+
+
+def explain(state: State, ratio: float, left: float, sure: bool) -> Explanation:
+    """Make the explanation by a set of mistakes; ratio, left, sure: as of an `Explanation`."""
+    fields = ((form.mistake.name, form.how, form.mistake.what) for form in state)
+    names, how, what = zip(*fields, strict=True)
+    return Explanation(names, how, what, ratio, left, sure)
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
