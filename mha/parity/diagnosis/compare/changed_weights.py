@@ -9,8 +9,8 @@ import numpy as np
 from mha.core.options.positions import Rotary
 from mha.layer import MultiHeadAttention, restore
 from mha.parity.diagnosis.compare.comparison import compare
-from mha.parity.diagnosis.compare.diagnosis import LITTLE
 from mha.parity.diagnosis.search.explanations import Explanation
+from mha.parity.diagnosis.search.verdicts import LITTLE
 from mha.parity.rule.relations import pairing_order
 from mha.parity.rule.weight_rows import WeightRow, weight_row
 

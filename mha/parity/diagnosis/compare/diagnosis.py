@@ -21,16 +21,13 @@ from mha.parity.diagnosis.search.gradients import Gradients
 from mha.parity.diagnosis.search.sample import Focus, blank_unused
 from mha.parity.diagnosis.search.search import Searches
 from mha.parity.diagnosis.search.time_budget import Effort
-from mha.parity.diagnosis.search.verdicts import MistakeVerdict, apart
+from mha.parity.diagnosis.search.verdicts import LITTLE, SURE, MistakeVerdict, apart
 from mha.parity.diagnosis.wrong_setup import calls
 from mha.parity.diagnosis.wrong_setup.beyond_attention import more_than_attention
 from mha.parity.diagnosis.wrong_setup.equivalent_steps import NONE, Rewritten, Way
 from mha.parity.rule.layouts import GRADIENT
 from mha.parity.rule.problem import Problem
 from mha.parity.rule.rules import largest
-
-# An explanation is sure if the right answer is so many bounds away, or if it leaves so little of the error.
-SURE, LITTLE = 4.0, 0.1
 
 
 def find_reasons(
@@ -69,7 +66,7 @@ def find_reasons(
         note = f"why: it is more than attention: {more}; give the output before that"
         return Diagnosis((), note, 0, more=more)
     tokens = calls.tokens_alone(problem, theirs) if fits and not call_is_sure else None
-    if not call_is_sure and fits and tokens is None and (other := calls.likely_calls(problem, theirs, SURE)):
+    if not call_is_sure and fits and tokens is None and (other := calls.likely_calls(problem, theirs)):
         return Diagnosis((), f"why: {calls.describe_call(problem, other, theirs)}", 0, other.arguments)
     known = CATALOGUE if problem.sizes.slots is None else CACHED_CATALOGUE
     far, mistakes = max(row.ratio for row in wrong), (*known, *of_another_layer(others))
@@ -91,7 +88,7 @@ def find_reasons(
         sure = [one for one in sure if len(one.mistakes) == 1]  # two at once are less likely
         note = "only queries in padding differ, at places of keys that nobody sees: say with rows= which count"
         return Diagnosis(tuple(sure), f"{'or' if sure else 'why:'} {note}", tried, {"rows": tokens})
-    if not call_is_sure and fits and (other := calls.unlikely_calls(problem, theirs, SURE, bool(sure))):
+    if not call_is_sure and fits and (other := calls.unlikely_calls(problem, theirs, bool(sure))):
         note = f"{'or' if sure else 'why:'} {calls.describe_call(problem, other, theirs)}"
         return Diagnosis(tuple(sure), note, tried, other.arguments)
     return Diagnosis(tuple(sure or explanations), note, tried)

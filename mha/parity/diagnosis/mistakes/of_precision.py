@@ -1,10 +1,13 @@
 """Known mistakes of rounding, which no exact formula gives: they are imitated, and recognised by their errors."""
 
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import numpy as np
 
-from mha.parity.diagnosis.mistakes.mistake import Change, Mistake
+from mha.parity.diagnosis.mistakes.mistake import Change, Mistake, one, only_where, softmax_change
+from mha.parity.diagnosis.mistakes.of_rotations import rotates
 from mha.parity.diagnosis.pipeline.parts import PARTS
 from mha.parity.diagnosis.pipeline.pieces import Array, beside_sinks, through
 from mha.parity.diagnosis.pipeline.plan import Plan, replace
@@ -24,66 +27,31 @@ def short(bits: int, nearest: bool) -> Callable[[Array], Array]:
     return shorten
 
 
-def products(function: Callable[[Array], Array]) -> Change:
-    """Round both sides of every matrix product."""
-    return lambda plan: replace(plan, into_product=function)
-
-
 def everything(dtype: str) -> Change:
     """Round both sides of every matrix product, and all results."""
-    return lambda plan: replace(plan, into_product=through(dtype), rounded=through(dtype), after=through(dtype))
+    return partial(replace, into_product=through(dtype), rounded=through(dtype), after=through(dtype))
 
 
-def softmax_in(dtype: str, inside: bool) -> Change:
+@softmax_change()
+def softmax_in(dtype: str, inside: bool, right: Any, plan: Plan, scores: Array, visible: Array) -> Array:
     """Round scores and weights; inside: also every number between them."""
     into = through(dtype)
-
-    def change(plan: Plan) -> Plan:
-        right = plan.softmax
-
-        def rough(plan: Plan, scores: Array, visible: Array) -> Array:
-            if not inside:
-                return into(right(plan, into(scores), visible))
-            low = beside_sinks(plan, np.where(visible, into(scores), -np.inf))
-            shares = into(np.exp(into(low - low.max(-1, keepdims=True, initial=np.finfo(np.float32).min))))
-            sums = into(shares.sum(-1, keepdims=True))
-            shares = into(shares / np.where(sums == 0, 1, sums))[..., : scores.shape[3]]
-            return np.where(visible, shares, 0).astype(scores.dtype)
-
-        return replace(plan, softmax=rough)
-
-    return change
+    if not inside:
+        return into(right(plan, into(scores), visible))
+    low = beside_sinks(plan, np.where(visible, into(scores), -np.inf))
+    shares = into(np.exp(into(low - low.max(-1, keepdims=True, initial=np.finfo(np.float32).min))))
+    sums = into(shares.sum(-1, keepdims=True))
+    return np.where(visible, into(shares / np.where(sums == 0, 1, sums))[..., : scores.shape[3]], 0)
 
 
-def weights_in(dtype: str) -> Change:
-    """Round weights before they pool."""
-    return lambda plan: replace(plan, after=through(dtype))
-
-
-def heads_in(role: str, dtype: str) -> Change:
+def heads_in(role: str, dtype: str, plan: Plan) -> Plan:
     """Round heads of queries, keys or values."""
-    into = through(dtype)
-
-    def change(plan: Plan) -> Plan:
-        if role == "queries":
-            scores = plan.scores
-            return replace(plan, scores=lambda plan, q, k: scores(plan, into(q), k))
-        share, share_values = plan.share, plan.share_values
-        if role == "keys":
-            return replace(plan, share=lambda X, times: share(into(X), times))
-        return replace(plan, share_values=lambda X, times: share_values(into(X), times))
-
-    return change
-
-
-def in_forms(dtype: str) -> dict[str, Change]:
-    """Make the forms of arithmetic in a dtype: of the products alone, or of all results."""
-    return {"in matrix products": products(through(dtype)), "everywhere": everything(dtype)}
-
-
-def of_cache(function: Callable[[Array], Array]) -> Change:
-    """Round keys and values, as a cache stores them."""
-    return lambda plan: replace(plan, cached=function)
+    into, scores, share, share_values = through(dtype), plan.scores, plan.share, plan.share_values
+    if role == "queries":
+        return replace(plan, scores=lambda plan, q, k: scores(plan, into(q), k))
+    if role == "keys":
+        return replace(plan, share=lambda X, times: share(into(X), times))
+    return replace(plan, share_values=lambda X, times: share_values(into(X), times))
 
 
 def to_int8(axes: tuple[int, ...]) -> Callable[[Array], Array]:
@@ -96,29 +64,27 @@ def to_int8(axes: tuple[int, ...]) -> Callable[[Array], Array]:
     return to_steps
 
 
-def coarse_turns(plan: Plan) -> Plan | None:
-    """Round cosines and sines to bfloat16, which is right in a layer of bfloat16: code for such models does it."""
-    if plan.frequencies is None or plan.config.dtype == "bfloat16":
-        return None
-    return replace(plan, table=through("bfloat16"))
-
-
 ROUNDINGS = (
     Mistake("TF32 arithmetic", "matrix products keep 10 bits behind the leading one", ALL_PARTS,
-            {"rounded": products(short(10, True)), "cut off": products(short(10, False))}),
-    Mistake("bfloat16 arithmetic", "numbers are rounded to bfloat16 on the way", ALL_PARTS, in_forms("bfloat16")),
-    Mistake("float16 arithmetic", "numbers are rounded to float16 on the way", ALL_PARTS, in_forms("float16")),
-    Mistake("float32 arithmetic", "numbers are rounded to float32 on the way", ALL_PARTS, in_forms("float32")),
+            {"rounded": partial(replace, into_product=short(10, True)),
+             "cut off": partial(replace, into_product=short(10, False))}),
+    *(Mistake(f"{dtype} arithmetic", f"numbers are rounded to {dtype} on the way", ALL_PARTS,
+              {"in matrix products": partial(replace, into_product=through(dtype)), "everywhere": everything(dtype)})
+      for dtype in ("bfloat16", "float16", "float32")),
     Mistake("softmax in half precision", "scores or weights are rounded to half precision", ("weights",),
-            {f"{dtype}{', inside too' * inside}": softmax_in(dtype, inside)
+            {f"{dtype}{', inside too' * inside}": partial(softmax_in, dtype, inside)
              for dtype in ("float16", "bfloat16") for inside in (False, True)}
-            | {f"{dtype}, weights alone": weights_in(dtype) for dtype in ("float16", "bfloat16")}),
+            | {f"{dtype}, weights alone": partial(replace, after=through(dtype)) for dtype in ("float16", "bfloat16")}),
     Mistake("heads in half precision", "queries, keys or values alone are rounded to it", ("scores", "pooled"),
-            {f"{role}, {dtype}": heads_in(role, dtype)
+            {f"{role}, {dtype}": partial(heads_in, role, dtype)
              for role in ("queries", "keys", "values") for dtype in ("float16", "bfloat16")}),
     Mistake("keys and values are rounded in a cache", "a cache stores them in fewer bits", ("scores", "pooled"),
-            {"bfloat16": of_cache(through("bfloat16")), "int8, by token and head": of_cache(to_int8((3,))),
-             "int8, by token": of_cache(to_int8((1, 3))), "int8, by head": of_cache(to_int8((2, 3)))}),
-    Mistake("cosines and sines in bfloat16", "the rotation's cosines and sines are rounded to bfloat16", ("q", "k"),
-            {"": coarse_turns}),
+            {how: partial(replace, cached=function) for how, function in {
+                "bfloat16": through("bfloat16"), "int8, by token and head": to_int8((3,)),
+                "int8, by token": to_int8((1, 3)), "int8, by head": to_int8((2, 3))}.items()}),
+    # In a layer of bfloat16 it is right: code for such models does it.
+    *only_where(
+        lambda plan: rotates(plan) and plan.config.dtype != "bfloat16",
+        Mistake("cosines and sines in bfloat16", "the rotation's cosines and sines are rounded to bfloat16", ("q", "k"),
+                one(partial(replace, table=through("bfloat16"))))),
 )  # fmt: skip

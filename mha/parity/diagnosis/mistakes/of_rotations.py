@@ -5,10 +5,10 @@ from functools import partial
 
 import numpy as np
 
-from mha.core.options.config import numpy_dtype
+from mha.core.options.names import FloatName
 from mha.parity.diagnosis.mistakes.mistake import Mistake, one, only_where
 from mha.parity.diagnosis.pipeline import pieces
-from mha.parity.diagnosis.pipeline.pieces import Array
+from mha.parity.diagnosis.pipeline.pieces import Array, through
 from mha.parity.diagnosis.pipeline.plan import Plan, replace
 
 BASES = (10000.0, 500000.0, 1e6, 100000.0, 1e7, 160000.0, 50000.0, 25000.0, 1000.0, 100.0)
@@ -34,11 +34,6 @@ def turn_by_rows(plan: Plan) -> Plan | None:
     if plan.positions is None and plan.key_positions is None:
         return None
     return turn_by(lambda plan, role, places: np.arange(places.shape[1])[None], plan)
-
-
-def turn_as_first(plan: Plan) -> Plan | None:
-    """Turn all samples by the positions of the first."""
-    return turn_by(lambda plan, role, places: places[:1], plan) if len(plan.queries) > 1 else None
 
 
 def of_base(base: float | None, plan: Plan) -> Plan:
@@ -128,16 +123,6 @@ def values_too(plan: Plan) -> Plan | None:
     return replace(plan, share_values=lambda X, times: right(pieces.rotate(plan, "v", X, plan.key_places[0, 0]), times))
 
 
-def in_half(dtype: str, plan: Plan) -> Plan:
-    """Round the frequencies to half precision."""
-    return replace(plan, frequencies=plan.frequencies.astype(numpy_dtype(dtype)).astype(np.float64))
-
-
-def in_bfloat16(plan: Plan, role: str, places: Array) -> Array:
-    """Round positions to bfloat16, which changes those beyond 256."""
-    return places.astype(numpy_dtype("bfloat16")).astype(np.float64)
-
-
 def within_table(size: int, plan: Plan, role: str, places: Array) -> Array:
     """Return positions up to the last one of a table of so many."""
     return np.minimum(places, size - 1)
@@ -146,6 +131,11 @@ def within_table(size: int, plan: Plan, role: str, places: Array) -> Array:
 def restart(plan: Plan, role: str, places: Array) -> Array:
     """Return the positions of queries without the offset."""
     return places - plan.offsets if role == "q" else places
+
+
+def round_frequencies(dtype: FloatName, plan: Plan) -> Plan:
+    """Round the frequencies to half precision."""
+    return replace(plan, frequencies=through(dtype)(plan.frequencies))
 
 
 def turn_cached_again(plan: Plan, role: str, places: Array) -> Array:
@@ -174,7 +164,7 @@ OF_ROTATIONS = only_where(
     Mistake("the rotation goes by rows", "the positions that are given are left out of the rotation", ("q", "k"),
             one(turn_by_rows)),
     Mistake("all samples turn as the first", "positions of the first sample are taken for all", ("q", "k"),
-            one(turn_as_first)),
+            one(lambda plan: turn_by(lambda plan, role, places: places[:1], plan) if len(plan.queries) > 1 else None)),
     Mistake("the rotation goes backwards", "sines have the other sign", ("q", "k"),
             one(partial(turn_by, lambda plan, role, places: -places))),
     Mistake("the rotation is forgotten", "queries or keys do not turn", ("q", "k"),
@@ -205,9 +195,10 @@ OF_ROTATIONS = only_where(
             {"": partial(upside_down, False), "but for the model's own scaling": partial(upside_down, True)},
             rare=True),
     Mistake("frequencies in half precision", "as where a whole model is cast, with its table of frequencies",
-            ("q", "k"), {dtype: partial(in_half, dtype) for dtype in ("bfloat16", "float16")}),
+            ("q", "k"), {dtype: partial(round_frequencies, dtype) for dtype in ("bfloat16", "float16")}),
     Mistake("positions in half precision", "positions beyond 256 are rounded to bfloat16 before they turn",
-            ("q", "k"), one(partial(turn_by, in_bfloat16))),
+            ("q", "k"),
+            one(partial(turn_by, lambda plan, role, places: through("bfloat16")(places.astype(np.float64))))),
     Mistake("the table of angles is too short", "positions beyond its end turn as the last one does", ("q", "k"),
             {f"{size} positions": partial(turn_by, partial(within_table, size)) for size in TABLES}),
 )  # fmt: skip

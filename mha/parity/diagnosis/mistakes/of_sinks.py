@@ -12,37 +12,15 @@ from mha.parity.diagnosis.pipeline.pieces import Array, widen
 from mha.parity.diagnosis.pipeline.plan import Plan
 
 
-def change_sinks(change: Callable[[Plan, Array], Array | None], plan: Plan) -> Plan:
-    """Change the sinks (H,); None = take them away."""
-    return with_weights(plan, {"sinks": change(plan, plan.weights["sinks"])})
-
-
-def scale_sinks(plan: Plan, sinks: Array) -> Array:
-    """Scale sinks as dot products."""
-    return sinks if plan.config.pooling != "dot" else (widen(sinks) * plan.scale).astype(sinks.dtype)
-
-
-def cap_sinks(plan: Plan, sinks: Array) -> Array:
-    """Cap sinks as scores."""
-    return sinks if plan.softcap is None else plan.cap(plan, widen(sinks)).astype(sinks.dtype)
-
-
-def of_group(by_place: bool, plan: Plan, sinks: Array) -> Array:
-    """Take the sinks of groups (G, H/G) as if they were (H/G, G); by_place: the other way."""
-    G = plan.groups
-    sizes = (G, len(sinks) // G) if by_place else (len(sinks) // G, G)
-    return sinks.reshape(sizes).T.ravel()
-
-
-def share_sinks(by_place: bool, plan: Plan, sinks: Array) -> Array:
-    """Give the heads that share keys one sink, that of the head of keys' number; by_place: head h has that of h % G."""
-    G = plan.groups
-    return np.tile(sinks[:G], len(sinks) // G) if by_place else np.repeat(sinks[:G], len(sinks) // G)
+def change_sinks(change: Callable[[Plan, Array], Array], plan: Plan) -> Plan:
+    """Change the sinks (H,), in float32 at least."""
+    sinks = plan.weights["sinks"]
+    return with_weights(plan, {"sinks": change(plan, widen(sinks)).astype(sinks.dtype)})
 
 
 def several(times: float, plan: Plan) -> Plan:
     """Count sinks so many times: exp(sink + log(times)) is times exp(sink)."""
-    return change_sinks(lambda plan, sinks: (widen(sinks) + np.log(times)).astype(sinks.dtype), plan)
+    return change_sinks(lambda plan, sinks: sinks + np.log(times), plan)
 
 
 @softmax_change()
@@ -82,7 +60,6 @@ def shift_weights(right: Any, plan: Plan, scores: Array, visible: Array) -> Arra
     return np.roll(pieces.shares(plan, scores, visible), 1, -1)[..., :-1]
 
 
-SEVERAL = "a sink counts once for each block"
 BLOCKS = (*range(2, 17), 32, 64, 128, 256, 512)  # keys
 # Of any number of blocks, see `search.numbers`.
 SINKS_SEVERAL_TIMES = Mistake("sinks count several times", "as where each block of keys begins its sum with them",
@@ -91,10 +68,11 @@ SINKS_SEVERAL_TIMES = Mistake("sinks count several times", "as where each block 
 OF_SINKS = only_where(
     lambda plan: "sinks" in plan.weights,
     Mistake("sinks are forgotten", "the weights of a query add up to 1", ("weights",),
-            one(partial(change_sinks, lambda plan, sinks: None))),
+            one(lambda plan: with_weights(plan, {"sinks": None}))),
     Mistake("sinks are scaled", "they are multiplied by the scale of dot products", ("weights",),
-            one(partial(change_sinks, scale_sinks))),
-    Mistake("sinks are capped", "the cap bends them, too", ("weights",), one(partial(change_sinks, cap_sinks))),
+            one(partial(change_sinks, lambda plan, X: X * plan.scale if plan.config.pooling == "dot" else X))),
+    Mistake("sinks are capped", "the cap bends them, too", ("weights",),
+            one(partial(change_sinks, lambda plan, X: X if plan.softcap is None else plan.cap(plan, X)))),
     Mistake("sinks are left out of the maximum", "the largest score is subtracted from scores alone, and sinks have "
             "another share", ("weights",), one(shift_scores_alone)),
     Mistake("sinks pool a value", "they are as a key that has a value, the weight of which does not vanish",
@@ -102,14 +80,15 @@ OF_SINKS = only_where(
                            "that of the last key": partial(with_value, -1),
                            "with every weight one key further": shift_weights}),
     Mistake("sinks of other heads", "they come in another order", ("weights",),
-            {"reversed": partial(change_sinks, lambda plan, sinks: sinks[::-1]),
-             "as (r, g)": partial(change_sinks, partial(of_group, True)),
-             "as (r, g), the other way": partial(change_sinks, partial(of_group, False)),
-             "one head further": partial(change_sinks, lambda plan, sinks: np.roll(sinks, 1)),
-             "one head back": partial(change_sinks, lambda plan, sinks: np.roll(sinks, -1)),
-             "of the first head, for all": partial(change_sinks, lambda plan, sinks: np.repeat(sinks[:1], len(sinks))),
-             "one for the heads that share keys": partial(change_sinks, partial(share_sinks, False)),
-             "that of h % G": partial(change_sinks, partial(share_sinks, True))}),
-    Mistake(SEVERAL, "of keys in which its query sees any, as its sum is begun with a sink", ("weights",),
-            {f"blocks of {size}": partial(by_visits, size) for size in BLOCKS}, rare=True),
+            {how: partial(change_sinks, change) for how, change in {
+                "reversed": lambda plan, X: X[::-1],
+                "as (r, g)": lambda plan, X: X.reshape(plan.groups, -1).T.ravel(),
+                "as (r, g), the other way": lambda plan, X: X.reshape(-1, plan.groups).T.ravel(),
+                "one head further": lambda plan, X: np.roll(X, 1),
+                "one head back": lambda plan, X: np.roll(X, -1),
+                "of the first head, for all": lambda plan, X: np.repeat(X[:1], len(X)),
+                "one for the heads that share keys": lambda plan, X: np.repeat(X[:plan.groups], len(X) // plan.groups),
+                "that of h % G": lambda plan, X: np.tile(X[:plan.groups], len(X) // plan.groups)}.items()}),
+    Mistake("a sink counts once for each block", "of keys in which its query sees any, as its sum is begun with a sink",
+            ("weights",), {f"blocks of {size}": partial(by_visits, size) for size in BLOCKS}, rare=True),
 )  # fmt: skip

@@ -156,11 +156,8 @@ class Plan:
 
     def output(self, merged: Array) -> Array:
         """Return merged heads (B, Q, H*dv) @ kernel + bias, in the features to compute."""
-        kernel = self.once("features", self._of_features, self.weights["W_o.kernel"])
+        kernel = self.once("features", lambda X: X[..., self.features], self.weights["W_o.kernel"])
         return self.add_bias("W_o", self.product(merged, kernel), self.features)
-
-    def _of_features(self, X: Array) -> Array:
-        return X[..., self.features]
 
     def add_bias(self, name: str, X: Array, features: Any = slice(None)) -> Array:
         """Add the bias of a projection to X; features: of the bias."""
@@ -169,11 +166,8 @@ class Plan:
 
     def project(self, name: str, X: Array) -> Array:
         """Project inputs (B, T, any), the samples to compute; each product is computed once."""
-        how = self.into_product, self.rounded
-        return self.add_bias(name, self.once(how, self._product, X, self.weights[f"{name}.kernel"]))
-
-    def _product(self, X: Array, kernel: Array) -> Array:
-        return self.product(self.of_samples(X), kernel)
+        how, kernel = (self.into_product, self.rounded), self.weights[f"{name}.kernel"]
+        return self.add_bias(name, self.once(how, lambda *_: self.product(self.of_samples(X), kernel), X, kernel))
 
     def once(self, how: Any, make: Callable[..., Any], *arrays: Array) -> Any:
         """Return make(*arrays), computed once for these very arrays; how: tells the results of one function apart."""

@@ -16,6 +16,8 @@ from mha.parity.rule.rules import UNIT, error, fraction
 
 LEFT = 0.25  # the share of the error that an explanation may leave
 NOISE = 2.0  # times NumPy's own rounding that it may leave in half precision
+# An explanation is sure if the right answer is so many bounds away, or if it leaves so little of the error.
+SURE, LITTLE = 4.0, 0.1
 REFUTED = 8.0  # times the bound, in a few queries: then the others need not be computed
 
 

@@ -3,6 +3,7 @@
 A few queries tell which calls are near; what is near is computed in all of them.
 """
 
+import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
@@ -21,7 +22,7 @@ from mha.parity.diagnosis.pipeline.parts import PART_OF, PARTS, compute
 from mha.parity.diagnosis.pipeline.pieces import Array
 from mha.parity.diagnosis.pipeline.plan import Plan, equal_plans, hiding_fields, make_plan
 from mha.parity.diagnosis.search.sample import Focus, blank_unused, features_of
-from mha.parity.diagnosis.search.verdicts import NOISE, Judge, apart, floor
+from mha.parity.diagnosis.search.verdicts import NOISE, SURE, Judge, apart, floor
 from mha.parity.rule.layouts import GRADIENT
 from mha.parity.rule.problem import Expected, Problem, problem
 from mha.parity.rule.rules import fraction
@@ -119,34 +120,44 @@ class OtherCall(NamedTuple):
     arguments: dict[str, Any]
     words: str
 
+    def join(self, other: "OtherCall") -> "OtherCall":
+        """Join the changes of two calls."""
+        return OtherCall(self.arguments | other.arguments, ", ".join(filter(None, [self.words, other.words])))
+
+
+AS_IT_IS = OtherCall({}, "")
+
 
 @np.errstate(all="ignore")
-def likely_calls(asked: Problem, theirs: Mapping[str, Array], clear: float) -> OtherCall | None:
+def likely_calls(asked: Problem, theirs: Mapping[str, Array]) -> OtherCall | None:
     """Find a call that explains theirs, of those in which an argument was left out or the mask means something else.
 
-    theirs: in the compared shapes; clear: how many bounds away the described call has to be.
+    theirs: in the compared shapes.
     """
-    if not may_explain(asked, theirs, clear):
+    if not may_explain(asked, theirs):
         return None
-    near = Near(asked, theirs)
-    for other in masks_and_order(asked):
-        if near.to(asked.call._replace(**other.arguments)) and explains(asked, other, theirs, clear):
+    near, orders = Near(asked, theirs), [AS_IT_IS]
+    if not asked.call.causal and (asked.config.window is None or asked.config.window[1] is None):
+        orders.append(OtherCall({"causal": True}, "causal=True"))  # else a window says how far queries look ahead
+    for order, mask in itertools.product(orders, [AS_IT_IS, *masks(asked)]):
+        other = mask.join(order)
+        if other.words and near.to(asked.call._replace(**other.arguments)) and explains(asked, other, theirs):
             return other
-    near = Near(asked, theirs, 1)
-    for base in bases(asked):
+    near, without = Near(asked, theirs, 1), [OtherCall({"mask": None}, "mask=None")] * (asked.call.mask is not None)
+    for base in [*orders, *without]:
         for added in (with_offsets(near, base, asked.sizes.K - asked.sizes.Q), with_lengths(near, base)):
-            if added is not None and explains(asked, added, theirs, clear):
+            if added is not None and explains(asked, added, theirs):
                 return added
     return None
 
 
 @np.errstate(all="ignore")
-def unlikely_calls(asked: Problem, theirs: Mapping[str, Array], clear: float, known: bool) -> OtherCall | None:
+def unlikely_calls(asked: Problem, theirs: Mapping[str, Array], known: bool) -> OtherCall | None:
     """Find a call that explains theirs in which an argument that was given is left out, or is another offset.
 
     known: whether a mistake explains theirs, too; then no offsets are tried that no cache has.
     """
-    if not may_explain(asked, theirs, clear):
+    if not may_explain(asked, theirs):
         return None
     given = [*asked.call.nondefaults(), *["causal"] * asked.call.causal]
     pairs = [PACKED, PLACES] if asked.call.is_packed() else []  # of which one alone is refused
@@ -154,12 +165,12 @@ def unlikely_calls(asked: Problem, theirs: Mapping[str, Array], clear: float, kn
         left_out = next((pair for pair in pairs if name in pair), (name,))
         words = ", ".join(f"{one}={ROWS[one].default}" for one in left_out)
         other = OtherCall({one: ROWS[one].default for one in left_out}, words)
-        if explains(asked, other, theirs, clear):
+        if explains(asked, other, theirs):
             return other
     if known and "offset" not in given:
         return None
-    moved = with_offsets(Near(asked, theirs, 1), OtherCall({}, ""), None)
-    return moved if moved is not None and explains(asked, moved, theirs, clear) else None
+    moved = with_offsets(Near(asked, theirs, 1), AS_IT_IS, None)
+    return moved if moved is not None and explains(asked, moved, theirs) else None
 
 
 @np.errstate(all="ignore")
@@ -196,27 +207,12 @@ def over_samples(asked: Problem, output: Array) -> Expected | None:
     return expected if expected.ratio(output) <= 1 else None
 
 
-def may_explain(asked: Problem, theirs: Mapping[str, Array], clear: float) -> bool:
+def may_explain(asked: Problem, theirs: Mapping[str, Array]) -> bool:
     """Return whether another call can explain theirs: all clear differences come after the rotation."""
     steps = {name: X for name, X in theirs.items() if name in PART_OF}
     ratios = {name: asked.expected(name).ratio(blank_unused(asked, name, X)) for name, X in steps.items()}
     early = (name for name in steps if PART_OF[name] in EARLY and not name.startswith("rotate"))
-    return max(ratios.values(), default=0.0) >= clear and all(ratios[name] <= 1 for name in early)
-
-
-def masks_and_order(asked: Problem) -> Iterator[OtherCall]:
-    """Yield calls with the mask inverted or transposed, and with causal order where it was left out."""
-    for order in causal_orders(asked):
-        for mask in [OtherCall({}, ""), *masks(asked)]:
-            if mask.words or order.words:
-                yield join_calls(mask, order)
-
-
-def causal_orders(asked: Problem) -> Iterator[OtherCall]:
-    """Yield the call as it is, and with causal order; a window says by itself how far queries look ahead."""
-    yield OtherCall({}, "")
-    if not asked.call.causal and (asked.config.window is None or asked.config.window[1] is None):
-        yield OtherCall({"causal": True}, "causal=True")
+    return max(ratios.values(), default=0.0) >= SURE and all(ratios[name] <= 1 for name in early)
 
 
 def masks(asked: Problem) -> Iterator[OtherCall]:
@@ -235,21 +231,6 @@ def masks(asked: Problem) -> Iterator[OtherCall]:
                 yield OtherCall({"mask": ~X if inverted else X}, f"mask={'~' * inverted}{words}")
 
 
-def bases(asked: Problem) -> Iterator[OtherCall]:
-    """Yield the calls to which lengths or an offset may be added."""
-    yield from causal_orders(asked)
-    if asked.call.mask is not None:
-        yield OtherCall({"mask": None}, "mask=None")
-
-
-def join_calls(*others: OtherCall) -> OtherCall:
-    """Join the changes of several calls into one."""
-    arguments: dict[str, Any] = {}
-    for other in others:
-        arguments |= other.arguments
-    return OtherCall(arguments, ", ".join(other.words for other in others if other.words))
-
-
 def with_offsets(near: Near, base: OtherCall, most: int | None) -> OtherCall | None:
     """Add the offset of each sample to a call, of those from 1 to `most` where none was given; None = any.
 
@@ -265,10 +246,9 @@ def with_offsets(near: Near, base: OtherCall, most: int | None) -> OtherCall | N
     found = near.best(call, "offset", [last, *sorted((v for v in values if v != last), key=abs)])
     if found is None:
         return None
-    one = len(set(found.tolist())) == 1
-    return join_calls(
-        base, OtherCall({"offset": int(found[0]) if one else found}, f"offset={found[0] if one else write_list(found)}")
-    )
+    if len(set(found.tolist())) == 1:
+        return base.join(OtherCall({"offset": int(found[0])}, f"offset={found[0]}"))
+    return base.join(OtherCall({"offset": found}, f"offset={write_list(found)}"))
 
 
 def with_lengths(near: Near, base: OtherCall) -> OtherCall | None:
@@ -279,7 +259,7 @@ def with_lengths(near: Near, base: OtherCall) -> OtherCall | None:
     found = near.best(call, "valid_lens", list(range(K, 0, -1)))
     if found is None or (found == K).all():
         return None
-    return join_calls(base, OtherCall({"valid_lens": found}, f"valid_lens={write_list(found)}"))
+    return base.join(OtherCall({"valid_lens": found}, f"valid_lens={write_list(found)}"))
 
 
 def write_list(values: Array) -> str:
@@ -287,17 +267,13 @@ def write_list(values: Array) -> str:
     return f"[{', '.join(few([*map(str, values.tolist())]))}]"
 
 
-def explains(asked: Problem, other: OtherCall, theirs: Mapping[str, Array], clear: float) -> bool:
+def explains(asked: Problem, other: OtherCall, theirs: Mapping[str, Array]) -> bool:
     """Return whether all steps are another call's by the rule, and one of them clearly not the described call's."""
     described, shown, dtype = call_with(asked, other.arguments), False, asked.config.dtype
     for name in (name for name in theirs if name in PART_OF):
         if name not in described.oracle:  # as there is no step of a bias without one
             return False
-        there, right, expected = (
-            blank_unused(described, name, theirs[name]),
-            asked.expected(name),
-            described.expected(name),
-        )
+        there, expected = blank_unused(described, name, theirs[name]), described.expected(name)
         if expected.ratio(there) > 1:
             return False
         if "16" in dtype:  # its bounds are so wide that a similar call is within them
@@ -305,7 +281,8 @@ def explains(asked: Problem, other: OtherCall, theirs: Mapping[str, Array], clea
             if fraction(apart(there, expected.X), floor(dtype, expected.X, plain)) > NOISE:
                 return False
         both = described.matters(name) & asked.matters(name) & np.isfinite(there)  # NaN shows nothing
-        shown |= right.ratio(np.where(both, there, right.X)) >= clear
+        right = asked.expected(name)
+        shown |= right.ratio(np.where(both, there, right.X)) >= SURE
     return shown and without_keys(asked, described, theirs)
 
 
