@@ -152,21 +152,16 @@ def other_arguments(of_tokens: bool, asked: Problem) -> Problem | None:
 def hide_all(asked: Problem) -> Problem | None:
     """Return the same call with a query that sees no key, if one of its arrays can hide all."""
     given = asked.call.arrays()
-    for name, X in given.items():
-        if ROWS[name].hidden is not None and X.size:
-            # The first query, or else all of the last sample.
-            changed = {name: hide_at(name, X, {"Q": 0} if "Q" in axes_of(name, X) else {"B": -1})}
-            if (of_keys := f"key_{name}") in given:  # a key, too, that looks as that query
-                changed[of_keys] = hide_at(of_keys, given[of_keys], {"K": 0})
-            return change_call(asked, changed, empty_rows=True)
-    return None
-
-
-def hide_at(name: str, X: Array, at: Mapping[str, int]) -> Array:
-    """Copy an argument of a call, and hide these places in it, which are given by the letters of its axes."""
-    changed = np.array(X)
-    changed[tuple(at.get(letter, ALL) for letter in axes_of(name, X))] = ROWS[name].hidden
-    return changed
+    name = next((name for name, X in given.items() if ROWS[name].hidden is not None and X.size), None)
+    if name is None:
+        return None
+    # The first query, or else all of the last sample; a key, too, that looks as that query.
+    places = {name: {"Q": 0} if "Q" in axes_of(name, given[name]) else {"B": -1}, f"key_{name}": {"K": 0}}
+    changed = {}
+    for one in places.keys() & given.keys():
+        changed[one] = np.array(given[one])
+        changed[one][tuple(places[one].get(letter, ALL) for letter in axes_of(one, given[one]))] = ROWS[one].hidden
+    return change_call(asked, changed, empty_rows=True)
 
 
 def nan_in_padding(asked: Problem) -> Problem | None:
@@ -183,11 +178,6 @@ def further(apart: int, asked: Problem) -> Problem | None:
     if not goes_by_offset(asked):
         return None
     return change_call(asked, {"offset": asked.call.arguments()["offset"] + 3 + apart * (1 + np.arange(asked.sizes.B))})
-
-
-def further_on(T: int, asked: Problem) -> Problem | None:
-    """Return a call of T tokens that begin later, by more in each sample."""
-    return further(5, longer(T, 0, asked)) if goes_by_offset(asked) else None
 
 
 def beyond_blocks(later: bool, asked: Problem) -> Problem | None:
@@ -239,9 +229,9 @@ def past_window(T: int, asked: Problem) -> Problem:
     return longer(T, 0, change_call(asked, layer=layer))
 
 
-def of_one_sample(change: Callable[[Problem], Problem | None], asked: Problem) -> Problem | None:
-    """Apply a change that makes a call long to one sample of it."""
-    return change(in_samples(1, asked).with_layers_of(asked))
+def of_one_sample(change: Callable[..., Problem | None], *numbers: Any) -> Callable[[Problem], Problem | None]:
+    """Apply a change with numbers that make a call long to one sample of it."""
+    return lambda asked: change(*numbers, in_samples(1, asked).with_layers_of(asked))
 
 
 def all_together(asked: Problem) -> Problem:
@@ -265,7 +255,7 @@ def probes(config: Config) -> Iterator[Probe]:
     """Yield the changes of a call from the plainest on, the last with all of them."""
     far = max(bounds(config), default=0) + 2
     for T in (11, TURNED, *[FAR] * (memory(config, FAR) <= MEMORY)) if bounds(config) else ():
-        yield Probe(f"at least {far} tokens", partial(of_one_sample, partial(past_window, T)), "window")
+        yield Probe(f"at least {far} tokens", of_one_sample(past_window, T), "window")
     for dtype in ("float32", "float64"):
         yield Probe(dtype, partial(in_wider, dtype))
     yield Probe("other norms", partial(other_weights, "_norm.scale"))
@@ -281,15 +271,14 @@ def probes(config: Config) -> Iterator[Probe]:
     yield Probe("more keys than queries", partial(longer, 7, 4))
     yield Probe(f"{TURNED} tokens", partial(longer, TURNED, 0))
     if memory(config, FAR) <= MEMORY:
-        yield Probe(f"{FAR} tokens", partial(of_one_sample, partial(longer, FAR, 0)))
-    yield Probe(f"{TWICE} keys", partial(of_one_sample, partial(beyond_blocks, False)))
-    third = partial(of_one_sample, partial(beyond_blocks, True))
-    yield Probe(f"{TWICE} keys and an offset of {TWICE - 11}", third)
+        yield Probe(f"{FAR} tokens", of_one_sample(longer, FAR, 0))
+    yield Probe(f"{TWICE} keys", of_one_sample(beyond_blocks, False))
+    yield Probe(f"{TWICE} keys and an offset of {TWICE - 11}", of_one_sample(beyond_blocks, True))
     bound = min((X for X in (config.window or (None,))[:1] if X is not None), default=TABLE)
     yield Probe(f"an offset of {min(bound, TABLE)}", beyond_table, "table")
     for option, about in (("rotary", "table"), ("temperature", "temperature")):
         yield Probe(f"positions from {TABLE} on", partial(later, option, TABLE), about)
-    yield Probe(f"{TURNED} tokens and an offset of each sample", partial(further_on, TURNED))
+    yield Probe(f"{TURNED} tokens and an offset of each sample", lambda asked: further(5, longer(TURNED, 0, asked)))
     for size in (30.0, 1000.0):
         yield Probe(f"numbers {size:g} times as large", partial(other_numbers, size, True))
-    yield Probe("all of this at once, in float64", partial(of_one_sample, all_together))
+    yield Probe("all of this at once, in float64", of_one_sample(all_together))

@@ -17,7 +17,7 @@ from mha.parity.diagnosis.mistakes.mistake import Form
 from mha.parity.diagnosis.pipeline.parts import PART_OF
 from mha.parity.diagnosis.pipeline.plan import equal_plans
 from mha.parity.rule.layouts import GRADIENT
-from mha.parity.rule.problem import Expected, Problem
+from mha.parity.rule.problem import Problem
 
 USUAL = [form for form in FORMS if not form.mistake.rare]
 SECONDS = 5.0  # for all of it, about
@@ -90,11 +90,10 @@ class View:
         """Return the error of one array by its bound; 0 if the mistake leaves no such array."""
         if not form.mistake.touches(PART_OF[name]) or (wrong := self.bench.steps((form,), name)) is None:
             return 0.0
-        X, limit, rows = self.asked.expected(name)
-        counts = np.broadcast_to(self.asked.matters(name), X.shape)
-        X, counts = (self.bench.cut(name, Y) for Y in (X, counts))
-        rows = self.bench.of_bounds(rows) if self.features == ALL else None  # a mean over all features has a bound
-        return Expected(X, limit, rows).ratio(np.where(counts, wrong, 0)) if wrong.shape == X.shape else np.inf
+        right = self.bench.expected(name)
+        if self.features != ALL:  # only a mean over all features has a bound
+            right = right._replace(rows=None)
+        return right.ratio(np.where(self.bench.matters(name), wrong, 0)) if wrong.shape == right.X.shape else np.inf
 
 
 def view_in_part(asked: Problem, names: Iterable[str]) -> View:

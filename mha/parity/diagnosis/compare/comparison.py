@@ -178,27 +178,25 @@ def report_of(
 
     call_is_sure: True = theirs was called as the problem says.
     """
-    found = arrays_by_name(asked, theirs)
-    layout = layout_name(layout)
-    compared_rows, taken = [], {}
-    for name in found:
-        row, turned = compare_array(asked, name, found[name], layout)
-        compared_rows.append(row)
+    found, layout, cached = arrays_by_name(asked, theirs), layout_name(layout), asked.sizes.slots is not None
+    by_name: dict[str, Row] = {}
+    taken: dict[str, np.ndarray] = {}
+    for name, X in found.items():
+        by_name[name], turned = compare_array(asked, name, X, layout)
         if turned is not None:
             taken[name] = turned
-    passed, cached = {row.name: row.passed for row in compared_rows}, asked.sizes.slots is not None
+    passed = {name: row.passed for name, row in by_name.items()}
     turned_back, note = ({}, "") if cached else undo_shifts(asked, taken, passed)  # keys in the slots are not shifted
     taken |= turned_back
-    for at, row in enumerate(compared_rows):
-        if row.name in turned_back and not row.passed:
-            far = error(np.where(asked.matters(row.name), taken[row.name], 0), asked.expected(row.name).X)
-            compared_rows[at] = replace(row, error=far, place=None, note=note)
-    ways = find_rewritten(asked, taken, {row.name: row.passed for row in compared_rows})
-    for at, row in enumerate(compared_rows):
-        if way := ways.taken_back.get(row.name):
-            compared_rows[at] = replace(row, error=way.ratio * row.bound, place=None, note=way.note)
-            taken[row.name] = asked.expected(row.name).X
-    rows, known = tuple(compared_rows), weights_of_others(others)
+    for name, X in turned_back.items():
+        if not passed[name]:
+            far = error(np.where(asked.matters(name), X, 0), asked.expected(name).X)
+            by_name[name] = replace(by_name[name], error=far, place=None, note=note)
+    ways = find_rewritten(asked, taken, {name: row.passed for name, row in by_name.items()})
+    for name, way in ways.taken_back.items():
+        by_name[name] = replace(by_name[name], error=way.ratio * by_name[name].bound, place=None, note=way.note)
+        taken[name] = asked.expected(name).X
+    rows, known = tuple(by_name.values()), weights_of_others(others)
     if all(row.passed for row in rows):
         alone = asked.alone()  # a report that is kept keeps no steps
         nothing, look = partial(find_reasons, alone, {}, rows, known), partial(sight, [(lambda: alone, tuple(found))])
@@ -226,8 +224,12 @@ def compare_array(asked: Problem, name: str, X: np.ndarray, layout: str | None) 
         notes.append("means over the heads were given")
     if limit == np.inf:
         notes.append(f"NumPy itself overflows {asked.config.dtype} here: there is no bound")
-    if name in FROM_SOFTMAX and (empty := nan_rows(asked, theirs)):
-        notes.append(f"NaN in {plural(empty, 'row')} of queries that see no key: with empty_rows=True they count")
+    if name in FROM_SOFTMAX:
+        unseeing = ~(asked.visible.any((1, 3)) | asked.rows_that_count) & (True if asked.rows is None else asked.rows)
+        empty = np.isnan(theirs).any(-1) & (unseeing if theirs.ndim == 3 else unseeing[:, None])  # (B, Q) or (B, H, Q)
+        if empty.any():
+            count = plural(int(empty.sum()), "row")
+            notes.append(f"NaN in {count} of queries that see no key: with empty_rows=True they count")
     far, place = error(there, expected), None
     rows = 0.0 if right.rows is None else right.ratio(there)
     if limit < np.inf and max(far, rows * limit) > limit:
@@ -243,21 +245,10 @@ def compare_array(asked: Problem, name: str, X: np.ndarray, layout: str | None) 
         where = describe_place(asked, name, wrong, at)
         place = Place(index, float(there[at]), float(expected[at]), int(wrong.sum()), wrong.size, *where)
         notes += hints(there, expected, limit)
-        three = GRADIENT + INPUTS
-        if (
-            asked.one_input
-            and name in (GRADIENT + one for one in OF_INPUTS)
-            and asked.expected(three).ratio(there) <= 1
-        ):
+        three, of_one = GRADIENT + INPUTS, asked.one_input and name.removeprefix(GRADIENT) in OF_INPUTS
+        if of_one and asked.expected(three).ratio(there) <= 1:
             notes.append(f"it is the gradient of queries, keys and values at once: give it as {three!r}")
     return Row(name, far, limit, place, "; ".join(notes), rows), theirs[:, ::share] if share > 1 else theirs
-
-
-def nan_rows(asked: Problem, theirs: np.ndarray) -> int:
-    """Count the rows (of a sample, or of a head of it) that see no key and do not count, in which theirs has NaN."""
-    seeing = asked.visible.any((1, 3))
-    unseeing = ~(seeing | asked.rows_that_count) & (True if asked.rows is None else asked.rows)  # (B, Q)
-    return int((np.isnan(theirs).any(-1) & (unseeing if theirs.ndim == 3 else unseeing[:, None])).sum())
 
 
 def conversion(asked: Problem, name: str, X: np.ndarray, shape: tuple[int, ...], layout: str | None) -> Any:

@@ -6,7 +6,6 @@ from itertools import product
 
 import numpy as np
 
-from mha.core.tables import few
 from mha.parity.diagnosis.compare.report import Row, describe_row
 from mha.parity.diagnosis.mistakes.catalogue import CACHED_CATALOGUE, CATALOGUE
 from mha.parity.diagnosis.mistakes.mistake import Mistake, State, forms_of
@@ -16,9 +15,9 @@ from mha.parity.diagnosis.pipeline.parts import PART_OF
 from mha.parity.diagnosis.pipeline.pieces import Array
 from mha.parity.diagnosis.pipeline.plan import Plan, equal_plans, make_plan, same_call
 from mha.parity.diagnosis.search import numbers, precision
-from mha.parity.diagnosis.search.explanations import Diagnosis, Explanation, explain
+from mha.parity.diagnosis.search.explanations import Diagnosis, Explanation, explain, merge_alike
 from mha.parity.diagnosis.search.gradients import Gradients
-from mha.parity.diagnosis.search.sample import Focus, blank_unused
+from mha.parity.diagnosis.search.sample import blank_unused
 from mha.parity.diagnosis.search.search import Searches
 from mha.parity.diagnosis.search.time_budget import Effort
 from mha.parity.diagnosis.search.verdicts import LITTLE, SURE, MistakeVerdict, apart
@@ -144,7 +143,7 @@ def attempts(
     explanations: list[Explanation] = []
     searches = Searches(problem, steps, forms_of(mistakes), effort)
     if far >= SURE and small_errors(problem, steps):
-        explanations = inexact(problem, steps, (), searches.first)
+        explanations = precision.roundings(problem, steps, (), searches.first)
         if any(one.sure for one in explanations):
             return explanations, len(ROUNDINGS), ""
     for pairs in (False, True):
@@ -155,7 +154,7 @@ def attempts(
         explanations = merge_alike([*exact, *explanations])
         nearest = min((one for one in found if one[1].left <= 0.1), key=lambda one: one[1].left, default=None)
         if far >= SURE and nearest and not any(one.sure for one in explanations):
-            explanations += inexact(problem, steps, nearest[0], searches.first)
+            explanations += precision.roundings(problem, steps, nearest[0], searches.first)
         plain = problem.sizes.slots is None  # in slots, no values are known by their weights
         if plain and far >= SURE and not pairs and not any(one.sure for one in explanations):
             explanations += precision.dropout(problem, steps)
@@ -179,24 +178,6 @@ def small_errors(problem: Problem, steps: Mapping[str, Array]) -> bool:
     """Return whether rounding may explain the errors: none is more than a fifth of the largest number."""
     there = {name: blank_unused(problem, name, X) for name, X in steps.items()}
     return all(apart(X, problem.expected(name).X) <= 0.2 * largest(X) for name, X in there.items())
-
-
-def inexact(problem: Problem, steps: Mapping[str, Array], state: State, focus: Focus) -> list[Explanation]:
-    """Find explanations by rounding, together with these mistakes; focus: a few queries that refute most."""
-    return merge_alike(precision.roundings(problem, steps, state, focus))
-
-
-def merge_alike(explanations: Sequence[Explanation]) -> list[Explanation]:
-    """Join explanations of the same mistakes into one, with all forms; the rest is that of the first, the best."""
-    together: dict[tuple[str, ...], list[Explanation]] = {}
-    for one in explanations:
-        together.setdefault((*one.mistakes, "sure" if one.sure else ""), []).append(one)
-    found = []
-    for alike in together.values():
-        forms = zip(*(one.how for one in alike), strict=True)
-        how = tuple(" or ".join(few(list(dict.fromkeys(each)))) for each in forms)
-        found.append(dataclasses.replace(alike[0], how=how))
-    return found
 
 
 def of_one_formula(

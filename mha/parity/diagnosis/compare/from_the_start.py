@@ -7,12 +7,11 @@ from typing import Any
 import numpy as np
 
 from mha.core.cache import Cache
-from mha.parity.diagnosis.compare.diagnosis import merge_alike
 from mha.parity.diagnosis.mistakes.bench import Bench
 from mha.parity.diagnosis.mistakes.mistake import State, forms_of
 from mha.parity.diagnosis.mistakes.of_decoding import OF_DECODING
 from mha.parity.diagnosis.pipeline.pieces import Array
-from mha.parity.diagnosis.search.explanations import Diagnosis, explain
+from mha.parity.diagnosis.search.explanations import Diagnosis, explain, merge_alike
 from mha.parity.diagnosis.search.verdicts import LEFT, SURE, apart
 from mha.parity.rule.layouts import CACHED
 from mha.parity.rule.problem import Expected

@@ -85,63 +85,48 @@ def outside(theirs: np.ndarray, expected: np.ndarray, limit: float) -> np.ndarra
 
 def describe_place(asked: Problem, name: str, wrong: np.ndarray, worst: Any) -> tuple[str, tuple[str, ...]]:
     """Describe where numbers are wrong, in words and as a picture; worst: the index of the worst number."""
-    short = name.removeprefix(GRADIENT)
+    short, last = name.removeprefix(GRADIENT), "keys" if asked.sizes.slots is None else "slots"
+    padding, labels = np.zeros(wrong.shape, bool), [f"sample {b}" for b in range(len(wrong))]
     if short in ("output", *OF_INPUTS, INPUTS):
         rows = {"keys": "keys", "values": "keys", INPUTS: "tokens"}.get(short, "queries")
-        padding = np.ones(wrong.shape, bool) & ~no_padding(asked, short, wrong.shape)
-        labels = [f"sample {b}" for b in range(len(wrong))]
-        where = words(wrong, padding, ["samples", rows, "features"])
-        return where, picture(np.asarray(wrong.any(2)), np.asarray(padding.any(2)), labels, rows)
-    if name == MEANS:
-        return place_of_means(asked, wrong, int(worst[0]))
-    if name == PLACED:
-        labels, nothing = [f"sample {b}" for b in range(len(wrong))], np.zeros(wrong.shape, bool)
-        return words(wrong, nothing, ["samples", "slots"]), picture(wrong, nothing, labels, "slots")
-    if kind(name) == "whole":
+        padding |= ~no_padding(asked, short, wrong.shape)
+        axes, grid, gray = ["samples", rows, "features"], wrong.any(2), padding.any(2)
+    elif name == MEANS:
+        padding, b, rows = ~np.asarray(asked.by_slots(asked.pairs_that_count).any(1)), int(worst[0]), last  # (B, Q, K)
+        axes, grid, gray = ["samples", "queries", last], wrong[b], padding[b]
+        labels = [f"sample {b}, query {i}" for i in range(wrong.shape[1])]
+    elif name == PLACED:
+        axes, grid, gray, rows = ["samples", "slots"], wrong, padding, "slots"
+    elif kind(name) == "whole":
         return place_of_weight(asked, short, wrong)
-    padding = np.ones(wrong.shape, bool) & ~no_padding(asked, name, wrong.shape)
-    if kind(name) == "pairs":
-        b, h = (int(i) for i in worst[:2])
+    elif kind(name) == "pairs":
+        (b, h), rows = (int(i) for i in worst[:2]), last
+        padding |= ~no_padding(asked, name, wrong.shape)
+        axes, grid, gray = ["samples", "heads", "queries", last], wrong[b, h], padding[b, h]
         labels = [f"sample {b}, head {h}, query {i}" for i in range(wrong.shape[2])]
-        where = words(wrong, padding, ["samples", "heads", "queries", last_axis(asked)])
-        return where, picture(wrong[b, h], padding[b, h], labels, last_axis(asked))
-    B, H, T, _ = wrong.shape
-    rows = "slots" if name in CACHED else "keys" if name in (*OF_KEYS, *OF_VALUES) else "queries"
-    labels = [f"sample {b}, head {h}" for b in range(B) for h in range(H)]
-    grid, gray = (X.any(3).reshape(B * H, T) for X in (wrong, padding))  # (B*H, T)
-    return words(wrong, padding, ["samples", "heads", rows, ""]), picture(grid, gray, labels, rows)
-
-
-def place_of_means(asked: Problem, wrong: np.ndarray, sample: int) -> tuple[str, tuple[str, ...]]:
-    """Describe where means of attention weights over the heads (B, Q, K) are wrong; sample: that of the picture."""
-    padding = ~np.asarray(asked.by_slots(asked.pairs_that_count).any(1))  # (B, Q, K)
-    labels = [f"sample {sample}, query {i}" for i in range(wrong.shape[1])]
-    where = words(wrong, padding, ["samples", "queries", last_axis(asked)])
-    return where, picture(wrong[sample], padding[sample], labels, last_axis(asked))
-
-
-def last_axis(asked: Problem) -> str:
-    """Return the name of the last axis of pairs."""
-    return "keys" if asked.sizes.slots is None else "slots"
+    else:
+        B, H, T, _ = wrong.shape
+        rows = "slots" if name in CACHED else "keys" if name in (*OF_KEYS, *OF_VALUES) else "queries"
+        padding |= ~no_padding(asked, name, wrong.shape)
+        axes, labels = ["samples", "heads", rows, ""], [f"sample {b}, head {h}" for b in range(B) for h in range(H)]
+        grid, gray = (X.any(3).reshape(B * H, T) for X in (wrong, padding))  # (B*H, T)
+    return words(wrong, padding, axes), picture(np.asarray(grid), np.asarray(gray), labels, rows)
 
 
 def place_of_weight(asked: Problem, name: str, wrong: np.ndarray) -> tuple[str, tuple[str, ...]]:
     """Describe where numbers are wrong in the gradient of a weight, of a bias of the scores or of gates."""
-    config, nothing = asked.config, np.zeros(wrong.shape, bool)
-    role = name.partition(".")[0]
+    config, role = asked.config, name.partition(".")[0]
     heads = config.num_heads if role in ("W_q", "W_o") else config.num_key_value_heads
     if wrong.ndim == 2 and role in ("W_q", "W_k", "W_v", "W_o"):
         wrong = wrong if role == "W_o" else wrong.T  # heads first
-        by_head = wrong.reshape(heads, -1, wrong.shape[1])  # (H, d, the other width)
-        across = "outputs" if role == "W_o" else "inputs"
-        where = words(by_head, np.zeros(by_head.shape, bool), ["heads", "", across])
-        grid = np.asarray(by_head.any(1))
-        return where, picture(grid, np.zeros(grid.shape, bool), [f"head {h}" for h in range(heads)], across)
-    grid = wrong.reshape(-1, wrong.shape[-1])  # (the others, the last)
-    labels = [f"row {i}" for i in range(len(grid))]
-    return words(wrong, nothing, [f"axis {i}:" for i in range(wrong.ndim)]), picture(
-        grid, np.zeros(grid.shape, bool), labels, "numbers"
-    )
+        wrong = wrong.reshape(heads, -1, wrong.shape[1])  # (H, d, the other width)
+        across, grid = "outputs" if role == "W_o" else "inputs", wrong.any(1)
+        axes, labels = ["heads", "", across], [f"head {h}" for h in range(heads)]
+    else:
+        across, grid = "numbers", wrong.reshape(-1, wrong.shape[-1])  # (the others, the last)
+        axes, labels = [f"axis {i}:" for i in range(wrong.ndim)], [f"row {i}" for i in range(len(grid))]
+    nothing = np.zeros(wrong.shape, bool), np.zeros(grid.shape, bool)
+    return words(wrong, nothing[0], axes), picture(np.asarray(grid), nothing[1], labels, across)
 
 
 def no_padding(asked: Problem, name: str, shape: tuple[int, ...]) -> np.ndarray:

@@ -87,19 +87,15 @@ def expected_arrays(
     """Compute the output, and the gradients by the inputs if asked for: each as expected, and in the layer's dtype."""
     dtype = layer.config.dtype
     base = output_and_gradients(layer, inputs, call, gradients)
-    wide = [X.astype(np.float64) for X in inputs], {name: as_wide(X) for name, X in call.items()}
-    oracle = base if dtype == "float64" else output_and_gradients(in_dtype(layer, "float64"), *wide, gradients)
+    wide = call | {name: X.astype(np.float64) for name, X in call.items() if name == "score_bias"}
+    inputs = [X.astype(np.float64) for X in inputs]
+    oracle = base if dtype == "float64" else output_and_gradients(in_dtype(layer, "float64"), inputs, wide, gradients)
     found = {}
     for name, X in oracle.items():
         own = name.startswith(GRADIENT)
         right = Expected(X, bound(dtype, X, base[name], gradient=own)) if own else Expected.of(dtype, X, base[name])
         found[name] = right, base[name]
     return found
-
-
-def as_wide(X: Any) -> Any:
-    """Turn floats into float64; anything else stays as it is."""
-    return X.astype(np.float64) if getattr(X, "dtype", None) is not None and X.dtype != bool else X
 
 
 def output_and_gradients(

@@ -17,7 +17,7 @@ from mha.parity.diagnosis.mistakes.of_softmax import divide_by_nothing, fill_hid
 from mha.parity.diagnosis.pipeline.parts import PART_OF, PARTS, ROLES, WHOLE, compute
 from mha.parity.diagnosis.pipeline.pieces import Array, Steps
 from mha.parity.diagnosis.pipeline.plan import OF_HIDING, Plan, equal_plans, make_plan
-from mha.parity.rule.problem import Problem
+from mha.parity.rule.problem import Expected, Problem
 
 LARGE = (-np.inf, -1e9, -1e6, -1e5, -1e4, -1e3)  # numbers that are added
 SEEN = "where it hides all, all are seen"
@@ -51,6 +51,7 @@ class Bench:
     """
 
     def __init__(self, problem: Problem, dtype: Any, samples: Any = ALL, rows: Any = ALL, features: Any = ALL) -> None:
+        self.problem = problem
         self.samples, self.rows, self.plan = samples, rows, make_plan(problem, dtype, samples, rows, features)
         self.parts: dict[tuple[str, bool, State], tuple[Steps, Array]] = {}
         self.plans: dict[State, Plan | None] = {(): self.plan}
@@ -133,9 +134,15 @@ class Bench:
             X = X[..., self.plan.features]
         return X if X.shape[1 if X.ndim == 3 else 2] == 1 else self.of_rows(name, X)
 
-    def of_bounds(self, rows: Array | None) -> Array | None:
-        """Take the samples and queries to compute from the bounds of rows (B, Q); None stays None."""
-        return None if rows is None else rows[self.samples][:, self.rows]
+    def matters(self, name: str) -> Array:
+        """Return which numbers of a step matter, in the part to compute."""
+        return self.cut(name, self.problem.matters(name))
+
+    def expected(self, name: str) -> Expected:
+        """Return the expected numbers of the part to compute, of a step of the layer without mistakes."""
+        right = self.problem.expected(name)
+        rows = None if right.rows is None else right.rows[self.samples][:, self.rows]
+        return right._replace(X=self.cut(name, right.X), rows=rows)
 
     def of_rows(self, name: str, X: Array) -> Array:
         """Take the queries to compute from a step (B, Q, D) or (B, H, Q, any) that has all."""

@@ -84,7 +84,7 @@ class Backward:
     plan: Plan  # with all samples and queries
     steps: Steps
     results: Steps  # of the parts
-    cotangent: Array  # the gradient by the output, (B, Q, D)
+    cotangent: Array  # the gradient by the output, (B, Q, D), in float32 at least
     # Changes of gradients by the "output", "pooled" heads, attention "weights", scaled scores for queries ("scaled_q")
     # and for keys ("scaled_k"), heads ("q", "k", "v"), inputs and weights (their names).
     on_the_way: Mapping[str, Callable[[Array], Array]] = dataclasses.field(default_factory=dict)
@@ -95,11 +95,6 @@ class Backward:
     turn_back: Callable[["Backward", str, Array], Array] = turn_back
     through_norm: Callable[["Backward", str, Array], tuple[Array, Array]] = through_norm
     computed: dict[tuple[Any, ...], Any] = dataclasses.field(default_factory=dict)  # by `once`, without mistakes
-
-    @property
-    def weights(self) -> Array:
-        """Return the attention weights, (B, H, Q, K)."""
-        return widen(self.results["weights"])
 
     @property
     def visible(self) -> Array:
@@ -147,26 +142,21 @@ class Backward:
     def gradients(self) -> Steps:
         """Compute all gradients, by the names of `attention.gradients`."""
         plan = self.plan
-        by_output = self.pass_on("output", self.once(Backward.by_output))
-        by_pooled, found = self.once(Backward.through_output, by_output)
-        by_pooled = self.pass_on("pooled", by_pooled)
-        by_weights = self.pass_on("weights", self.once(Backward.through_pooling, by_pooled))
+        by_pooled, found = self.once(Backward.through_output, self.pass_on("output", self.cotangent))
+        by_weights, by_values = self.once(Backward.through_pooling, self.pass_on("pooled", by_pooled))
+        by_weights = self.pass_on("weights", by_weights)
         by_biased, by_scores, by_sinks = self.once(Backward.through_weights, by_weights)
         found, by_gates = found | by_sinks, found.get("queries", 0)
         if plan.score_bias is not None:
             axes = tuple(axis for axis, size in enumerate(plan.score_bias.shape) if size == 1)
             found["score_bias"] = by_biased.sum(axes, keepdims=True)
         by_heads, by_pooling = self.through_scores(by_scores)
-        by_heads["v"] = self.once(Backward.by_values, by_pooled)
+        by_heads["v"] = by_values
         found |= by_pooling
         for role in ROLES:
             found |= self.once(Backward.through_projection, role, self.pass_on(role, by_heads[role]))
         found["queries"] = found["queries"] + by_gates
         return {name: self.pass_on(name, X) for name, X in found.items()}
-
-    def by_output(self) -> Array:
-        """Return the gradient by the output, (B, Q, D)."""
-        return widen(self.cotangent)
 
     def through_output(self, by_output: Array) -> tuple[Array, Steps]:
         """Return the gradients by pooled heads (B, H, Q, dv), and by W_o, gates, W_g and queries.
@@ -194,23 +184,18 @@ class Backward:
             return self.blank_unseen(widen(self.results["q"]), seen.any(3))
         return self.blank_unseen(widen(plan.share(self.results[role], plan.heads // plan.groups)), seen.any(2))
 
-    def through_pooling(self, by_pooled: Array) -> Array:
-        """Return the gradient by attention weights, (B, H, Q, K)."""
-        return by_pooled @ self.once(Backward.heads_of, "v").swapaxes(2, 3)
-
-    def by_values(self, by_pooled: Array) -> Array:
-        """Return the gradient by heads of values, (B, G, K, dv)."""
-        return self.unshare(self.weights.swapaxes(2, 3) @ by_pooled, self.plan.groups)
+    def through_pooling(self, by_pooled: Array) -> tuple[Array, Array]:
+        """Return the gradients by attention weights, (B, H, Q, K), and by heads of values, (B, G, K, dv)."""
+        by_values = widen(self.results["weights"]).swapaxes(2, 3) @ by_pooled
+        by_weights = by_pooled @ self.once(Backward.heads_of, "v").swapaxes(2, 3)
+        return by_weights, self.unshare(by_values, self.plan.groups)
 
     def through_weights(self, by_weights: Array) -> tuple[Array, Array, Steps]:
-        """Return the gradients by scores in the softmax, by those before the cap, (B, H, Q, K), and by sinks."""
+        """Return the gradients by biased scores, by dot products or additive scores, (B, H, Q, K), and by sinks."""
         by_shares = self.through_softmax(self, beside_sinks(self.plan, by_weights, 0))
         by_biased, rest = np.split(by_shares, [by_weights.shape[3]], 3)
-        return by_biased, self.through_cap(self, by_biased), {"sinks": rest.sum((0, 2, 3))} if rest.size else {}
-
-    def by_products(self, by_scores: Array) -> Array:
-        """Return the gradient by dot products, (B, H, Q, K)."""
-        return by_scores * self.plan.scale
+        by_scores = self.through_cap(self, by_biased) * (self.plan.scale if self.plan.config.pooling == "dot" else 1)
+        return by_biased, by_scores, {"sinks": rest.sum((0, 2, 3))} if rest.size else {}
 
     def by_queries(self, scaled: Array) -> Array:
         """Return the gradient by heads of queries, (B, H, Q, d)."""
@@ -223,9 +208,8 @@ class Backward:
     def through_scores(self, by_scores: Array) -> tuple[Steps, Steps]:
         """Return the gradients by heads of queries and keys, and by the weights of additive scores."""
         if self.plan.config.pooling == "dot":
-            scaled = self.once(Backward.by_products, by_scores)
-            by_q = self.once(Backward.by_queries, self.pass_on("scaled_q", scaled))
-            return {"q": by_q, "k": self.once(Backward.by_keys, self.pass_on("scaled_k", scaled))}, {}
+            by_q = self.once(Backward.by_queries, self.pass_on("scaled_q", by_scores))
+            return {"q": by_q, "k": self.once(Backward.by_keys, self.pass_on("scaled_k", by_scores))}, {}
         q, k = self.heads_of("q"), self.heads_of("k")
         W_q, W_k, w_v = (widen(self.plan.weights[f"attention.{name}.kernel"]) for name in ("W_q", "W_k", "w_v"))
         features = np.tanh((q @ W_q)[:, :, :, None] + (k @ W_k)[:, :, None])  # (B, H, Q, K, n)
@@ -267,4 +251,5 @@ def backward(plan: Plan, cotangent: Array | None) -> Backward:
         some, results[part] = compute(part, plan, results)
         steps |= some
     output = steps["output"]
-    return Backward(plan, steps, results, np.ones_like(output) if cotangent is None else cotangent.astype(output.dtype))
+    by_output = np.ones_like(output) if cotangent is None else cotangent.astype(output.dtype)
+    return Backward(plan, steps, results, widen(by_output))

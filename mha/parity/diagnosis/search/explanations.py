@@ -1,12 +1,12 @@
 """The diagnosis of a difference: explanations of numbers by mistakes; it prints as text."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderResult
 
-from mha.core.tables import lines, number, text
+from mha.core.tables import few, lines, number, text
 from mha.parity.diagnosis.mistakes.mistake import State
 
 
@@ -47,6 +47,19 @@ def explain(state: State, ratio: float, left: float, sure: bool) -> Explanation:
     fields = ((form.mistake.name, form.how, form.mistake.what) for form in state)
     names, how, what = zip(*fields, strict=True)
     return Explanation(names, how, what, ratio, left, sure)
+
+
+def merge_alike(explanations: Sequence[Explanation]) -> list[Explanation]:
+    """Join explanations of the same mistakes into one, with all forms; the rest is that of the first, the best."""
+    together: dict[tuple[str, ...], list[Explanation]] = {}
+    for one in explanations:
+        together.setdefault((*one.mistakes, "sure" if one.sure else ""), []).append(one)
+    found = []
+    for alike in together.values():
+        forms = zip(*(one.how for one in alike), strict=True)
+        how = tuple(" or ".join(few(list(dict.fromkeys(each)))) for each in forms)
+        found.append(dataclasses.replace(alike[0], how=how))
+    return found
 
 
 @dataclasses.dataclass(frozen=True, repr=False)

@@ -107,7 +107,7 @@ class Fit:
     ) -> None:
         self.number, self.own = number, right
         self.bench, self.name, self.dtype = Bench(problem, dtype, *focus), name, dtype
-        self.counts = self.bench.cut(name, problem.matters(name))
+        self.counts = self.bench.matters(name)
         self.there = self.blank(self.bench.cut(name, X))
         self.right = root_mean_square(self.there - self.blank(self.bench.steps((), name)))
 

@@ -15,7 +15,7 @@ from mha.parity.diagnosis.mistakes.bench import ALL, Bench
 from mha.parity.diagnosis.mistakes.mistake import Form, State, forms_of
 from mha.parity.diagnosis.mistakes.of_precision import ROUNDINGS
 from mha.parity.diagnosis.pipeline.pieces import Array, widen
-from mha.parity.diagnosis.search.explanations import Explanation, explain
+from mha.parity.diagnosis.search.explanations import Explanation, explain, merge_alike
 from mha.parity.diagnosis.search.sample import Focus, blank_unused
 from mha.parity.rule.problem import Problem
 from mha.parity.rule.rules import error, fraction
@@ -41,9 +41,10 @@ def roundings(problem: Problem, theirs: Mapping[str, Array], state: State, focus
         for form, left, ratio, size in imitations(problem, theirs, state, Focus(), forms)
         if left <= LEFT and size >= ENOUGH
     ]
-    best = min((one.left for one in found), default=0.0)
+    least = min((one.left for one in found), default=0.0)
     # Only the best imitations count: others imitate a part of the same rounding.
-    return sorted((one for one in found if one.left <= max(1.25 * best, 0.05)), key=lambda one: one.left)
+    best = [one for one in found if one.left <= max(1.25 * least, 0.05)]
+    return merge_alike(sorted(best, key=lambda one: one.left))
 
 
 def imitations(
@@ -60,7 +61,7 @@ def imitations(
     if (exact := oracle.all_of(state, theirs)) is None:
         return
     there = {name: oracle.cut(name, X).astype(np.float64) for name, X in theirs.items()}
-    counts = {name: np.broadcast_to(oracle.cut(name, problem.matters(name)), X.shape) for name, X in there.items()}
+    counts = {name: np.broadcast_to(oracle.matters(name), X.shape) for name, X in there.items()}
     far = {name: np.where(counts[name], differences(X, exact[name]), 0) for name, X in there.items()}
     ratio = max(fraction(float(np.abs(X).max()), problem.expected(name).limit) for name, X in far.items())
     wrong = [name for name, X in theirs.items() if problem.expected(name).ratio(blank_unused(problem, name, X)) > 1]

@@ -14,7 +14,7 @@ from mha.parity.diagnosis.search.sample import Focus, features_of, telling, wors
 from mha.parity.diagnosis.search.time_budget import Effort, describe_untried
 from mha.parity.diagnosis.search.verdicts import Judge, MistakeVerdict
 from mha.parity.rule.problem import Problem
-from mha.parity.rule.rules import error, fraction, largest, ratio_of
+from mha.parity.rule.rules import error, fraction, largest
 
 NEAR = 0.02  # mistakes in float32 are near if they leave at most this share of the largest number
 NEAR_IN_HALF = 0.3
@@ -46,7 +46,7 @@ class Search:
         kind = np.float64 if problem.config.dtype == "float64" else np.float32
         self.bench = Bench(problem, kind, *focus)
         self.small = {name: self.bench.cut(name, X).astype(kind) for name, X in theirs.items()}
-        self.counts = {name: self.bench.cut(name, problem.matters(name)) for name in theirs}
+        self.counts = {name: self.bench.matters(name) for name in theirs}
         # Whether every query that counts sees a key.
         self.all_see = bool((problem.visible.any(3) | ~problem.rows_that_count[:, None]).all())
         self.limits = {name: self.limit(name) for name in theirs}
@@ -57,11 +57,9 @@ class Search:
 
     def limit(self, name: str) -> float:
         """Return how far mistakes may be from one array to count as near: much nearer than the right answer."""
-        expected, bound, rows = self.problem.expected(name)
-        expected, rows = self.bench.cut(name, expected), self.bench.of_bounds(rows)
-        there = np.where(self.counts[name], self.small[name], 0)
-        far = error(there, expected)
-        if ratio_of(there, expected, bound, rows) <= 1:
+        expected, there = self.bench.expected(name), np.where(self.counts[name], self.small[name], 0)
+        far, bound = error(there, expected.X), expected.limit
+        if expected.ratio(there) <= 1:
             return 4 * bound
         if far <= bound:  # only the mean of a row differs
             return 0.75 * far

@@ -81,7 +81,7 @@ def judge_arrays(
     dtype, rows = problem.config.dtype, oracle.rows
     worst, left, noise, sample, row = 0.0, 0.0, 0.0, 0, None
     for name, X in theirs.items():
-        counts = oracle.counts(state, name, oracle.cut(name, problem.matters(name)))
+        counts = oracle.counts(state, name, oracle.matters(name))
         wide, narrow, there = oracle.steps(state, name), base.steps(state, name), oracle.cut(name, X)
         if wide is None or narrow is None or wide.shape != there.shape:
             return MistakeVerdict(np.inf, np.inf, np.inf, 0)
@@ -91,8 +91,8 @@ def judge_arrays(
             worst, sample = ratio, int(errors_by_sample(there, wide).argmax())
             far = errors_by_query(name, there, wide) if rows == ALL else None
             row = None if far is None else int(far[sample].argmax())
-        right = problem.expected(name)
-        right = right._replace(X=np.where(counts, oracle.cut(name, right.X), 0), rows=oracle.of_bounds(right.rows))
+        right = oracle.expected(name)
+        right = right._replace(X=np.where(counts, right.X, 0))
         if right.ratio(there) > 1:
             left = max(left, apart(there, wide) / apart(there, right.X)) if np.isfinite(apart(there, wide)) else np.inf
         if "16" in dtype:  # its bounds are so wide that a similar mistake is within them

@@ -5,7 +5,7 @@ another order, a scale that is in the queries, and not in the scores, or scores 
 taken.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -120,7 +120,8 @@ def find_rewritten(asked: Problem, taken: Mapping[str, Array], passed: Mapping[s
         after = steps[steps.index(name) + 1 :]
         later = next((one for one in after if follows(PART_OF[name], PART_OF[one])), None)
         right = later is None or passed[later] or later in found.taken_back
-        known = products_decide(asked, name, taken)
+        scored = scored_steps(asked, taken)
+        known = name in scored  # then the products of both decide
         way = way_of(asked, name, taken[name]) if right or known or name in PAIRS else None
         bent = asked.config.sinks or (name == "scores" and {*score_options(asked.config)} - {"pooling"})
         if way and way.how == SHIFTED and ((later and right) or not bent):
@@ -130,7 +131,7 @@ def find_rewritten(asked: Problem, taken: Mapping[str, Array], passed: Mapping[s
                 found.taken_back[name] = way
             else:
                 found.strange[name] = later
-        elif known and (product := way_by_products(asked, taken, way)):
+        elif known and (product := way_by_products(asked, taken, scored, way)):
             found.taken_back[name] = product
         elif way and later is None and not known and way.how.startswith((FACTOR, *ORDERS)):
             found.open[name] = way
@@ -166,20 +167,11 @@ def would_show(asked: Problem, name: str, X: Array, later: str) -> bool:
     return False
 
 
-def products_decide(asked: Problem, name: str, taken: Mapping[str, Array]) -> bool:
-    """Return whether the scored queries and keys were both given, this among them: their products decide then."""
-    if asked.config.pooling != "dot":
-        return False
-    scored = [scored_step(asked, names, taken) for names in (OF_QUERIES, OF_KEYS)]
-    return name in scored and None not in scored
-
-
-def way_by_products(asked: Problem, taken: Mapping[str, Array], way: Way | None) -> Way | None:
+def way_by_products(asked: Problem, taken: Mapping[str, Array], scored: Sequence[str], way: Way | None) -> Way | None:
     """Return how scored queries or keys are written, if their products are the same; None if not."""
-    scored = [scored_step(asked, names, taken) for names in (OF_QUERIES, OF_KEYS)]
     pairs = []
     for arrays in (asked.oracle, taken):
-        q, k = (arrays[one or ""].astype(np.float64) for one in scored)
+        q, k = (arrays[name].astype(np.float64) for name in scored)
         pairs.append(q @ np.repeat(k, q.shape[1] // k.shape[1], 1).swapaxes(2, 3))  # (B, H, Q, K)
     right, there = (np.where(asked.pairs_that_count, X, 0) for X in pairs)
     scale = largest(asked.expected("scores").X) / largest(right) if right.any() else 0.0
@@ -189,11 +181,14 @@ def way_by_products(asked: Problem, taken: Mapping[str, Array], way: Way | None)
     return Way(way.how if way else "in another basis", ratio)
 
 
-def scored_step(asked: Problem, names: tuple[str, ...], taken: Mapping[str, Array]) -> str | None:
-    """Return the given step of queries, or of keys, that has the numbers that are scored; None if there is none."""
-    there = [name for name in asked.oracle if name in names]
-    last = asked.oracle[there[-1]]
-    return next((name for name in there if name in taken and np.array_equal(asked.oracle[name], last)), None)
+def scored_steps(asked: Problem, taken: Mapping[str, Array]) -> list[str]:
+    """Name the given steps of queries and of keys that have the numbers that are scored; [] if either is missing."""
+    found: list[str] = []
+    for names in (OF_QUERIES, OF_KEYS) if asked.config.pooling == "dot" else ():
+        there = [name for name in asked.oracle if name in names]
+        last = asked.oracle[there[-1]]
+        found += [name for name in there if name in taken and np.array_equal(asked.oracle[name], last)][:1]
+    return found if len(found) == 2 else []
 
 
 def way_of(asked: Problem, name: str, X: Array) -> Way | None:
@@ -203,34 +198,26 @@ def way_of(asked: Problem, name: str, X: Array) -> Way | None:
     if not np.isfinite(there).all() or not right.any() or not there.any():
         return None
     limit = expected.limit * max(1.0, largest(there) / largest(right))
-    for how, made in (ways_of_pairs if kind(name) == "pairs" else ways_of_rows)(asked, name, right, there, counts):
+    for how, made in ways(asked, name, right, there, counts):
         if (ratio := fraction(error(np.where(counts, made, 0), there), limit)) <= 1:
             return Way(how, ratio)
     return None
 
 
-def common_ways(asked: Problem, name: str, right: Array, there: Array) -> Iterator[tuple[str, Array]]:
-    """Yield the ways in which any step may be written, each with its words: another step, a factor, reordered heads."""
-    for other, X in asked.oracle.items():
-        if other != name and kind(other) == kind(name) and X.shape == right.shape and name != "weights":
-            yield f"as {other} is", X
+def ways(asked: Problem, name: str, right: Array, there: Array, counts: Array) -> Iterator[tuple[str, Array]]:
+    """Yield the ways in which a step may be written, each with its words: scores (B, H, Q, K), or rows (B, H, T, d)."""
+    for step, X in asked.oracle.items():
+        if step != name and kind(step) == kind(name) and X.shape == right.shape and name != "weights":
+            yield f"as {step} is", X
     factor = float((right * there).sum() / (right * right).sum())
     if name != "weights" and factor:
         yield f"{FACTOR}{number(factor)}", factor * right
     yield HEADS, right[:, nearest_rows(by_head(right), by_head(there))]
-
-
-def ways_of_pairs(asked: Problem, name: str, right: Array, there: Array, counts: Array) -> Iterator[tuple[str, Array]]:
-    """Yield the ways in which scores (B, H, Q, K) may be written."""
-    yield from common_ways(asked, name, right, there)
-    if name in PAIRS and name != "weights":
-        far = np.where(counts, there - right, 0)
-        yield SHIFTED, right + far.sum(3, keepdims=True) / counts.sum(3, keepdims=True)
-
-
-def ways_of_rows(asked: Problem, name: str, right: Array, there: Array, counts: Array) -> Iterator[tuple[str, Array]]:
-    """Yield the ways in which the rows of heads (B, H, T, d) may be written."""
-    yield from common_ways(asked, name, right, there)
+    if kind(name) == "pairs":
+        if name in PAIRS and name != "weights":
+            far = np.where(counts, there - right, 0)
+            yield SHIFTED, right + far.sum(3, keepdims=True) / counts.sum(3, keepdims=True)
+        return
     B, H, T, d = right.shape
     if name in (*OF_QUERIES, *OF_KEYS):
         for words, neighbours in zip(PAIRS_OF, (True, False), strict=True):
