@@ -36,7 +36,9 @@ def from_the_start(steps: Sequence[DecodeCall], cache: Cache, theirs: Array) -> 
         except ValueError:  # no call takes the cache that the mistake leaves
             continue
         dtype = asked.config.dtype
-        wide, narrow = (np.where(counts, output_of(asked, kind, (form,)), 0) for kind in ("float64", dtype))
+        benches = [Bench(asked, kind) for kind in ("float64", dtype)]
+        outputs: Any = (bench.steps(possible_mistakes(bench, (form,)), "output") for bench in benches)
+        wide, narrow = (np.where(counts, X, 0) for X in outputs)
         ratio, left = Expected.of(dtype, wide, narrow).ratio(there), apart(there, wide) / apart(there, expected.X)
         if ratio <= 1 and left <= LEFT:
             found.append(explain((form,), ratio, left, far >= SURE))
@@ -54,13 +56,6 @@ def last_problem(steps: Sequence[DecodeCall], cache: Cache, state: State) -> Any
         lengths, lost = cache.lengths + real.astype(np.int32), cache.lost
         cache = Cache(cache.config, (keys, values, positions.astype(np.int32), lengths, lost))
     return steps[-1](cache)
-
-
-def output_of(asked: Any, dtype: Any, state: State) -> Array:
-    """Return the output of a call with these mistakes, as far as they are possible in it."""
-    bench = Bench(asked, dtype)
-    found: Any = bench.steps(possible_mistakes(bench, state), "output")
-    return np.asarray(found)
 
 
 def possible_mistakes(bench: Bench, state: State) -> State:

@@ -49,21 +49,20 @@ def only_hides(made: Plan, plan: Plan) -> bool:
 
 
 def as_pairs(plan: Plan) -> list[str]:
-    """List the conditions that are a mask, or may be: minus infinity in a bias, lengths of each query, padding."""
+    """List the conditions that are a mask, or may be: minus infinity in a bias, lengths of each query, padding.
+
+    So are segments, if all tokens that are no padding are in one text.
+    """
     names: list[str] = [name for name in ("mask", "bias") if name in plan.hiding]
     if "lengths" in plan.hiding and plan.lengths.shape[2] > 1:
         names.append("lengths")
     if "key_positions" in plan.hiding and (plan.key_positions < 0).any():
         names.append("key_positions")
-    if "segments" in plan.hiding and one_text(plan):
-        names += [name for name in ("segments", "key_segments") if name in plan.hiding]
+    if "segments" in plan.hiding:
+        text, keys = plan.segments.max(), plan.key_segments
+        if text >= 0 and (plan.segments == text).all() and (keys[keys >= 0] == text).all():
+            names += [name for name in ("segments", "key_segments") if name in plan.hiding]
     return names
-
-
-def one_text(plan: Plan) -> bool:
-    """Return whether all tokens that are no padding are in one text."""
-    own, keys = plan.segments, plan.key_segments
-    return bool((own == own.max()).all() and (keys[keys >= 0] == own.max()).all() and own.max() >= 0)
 
 
 def as_mask(names: Iterable[str], plan: Plan) -> Plan:
@@ -120,7 +119,10 @@ def parts_of(seen: Array, plan: Plan) -> list[MaskPart]:
         return []
     seen = seen[:, 0]  # (B or 1, Q or 1, K or 1)
     keys, rows = (np.asarray(seen.any(axis, keepdims=True)) for axis in (1, 2))
-    known = {"keys": keys_as_lengths(keys, plan), "rows": MaskPart(rows, ("mask",), {"mask": rows[:, None]})}
+    known = {name: MaskPart(X, ("mask",), {"mask": X[:, None]}) for name, X in (("keys", keys), ("rows", rows))}
+    counts = keys.sum(2, keepdims=True)  # (B or 1, 1, 1)
+    if (keys == (np.arange(keys.shape[2]) < counts)).all():
+        known["keys"] = MaskPart(keys, ("lengths",), {"lengths": counts[:, None]})
     if seen.shape[1] > 1 and seen.shape[2] > 1:
         known |= distances_as_window(seen, plan) | texts_as_segments(seen, plan)
     for names in MADE_OF:
@@ -130,7 +132,12 @@ def parts_of(seen: Array, plan: Plan) -> list[MaskPart]:
         for name in ("rows", "keys"):
             without = [part for part in chosen if part is not known[name]]
             chosen = without if leave_just(without, seen) else chosen
-        return join_masks(chosen)
+        masks = [part for part in chosen if part.names == ("mask",)]
+        if len(masks) == 2:
+            both = keys & rows
+            chosen = [part for part in chosen if part.names != ("mask",)]
+            chosen.insert(0, MaskPart(both, ("mask",), {"mask": both[:, None]}))
+        return chosen
     return []
 
 
@@ -140,24 +147,6 @@ def leave_just(parts: list[MaskPart], seen: Array) -> bool:
     for part in parts:
         found = found & part.seen
     return bool((found == seen).all())
-
-
-def join_masks(parts: list[MaskPart]) -> list[MaskPart]:
-    """Join parts that are masks into one."""
-    masks = [part for part in parts if part.names == ("mask",)]
-    if len(masks) < 2:
-        return parts
-    keys, rows = masks
-    one = MaskPart(keys.seen & rows.seen, ("mask",), {"mask": (keys.seen & rows.seen)[:, None]})
-    return [one, *(part for part in parts if part.names != ("mask",))]
-
-
-def keys_as_lengths(keys: Array, plan: Plan) -> MaskPart:
-    """Write which keys are seen, (B or 1, 1, K or 1), as lengths, if possible."""
-    counts = keys.sum(2, keepdims=True)  # (B or 1, 1, 1)
-    if (keys == (np.arange(keys.shape[2]) < counts)).all():
-        return MaskPart(keys, ("lengths",), {"lengths": counts[:, None]})
-    return MaskPart(keys, ("mask",), {"mask": keys[:, None]})
 
 
 def distances_as_window(seen: Array, plan: Plan) -> dict[str, MaskPart]:

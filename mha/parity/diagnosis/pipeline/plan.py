@@ -225,6 +225,10 @@ def make_plan(
     rounds = problem.angles and kind != np.float64  # angles, cosines and sines, as all ports do
     if gates is not None:
         gates = np.broadcast_to(gates, (len(problem.queries), config.num_heads))[:, :, None, None].astype(kind)
+    slots: dict[str, Any] = {}
+    if isinstance(problem, Decoding):
+        own = problem.slots
+        slots = {"kept_k": own.keys.astype(kind), "kept_v": own.values.astype(kind), "columns": own.columns}
     norms = {"q": config.qk_norm, "k": config.qk_norm, "v": config.value_norm}
     return Plan(
         config=config,
@@ -241,17 +245,9 @@ def make_plan(
         temperature=config.temperature, opened=sigmoid if config.output_gate else None,
         magnitude=1.0 if config.rotary is None else config.rotary.magnitude,
         heads=config.num_heads, groups=config.num_key_value_heads, samples=samples, rows=rows,
-        features=features, **slot_fields(problem, kind),
+        features=features, **slots,
         **hiding_fields(problem.call),
     )  # fmt: skip
-
-
-def slot_fields(problem: Problem, kind: Any) -> dict[str, Any]:
-    """Make the fields of a plan that describe the slots of a cache."""
-    if not isinstance(problem, Decoding):
-        return {}
-    slots = problem.slots
-    return {"kept_k": slots.keys.astype(kind), "kept_v": slots.values.astype(kind), "columns": slots.columns}
 
 
 def hiding_fields(call: Call) -> dict[str, Any]:

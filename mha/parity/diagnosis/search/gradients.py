@@ -78,11 +78,16 @@ class Gradients:
         changed: Backward | None = back
         for form in state:
             changed = None if changed is None else form.change(changed)
-        return (
-            None
-            if changed is None
-            else reshape_gradients(changed.gradients(), {n: X.shape for n, X in self.theirs.items()})
-        )
+        if changed is None:
+            return None
+        found, result = changed.gradients(), {}
+        if GRADIENT + INPUTS in self.theirs:
+            found |= {INPUTS: np.sum([found[name] for name in OF_INPUTS], 0)}
+        for name, theirs in self.theirs.items():
+            X = found[name.removeprefix(GRADIENT)]
+            # Gates of all samples, and a bias with fewer axes.
+            result[name] = (X if X.size == theirs.size else X.sum(0)).reshape(theirs.shape)
+        return result
 
     def verdict_on(self, state: State) -> MistakeVerdict:
         """Judge how far their gradients are from those with these mistakes."""
@@ -130,15 +135,3 @@ class Gradients:
     def untried_note(self) -> str:
         """Return the words for mistakes that were not tried, since there was no time; "" if all were."""
         return describe_untried(self.untried[1], self.untried[2])
-
-
-def reshape_gradients(found: Steps, shapes: Mapping[str, tuple[int, ...]]) -> Steps:
-    """Return gradients by their names in a report, in these shapes."""
-    if GRADIENT + INPUTS in shapes:
-        found = found | {INPUTS: np.sum([found[name] for name in OF_INPUTS], 0)}
-    result = {}
-    for name, shape in shapes.items():
-        X = found[name.removeprefix(GRADIENT)]
-        # Gates of all samples, and a bias with fewer axes.
-        result[name] = X.reshape(shape) if X.size == np.prod(shape) else X.sum(0).reshape(shape)
-    return result

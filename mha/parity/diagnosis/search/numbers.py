@@ -15,7 +15,7 @@ from mha.parity.diagnosis.mistakes.of_rotations import ANOTHER_BASE, of_base
 from mha.parity.diagnosis.mistakes.of_scores import ANOTHER_SCALE, SCORES_MULTIPLIED, multiply, of_scale
 from mha.parity.diagnosis.mistakes.of_sinks import SINKS_SEVERAL_TIMES, several
 from mha.parity.diagnosis.pipeline.pieces import Array
-from mha.parity.diagnosis.search.sample import Focus, blank_unused
+from mha.parity.diagnosis.search.sample import Focus, ratios
 from mha.parity.diagnosis.search.time_budget import Effort
 from mha.parity.rule.problem import Problem
 
@@ -81,7 +81,7 @@ def fit_number(
 
     The number must change the first array that differs, too: the base of the rotation changes nothing before it.
     """
-    wrong = [name for name, X in theirs.items() if problem.expected(name).ratio(blank_unused(problem, name, X)) > 1]
+    wrong = [name for name, ratio in ratios(problem, theirs).items() if ratio > 1]
     right = number.right(problem)
     if right is None or not wrong:
         return None

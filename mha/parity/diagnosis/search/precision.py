@@ -16,7 +16,7 @@ from mha.parity.diagnosis.mistakes.mistake import Form, State, forms_of
 from mha.parity.diagnosis.mistakes.of_precision import ROUNDINGS
 from mha.parity.diagnosis.pipeline.pieces import Array, widen
 from mha.parity.diagnosis.search.explanations import Explanation, explain, merge_alike
-from mha.parity.diagnosis.search.sample import Focus, blank_unused
+from mha.parity.diagnosis.search.sample import Focus, blank_unused, ratios
 from mha.parity.rule.problem import Problem
 from mha.parity.rule.rules import error, fraction
 
@@ -64,7 +64,7 @@ def imitations(
     counts = {name: np.broadcast_to(oracle.matters(name), X.shape) for name, X in there.items()}
     far = {name: np.where(counts[name], differences(X, exact[name]), 0) for name, X in there.items()}
     ratio = max(fraction(float(np.abs(X).max()), problem.expected(name).limit) for name, X in far.items())
-    wrong = [name for name, X in theirs.items() if problem.expected(name).ratio(blank_unused(problem, name, X)) > 1]
+    wrong = [name for name, times in ratios(problem, theirs).items() if times > 1]
     for form in forms:
         if (imitated := base.all_of((*state, form), theirs)) is not None:
             same = {name: np.where(counts[name], differences(X, exact[name]), 0) for name, X in imitated.items()}

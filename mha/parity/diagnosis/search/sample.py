@@ -36,6 +36,11 @@ def blank_unused(problem: Problem, name: str, X: Array) -> Array:
     return np.where(problem.matters(name), X, 0).astype(np.float64)
 
 
+def ratios(problem: Problem, theirs: Mapping[str, Array]) -> dict[str, float]:
+    """Return for each array how far it is from what is expected, by its bound."""
+    return {name: problem.expected(name).ratio(blank_unused(problem, name, X)) for name, X in theirs.items()}
+
+
 def distances(X: Array, expected: Array) -> Array:
     """Return the errors number by number, finite: 1e300 where only one of the two is NaN or infinite."""
     far = np.where((expected == X) | (np.isnan(X) & np.isnan(expected)), 0, np.abs(X - expected))

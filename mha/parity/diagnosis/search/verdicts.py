@@ -48,56 +48,45 @@ class Judge:
     @functools.cached_property
     def few(self) -> tuple[Bench, Bench]:
         """Return the pipeline of a few queries, in float64 and in the layer's dtype."""
-        return self.benches(self.focus)
+        return Bench(self.problem, "float64", *self.focus), Bench(self.problem, self.problem.config.dtype, *self.focus)
 
     @functools.cached_property
     def all(self) -> tuple[Bench, Bench]:
         """Return the pipeline of all queries, in float64 and in the layer's dtype."""
-        return self.benches(Focus())
-
-    def benches(self, focus: Focus) -> tuple[Bench, Bench]:
-        """Make the pipelines of some queries."""
-        oracle, base = (Bench(self.problem, dtype, *focus) for dtype in ("float64", self.problem.config.dtype))
-        return oracle, base
+        return Bench(self.problem, "float64"), Bench(self.problem, self.problem.config.dtype)
 
     def verdict_on(self, state: State) -> MistakeVerdict:
         """Judge a set of mistakes, first in a few queries."""
-        if self.focus.rows != ALL and (verdict := self.by(self.few, state)).ratio > REFUTED:
+        if self.focus.rows != ALL and (verdict := self.verdict_by(self.few, state)).ratio > REFUTED:
             return verdict._replace(sample=self.focus.samples[verdict.sample])
-        return self.by(self.all, state)
+        return self.verdict_by(self.all, state)
 
-    def by(self, benches: tuple[Bench, Bench], state: State) -> MistakeVerdict:
-        """Compute these mistakes in two pipelines, and judge how far their arrays are from that."""
-        verdict = judge_arrays(self.problem, self.theirs, *benches, state)
+    def verdict_by(self, benches: tuple[Bench, Bench], state: State) -> MistakeVerdict:
+        """Judge how far their arrays are from those with these mistakes, as two pipelines compute them."""
+        (oracle, base), dtype = benches, self.problem.config.dtype
+        worst, left, noise, sample, row = 0.0, 0.0, 0.0, 0, None
+        for name, X in self.theirs.items():
+            counts = oracle.counts(state, name, oracle.matters(name))
+            wide, narrow, there = oracle.steps(state, name), base.steps(state, name), oracle.cut(name, X)
+            if wide is None or narrow is None or wide.shape != there.shape:
+                worst = left = noise = np.inf
+                break
+            wide, narrow, there = (np.where(counts, Y, 0).astype(np.float64) for Y in (wide, narrow, there))
+            ratio = Expected.of(dtype, wide, narrow, name == "output").ratio(there)
+            if ratio > worst:
+                worst, sample = ratio, int(errors_by_sample(there, wide).argmax())
+                far = errors_by_query(name, there, wide) if oracle.rows == ALL else None
+                row = None if far is None else int(far[sample].argmax())
+            right = oracle.expected(name)
+            right = right._replace(X=np.where(counts, right.X, 0))
+            if right.ratio(there) > 1:
+                share = apart(there, wide) / apart(there, right.X) if np.isfinite(apart(there, wide)) else np.inf
+                left = max(left, share)
+            if "16" in dtype:  # its bounds are so wide that a similar mistake is within them
+                noise = max(noise, fraction(apart(there, wide), floor(dtype, wide, narrow)))
         for bench in benches:
             bench.forget()
-        return verdict
-
-
-def judge_arrays(
-    problem: Problem, theirs: Mapping[str, Array], oracle: Bench, base: Bench, state: State
-) -> MistakeVerdict:
-    """Judge how far their arrays are from those with these mistakes, in the samples and queries of two pipelines."""
-    dtype, rows = problem.config.dtype, oracle.rows
-    worst, left, noise, sample, row = 0.0, 0.0, 0.0, 0, None
-    for name, X in theirs.items():
-        counts = oracle.counts(state, name, oracle.matters(name))
-        wide, narrow, there = oracle.steps(state, name), base.steps(state, name), oracle.cut(name, X)
-        if wide is None or narrow is None or wide.shape != there.shape:
-            return MistakeVerdict(np.inf, np.inf, np.inf, 0)
-        wide, narrow, there = (np.where(counts, Y, 0).astype(np.float64) for Y in (wide, narrow, there))
-        ratio = Expected.of(dtype, wide, narrow, name == "output").ratio(there)
-        if ratio > worst:
-            worst, sample = ratio, int(errors_by_sample(there, wide).argmax())
-            far = errors_by_query(name, there, wide) if rows == ALL else None
-            row = None if far is None else int(far[sample].argmax())
-        right = oracle.expected(name)
-        right = right._replace(X=np.where(counts, right.X, 0))
-        if right.ratio(there) > 1:
-            left = max(left, apart(there, wide) / apart(there, right.X)) if np.isfinite(apart(there, wide)) else np.inf
-        if "16" in dtype:  # its bounds are so wide that a similar mistake is within them
-            noise = max(noise, fraction(apart(there, wide), floor(dtype, wide, narrow)))
-    return MistakeVerdict(worst, left, noise, sample, row)
+        return MistakeVerdict(worst, left, noise, sample, row)
 
 
 def floor(dtype: FloatName, wide: Array, narrow: Array) -> float:

@@ -10,6 +10,7 @@ from mha.core.options.config import numpy_dtype
 from mha.core.options.names import FloatName
 from mha.parity.diagnosis.pipeline.parts import PART_OF
 from mha.parity.diagnosis.pipeline.pieces import Array
+from mha.parity.diagnosis.search.sample import ratios
 from mha.parity.rule.problem import Expected, Problem
 
 ROWS = 5  # with fewer queries any norm fits, as its scale and shift are unknown
@@ -58,9 +59,8 @@ def more_than_attention(asked: Problem, theirs: Mapping[str, Array]) -> str:
 
     theirs: in the compared shapes.
     """
-    steps = {name: np.where(asked.matters(name), X, 0) for name, X in theirs.items() if name in PART_OF}
-    different = [name for name, X in steps.items() if asked.expected(name).ratio(X) > 1]
-    if different != ["output"]:
+    far = ratios(asked, {name: X for name, X in theirs.items() if name in PART_OF})
+    if [name for name in far if far[name] > 1] != ["output"]:
         return ""
     rows, dtype = asked.rows_that_count, asked.config.dtype
     output, plain = (X["output"][rows] for X in (asked.oracle, asked.base))  # (rows, features)

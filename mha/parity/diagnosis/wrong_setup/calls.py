@@ -21,7 +21,7 @@ from mha.parity.diagnosis.mistakes.of_softmax import divide_by_nothing, fill_hid
 from mha.parity.diagnosis.pipeline.parts import PART_OF, PARTS, compute
 from mha.parity.diagnosis.pipeline.pieces import Array
 from mha.parity.diagnosis.pipeline.plan import Plan, equal_plans, hiding_fields, make_plan
-from mha.parity.diagnosis.search.sample import Focus, blank_unused, features_of
+from mha.parity.diagnosis.search.sample import Focus, blank_unused, features_of, ratios
 from mha.parity.diagnosis.search.verdicts import NOISE, SURE, Judge, apart, floor
 from mha.parity.rule.layouts import GRADIENT
 from mha.parity.rule.problem import Expected, Problem, problem
@@ -210,9 +210,9 @@ def over_samples(asked: Problem, output: Array) -> Expected | None:
 def may_explain(asked: Problem, theirs: Mapping[str, Array]) -> bool:
     """Return whether another call can explain theirs: all clear differences come after the rotation."""
     steps = {name: X for name, X in theirs.items() if name in PART_OF}
-    ratios = {name: asked.expected(name).ratio(blank_unused(asked, name, X)) for name, X in steps.items()}
+    far = ratios(asked, steps)
     early = (name for name in steps if PART_OF[name] in EARLY and not name.startswith("rotate"))
-    return max(ratios.values(), default=0.0) >= SURE and all(ratios[name] <= 1 for name in early)
+    return max(far.values(), default=0.0) >= SURE and all(far[name] <= 1 for name in early)
 
 
 def masks(asked: Problem) -> Iterator[OtherCall]:
