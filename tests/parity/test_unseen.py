@@ -8,7 +8,7 @@ from ports import Port
 
 import mha
 from mha import parity
-from mha.parity.diagnosis.blind_spots import drawing, views
+from mha.parity.diagnosis.blind_spots import probes, views
 from mha.parity.diagnosis.blind_spots.views import USUAL
 from mha.parity.diagnosis.pipeline.parts import all_steps
 from mha.parity.diagnosis.pipeline.plan import equal_plans, make_plan
@@ -239,5 +239,5 @@ def test_the_outcome_of_a_suite_lists_what_every_case_leaves_unseen():
 @pytest.mark.parametrize("given", [planted.PADDED, planted.PACKED], ids=["positions", "segments"])
 def test_tokens_that_are_drawn_are_padding_too(given):
     layer, inputs, arguments = planted.Call(planted.SQUARE, given).made()
-    drawn = drawing.draw_arguments(problem(layer, *inputs, planted.DEFAULTS | arguments, None), 11, 13)
+    drawn = probes.draw_arguments(problem(layer, *inputs, planted.DEFAULTS | arguments, None), 11, 13)
     assert {name: X.min() for name, X in drawn.items()} == dict.fromkeys(given, -1)

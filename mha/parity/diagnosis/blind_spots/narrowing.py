@@ -5,12 +5,17 @@ from typing import Any
 
 import numpy as np
 
-from mha.core.options.config import numpy_dtype
+from mha.core.options.config import Config, numpy_dtype
 from mha.layer import restore
-from mha.parity.diagnosis.blind_spots.drawing import Array, widths
 from mha.parity.rule.problem import Problem
 
+Array = np.ndarray
 FEATURES = 64  # features of an input that are always left
+
+
+def widths(config: Config) -> tuple[int, int, int]:
+    """Return the widths of queries, keys and values."""
+    return config.query_size, config.key_size, config.value_size
 
 
 def in_samples(most: int, asked: Problem) -> Problem:

@@ -13,8 +13,7 @@ from mha.core.call import ALL, ROWS, axes_of
 from mha.core.options.config import Config, numpy_dtype
 from mha.core.options.names import FloatName
 from mha.layer import MultiHeadAttention, restore
-from mha.parity.diagnosis.blind_spots.drawing import draw_arguments, draw_inputs, widths
-from mha.parity.diagnosis.blind_spots.narrowing import in_samples
+from mha.parity.diagnosis.blind_spots.narrowing import in_samples, widths
 from mha.parity.rule.problem import Problem, problem
 from mha.parity.rule.rules import UNIT, in_dtype
 
@@ -27,6 +26,44 @@ TWICE = 1031  # keys of more than two blocks
 TABLE = 8200  # positions beyond the end of a long one
 SMALL = 5  # the largest bound of a window in a probe, which stands for larger ones
 MEMORY = 1e9  # bytes that the comparison of a long sequence may take, about
+QUIET = 1e-3  # of every third token, so that an epsilon matters
+SEEN = 0.6  # the share of a mask that is True
+
+
+def draw_inputs(config: Config, B: int, Q: int, K: int, one_input: bool) -> list[Array]:
+    """Draw queries, keys and values of standard deviation 1, but for every third token."""
+    random = np.random.default_rng(0)
+    made = [random.normal(size=(B, T, width)) for T, width in zip((Q, K, K), widths(config), strict=True)]
+    for X in made:
+        X[:, 1::3] *= QUIET
+    return [made[0]] * 3 if one_input else made
+
+
+def draw_arguments(asked: Problem, Q: int, K: int) -> dict[str, Array]:
+    """Draw the arguments that a call has, for so many queries and keys; an offset stays unchanged."""
+    random, made, sizes = np.random.default_rng(2), dict[str, Array](), asked.sizes
+    given = asked.call.arrays()
+    if Q != K:  # then the keys are not of the same texts as the queries
+        given |= {name: X for name, X in asked.call.segment_ids().items() if X is not None}
+    old = {"B": sizes.B, "H": sizes.config.num_heads, "Q": sizes.Q, "K": sizes.K}
+    new = old | {"Q": Q, "K": K}
+    for name, X in given.items():
+        row, axes = ROWS[name], axes_of(name, X)
+        if row.holds == "integers" and row.usual is None:
+            continue
+        shape = [new[letter] if n == old[letter] else n for letter, n in zip(axes, X.shape, strict=True)]
+        if row.usual is not None:
+            first, below = row.usual(Q if row.axes[0] == "Q" else K)
+            # An array that is one for all samples is drawn for each.
+            made[name] = random.integers(first, max(below, first + 1), shape if "B" in axes else (sizes.B, *shape))
+        elif row.holds == "booleans":
+            made[name] = random.random(shape) < SEEN
+        else:
+            number = random.normal(size=shape)
+            if row.hides and not np.isfinite(X).all():  # it hides other keys then
+                number[random.random(shape) > SEEN] = row.hidden
+            made[name] = number.astype(X.dtype)
+    return made
 
 
 def inputs(attention: MultiHeadAttention, one_input: bool = False) -> dict[Inputs, Any]:

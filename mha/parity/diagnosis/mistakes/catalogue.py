@@ -9,12 +9,11 @@ from mha.parity.diagnosis.mistakes.of_norms import OF_NORMS
 from mha.parity.diagnosis.mistakes.of_output_gate import OF_OUTPUT_GATE
 from mha.parity.diagnosis.mistakes.of_permutations import OF_PERMUTATIONS
 from mha.parity.diagnosis.mistakes.of_rotated_parts import OF_ROTATED_PARTS
-from mha.parity.diagnosis.mistakes.of_rotations import OF_ROTATIONS
+from mha.parity.diagnosis.mistakes.of_rotations import OF_ROTATIONS, OF_TEMPERATURE
 from mha.parity.diagnosis.mistakes.of_scores import OF_BIASES, OF_SCALE, OF_SCORES
 from mha.parity.diagnosis.mistakes.of_segments import OF_SEGMENTS
 from mha.parity.diagnosis.mistakes.of_sinks import OF_SINKS
 from mha.parity.diagnosis.mistakes.of_softmax import OF_NAN, OF_SOFTMAX
-from mha.parity.diagnosis.mistakes.of_temperature import OF_TEMPERATURE
 from mha.parity.diagnosis.mistakes.of_weights import OF_KERNELS, OF_ORDERS_AND_BIASES
 
 CATALOGUE = (

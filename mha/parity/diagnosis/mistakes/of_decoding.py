@@ -11,10 +11,10 @@ import numpy as np
 
 from mha.parity.diagnosis.mistakes.mistake import Mistake, hiding, only_where
 from mha.parity.diagnosis.mistakes.of_rotations import rotates, turn_by
+from mha.parity.diagnosis.mistakes.of_scores import ALIKE
 from mha.parity.diagnosis.pipeline.pieces import CONDITIONS, Array, rotate, split
 from mha.parity.diagnosis.pipeline.plan import OFFSETS, Plan, replace
 
-ALIKE = 0.02  # a bias goes by distances, if it is as near to that as this share of the largest
 FACTORS = (2, 4, 8)  # by which a longer sequence stretches the rotation
 BEAMS: dict[str, Callable[[int], list[int]]] = {
     "of the sample before": lambda B: [(b - 1) % B for b in range(B)],

@@ -1,5 +1,6 @@
-"""Known mistakes with the rotation of queries and keys: positions, frequencies and the magnitude."""
+"""Known mistakes with positions: the rotation of queries and keys, its frequencies, its magnitude; the temperature."""
 
+import dataclasses
 from collections.abc import Callable
 from functools import partial
 
@@ -201,4 +202,28 @@ OF_ROTATIONS = only_where(
             one(partial(turn_by, lambda plan, role, places: through("bfloat16")(places.astype(np.float64))))),
     Mistake("the table of angles is too short", "positions beyond its end turn as the last one does", ("q", "k"),
             {f"{size} positions": partial(turn_by, partial(within_table, size)) for size in TABLES}),
+)  # fmt: skip
+
+
+def change_temperature(plan: Plan, **options: float) -> Plan:
+    """Take a temperature with other options."""
+    return replace(plan, temperature=dataclasses.replace(plan.temperature, **options))
+
+
+OF_TEMPERATURE = only_where(
+    lambda plan: plan.temperature is not None,
+    Mistake("the temperature is forgotten", "queries are not multiplied by the factor of their position", ("q",),
+            one(partial(replace, temperature=None))),
+    Mistake("the temperature has the other shift", "0 is added to positions for 1, as Ministral 3 has it, or 1 for 0, "
+            "as Llama 4", ("q",),
+            one(lambda plan: change_temperature(plan, shift=0 if plan.temperature.shift else 1))),
+    Mistake("the temperature goes by rows", "by the number of a query's row, or its slot, for its position", ("q",),
+            one(partial(replace, tempered_places=lambda plan, places: np.arange(places.shape[1])[None]))),
+    Mistake("the temperature grows at every position", "the positions are not divided by the floor", ("q",),
+            one(partial(change_temperature, floor=1))),
+    Mistake("the temperature is inverted", "queries are divided by the factor of their position", ("q",),
+            one(partial(replace, factors=lambda X: 1 / X))),
+    Mistake("the temperature is that of keys", "keys are multiplied by the factor of their position", ("q", "k"),
+            {"not of queries": partial(replace, tempered=("k",)),
+             "of queries, too": partial(replace, tempered=("q", "k"))}),
 )  # fmt: skip
