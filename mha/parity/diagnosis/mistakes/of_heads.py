@@ -48,16 +48,6 @@ def merge_interleaved(X: Array) -> Array:
     return X.transpose(0, 2, 3, 1).reshape(B, T, d * H)  # (B, T, d*H)
 
 
-def split_as_it_lies(X: Array, heads: int) -> Array:
-    """Split without the permute."""
-    return X.reshape(len(X), heads, X.shape[1], -1)  # (B, H, T, d)
-
-
-def merge_as_it_lies(X: Array) -> Array:
-    """Merge without the permute."""
-    return X.reshape(len(X), X.shape[2], -1)  # (B, T, H*d)
-
-
 def other_heads(heads: int, plan: Plan) -> Plan | None:
     """Take another number of heads, if the features can be split so and no argument has an axis of heads."""
     config = plan.config
@@ -120,9 +110,9 @@ OF_HEADS = (
               {"": partial(interleave, (name,), True), "the other way": partial(interleave, (name,), False)})
       for name in PROJECTIONS),
     Mistake("the split lacks the permute", "(B, T, H*d) is reshaped to (B, H, T, d) as it lies", ("q", "k", "v"),
-            one(partial(replace, split=split_as_it_lies))),
+            one(partial(replace, split=lambda X, heads: X.reshape(len(X), heads, X.shape[1], -1)))),  # (B, H, T, d)
     Mistake("the merge lacks the permute", "(B, H, T, d) is reshaped to (B, T, H*d) as it lies", ("output",),
-            one(partial(replace, merge=merge_as_it_lies, rows=slice(None)))),
+            one(partial(replace, merge=lambda X: X.reshape(len(X), X.shape[2], -1), rows=slice(None)))),  # (B, T, H*d)
     Mistake("another number of heads", "the features are split into more or fewer heads",
             ("q", "k", "v", "scores", "weights"),
             {f"{heads} heads": partial(other_heads, heads)
