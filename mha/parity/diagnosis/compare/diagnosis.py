@@ -169,7 +169,7 @@ def of_numbers(problem: Problem, steps: Mapping[str, Array], searches: Searches,
     """Explain the arrays by a number that is fitted, if that is sure; far: as for `attempts`."""
     for number in numbers.NUMBERS:
         form = numbers.fit_number(number, problem, steps, searches.first, searches.effort)
-        if form is not None and (one := explanation_of(*searches.verdict_on((form,)), far)).sure:
+        if form is not None and (one := explanation_of((form,), searches.verdict_on((form,)), far)).sure:
             return [one]
     return []
 

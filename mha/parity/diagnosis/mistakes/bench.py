@@ -21,6 +21,7 @@ from mha.parity.rule.problem import Expected, Problem
 
 LARGE = (-np.inf, -1e9, -1e6, -1e5, -1e4, -1e3)  # numbers that are added
 SEEN = "where it hides all, all are seen"
+ALL = slice(None)
 APPLIED: tuple[tuple[str, Change], ...] = (
     ("where it hides all, there is NaN", divide_by_nothing),
     *((SEEN, partial(fill_hidden, number, True)) for number in LARGE),
@@ -38,9 +39,6 @@ def other_forms(form: Form) -> tuple[Form, ...]:
         Form(form.place, form.mistake, f"{form.how}{'; ' * bool(form.how)}{words}", partial(apply_first, applied), True)
         for words, applied in APPLIED
     )
-
-
-ALL = slice(None)
 
 
 class Bench:

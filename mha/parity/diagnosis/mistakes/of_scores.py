@@ -9,6 +9,8 @@ from mha.parity.diagnosis.mistakes.mistake import Mistake, one, only_where, with
 from mha.parity.diagnosis.pipeline.pieces import Array, Steps, finite_bias, widen
 from mha.parity.diagnosis.pipeline.plan import Plan, replace
 
+ALIKE = 0.02  # biases are a rule's slopes times distances, if they are as near to it as this share of the largest
+
 
 def cap_last(plan: Plan) -> Plan | None:
     """Cap after the bias."""
@@ -70,7 +72,6 @@ def multiply(times: float, plan: Plan) -> Plan:
     return replace(plan, softmax=lambda plan, scores, visible: right(plan, scores * scores.dtype.type(times), visible))
 
 
-ALIKE = 0.02  # biases are a rule's slopes times distances, if they are as near to it as this share of the largest
 # Of any number, see `search.numbers`.
 ANOTHER_SCALE = Mistake("another scale", "dot products are multiplied by another number", ("scores",), {})
 SCORES_MULTIPLIED = Mistake("scores are multiplied", "by a number, after the cap and the bias", ("weights",), {})

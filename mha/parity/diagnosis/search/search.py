@@ -21,6 +21,7 @@ NEAR_IN_HALF = 0.3
 MOST = 6  # mistakes at once, if steps show one after the other
 BRANCHES = 8  # sets of mistakes that are followed at once
 CONFIRMED = 12  # near sets of mistakes that are computed in all samples
+SAMPLES, ROUNDS = 3, 6  # of searches, at most
 
 
 class Search:
@@ -205,9 +206,6 @@ def extend(state: State, additions: Iterable[State]) -> Iterable[State]:
             yield tuple(sorted((*state, *addition), key=lambda form: form.place))
 
 
-SAMPLES, ROUNDS = 3, 6  # of searches, at most
-
-
 class Searches:
     """The searches for the mistakes in their arrays, one after the other, as far as the time reaches.
 
@@ -218,9 +216,8 @@ class Searches:
         self.problem, self.theirs, self.forms, self.effort = problem, theirs, forms, effort
         self.order = worst_first(problem, theirs)
         self.first = Focus(self.order[:1], telling(problem, theirs, self.order[0]), features_of(problem, theirs))
-        self.judge = Judge(problem, theirs, self.first)
+        self.verdict_on = functools.cache(Judge(problem, theirs, self.first).verdict_on)  # of all samples
         self.made: list[Search] = []
-        self.verdicts: dict[State, MistakeVerdict] = {}
 
     @property
     def tried(self) -> int:
@@ -233,12 +230,6 @@ class Searches:
         if not known:
             self.made.append(Search(self.problem, self.theirs, self.forms, focus, self.effort, before))
         return (known or self.made)[-1]
-
-    def verdict_on(self, state: State) -> tuple[State, MistakeVerdict]:
-        """Judge a set of mistakes in all samples, once."""
-        if state not in self.verdicts:
-            self.verdicts[state] = self.judge.verdict_on(state)
-        return state, self.verdicts[state]
 
     def run(self, pairs: bool) -> list[tuple[State, MistakeVerdict]]:
         """Search for mistakes, and judge what comes near in all samples; pairs: whether to try two at a time.
@@ -261,12 +252,12 @@ class Searches:
                     break
                 search = wider
                 continue
-            judged = [self.verdict_on(state) for state in states[:CONFIRMED]]
+            judged = [(state, self.verdict_on(state)) for state in states[:CONFIRMED]]
             found += judged
             if same := [state for state, verdict in judged if verdict.same]:
                 known = {state for state, _ in found}
                 alike = dict.fromkeys(other for state in same for other in search.alike(state) if other not in known)
-                return [*found, *map(self.verdict_on, alike)]
+                return [*found, *((state, self.verdict_on(state)) for state in alike)]
             if not search.tighten(states[0]):
                 focus = self.counterexample(search.focus, [verdict for _, verdict in judged])
                 if focus != search.focus and len(focus.samples) <= SAMPLES:

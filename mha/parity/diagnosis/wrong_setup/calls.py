@@ -30,6 +30,12 @@ from mha.parity.rule.rules import fraction
 FEW = 8  # queries with the largest errors, and as many at the end
 WORK = 2e9  # numbers to read for all values of an argument, at most
 EARLY = ("q", "k", "v")  # parts that no argument of a call changes, but for the rotation
+SWAPPED = "samples and tokens are swapped"
+SWAPPED_EFFECT = "attention goes over the first axis, as of PyTorch's layer without batch_first"
+# The results of ports for a query that sees no key.
+EMPTY: dict[str, Change] = {
+    "0": lambda plan: plan, "NaN": divide_by_nothing, "mean": partial(fill_hidden, -np.inf, False)
+}  # fmt: skip
 
 
 class Near:
@@ -104,14 +110,6 @@ def worst_rows(asked: Problem, theirs: Mapping[str, Array], few: int) -> Array:
         distance = np.nan_to_num(np.abs(blank_unused(asked, name, X) - asked.expected(name).X), nan=np.inf)
         far = np.maximum(far, distance.max((0, 2) if X.ndim == 3 else (0, 1, 3)) / asked.expected(name).limit)
     return np.unique([*np.argsort(-far, kind="stable")[:few], *range(Q - few, Q)])
-
-
-SWAPPED = "samples and tokens are swapped"
-SWAPPED_EFFECT = "attention goes over the first axis, as of PyTorch's layer without batch_first"
-# The results of ports for a query that sees no key.
-EMPTY: dict[str, Change] = {
-    "0": lambda plan: plan, "NaN": divide_by_nothing, "mean": partial(fill_hidden, -np.inf, False)
-}  # fmt: skip
 
 
 class OtherCall(NamedTuple):

@@ -22,6 +22,13 @@ from mha.parity.rule.relations import pairing_order
 from mha.parity.rule.rules import error, fraction, largest
 
 ROTATED = ("rotate_q", "rotate_k")
+MORE = 2  # rows beyond the numbers that are fitted to them, at least
+FACTOR, SHIFTED = "times ", "with a number added to each row"
+HEADS, COMPONENTS = "with its heads in another order", "with the components of a head in another order"
+PAIRS_OF = "neighbours for halves", "halves for neighbours"
+ORDERS = HEADS, COMPONENTS, *(f"with {words}" for words in PAIRS_OF)
+FEW = 64  # rows by which an order is found
+CLEAR = 4.0  # bounds: a later step that would be so far away shows that theirs was not used
 
 
 def undo_shifts(asked: Problem, taken: Mapping[str, Array], passed: Mapping[str, bool]) -> tuple[dict[str, Array], str]:
@@ -70,15 +77,6 @@ def rotate_by(asked: Problem, shift: Array, X: Array) -> Array:
     """Rotate heads (B, H, T, d) by so many positions a sample, (B,), in float64."""
     rotary: Any = asked.config.rotary
     return turn(X.astype(np.float64), shift[:, None], np.array(rotary.angles()), rotary.interleaved)
-
-
-MORE = 2  # rows beyond the numbers that are fitted to them, at least
-FACTOR, SHIFTED = "times ", "with a number added to each row"
-HEADS, COMPONENTS = "with its heads in another order", "with the components of a head in another order"
-PAIRS_OF = "neighbours for halves", "halves for neighbours"
-ORDERS = HEADS, COMPONENTS, *(f"with {words}" for words in PAIRS_OF)
-FEW = 64  # rows by which an order is found
-CLEAR = 4.0  # bounds: a later step that would be so far away shows that theirs was not used
 
 
 class Way(NamedTuple):
