@@ -51,10 +51,10 @@ def one(change: Change) -> dict[str, Change]:
     return {"": change}
 
 
-def only_where(possible: Callable[[Plan], Any], *mistakes: Mistake) -> tuple[Mistake, ...]:
-    """Make mistakes impossible in plans that lack what they need, such as a rotation."""
+def only_where(possible: Callable[[Any], Any], *mistakes: Mistake) -> tuple[Mistake, ...]:
+    """Make mistakes impossible in plans, or a `Backward`, that lack what they need, such as a rotation."""
 
-    def change_where(change: Change, plan: Plan) -> Plan | None:
+    def change_where(change: Change, plan: Any) -> Any:
         return change(plan) if possible(plan) else None
 
     return tuple(

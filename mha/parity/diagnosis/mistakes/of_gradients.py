@@ -1,17 +1,17 @@
 """Known mistakes in gradients, of implementations whose outputs are right."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
 import numpy as np
 
-from mha.parity.diagnosis.mistakes.mistake import Change, Mistake, one
+from mha.parity.diagnosis.mistakes.mistake import Change, Mistake, one, only_where
 from mha.parity.diagnosis.mistakes.of_softmax import divide_by_nothing, fill_hidden, uniform_over
 from mha.parity.diagnosis.mistakes.of_weights import PROJECTIONS
 from mha.parity.diagnosis.pipeline import backward, pieces
 from mha.parity.diagnosis.pipeline.backward import Backward
-from mha.parity.diagnosis.pipeline.parts import ROLES
+from mha.parity.diagnosis.pipeline.parts import ROLES, rotate_heads
 from mha.parity.diagnosis.pipeline.pieces import Array
 from mha.parity.rule.layouts import PAIRS
 
@@ -31,22 +31,15 @@ def stop(*names: str) -> Change:
     return partial(on_the_way, dict.fromkeys(names, np.zeros_like))
 
 
-def detach(role: str) -> dict[str, Change]:
-    """Make the forms of detached queries, keys or values."""
-    return {"after the projection": stop(role), "before the projection": stop(ROLES[role])}
+def rescale(factor: Callable[[Backward], float], names: Sequence[str], back: Backward) -> Backward | None:
+    """Multiply the gradients at these places by a factor."""
+    times = factor(back)
+    return on_the_way(dict.fromkeys(names, lambda X: X * times), back) if names and times != 1 else None
 
 
 def of_parameters(factor: Callable[[Backward], float], kinds: tuple[str, ...], back: Backward) -> Backward | None:
     """Multiply the gradients of kernels or biases by a factor."""
-    names = [name for name in back.plan.weights if name.endswith(kinds)]
-    times = factor(back)
-    return on_the_way({name: lambda X: X * times for name in names}, back) if names and times != 1 else None
-
-
-def rescale_output(factor: Callable[[Backward], float], back: Backward) -> Backward | None:
-    """Multiply the gradient of the output by a factor."""
-    times = factor(back)
-    return None if times == 1 else on_the_way({"output": lambda X: X * times}, back)
+    return rescale(factor, [name for name in back.plan.weights if name.endswith(kinds)], back)
 
 
 def unhide(normalized: bool, back: Backward) -> Backward | None:
@@ -101,17 +94,10 @@ def without_sum(back: Backward, by_weights: Array) -> Array:
     return back.shares * np.where(back.in_softmax, by_weights, 0)
 
 
-def straight_cap(back: Backward) -> Backward | None:
-    """Pass gradients through the cap as they come."""
-    return None if back.plan.softcap is None else replace(back, through_cap=lambda back, by_capped: by_capped)
-
-
-def rescale(factor: Callable[[Backward], float], roles: str, back: Backward) -> Backward | None:
-    """Multiply the gradients of scaled scores by a factor, on their way to queries or keys."""
-    if back.plan.config.pooling != "dot" or factor(back) == 1:
-        return None
-    times = factor(back)
-    return on_the_way({f"scaled_{role}": lambda X: X * times for role in roles}, back)
+def through_constant_norm(back: Backward, role: str, by_X: Array) -> tuple[Array, Array]:
+    """Take what a norm divides by, and its mean, for constants."""
+    normalized, roots, scale = back.parts_of_norm(role)
+    return by_X * scale / roots, backward.by_scale(scale, by_X * normalized)
 
 
 def transpose(names: tuple[str, ...], back: Backward) -> Backward | None:
@@ -135,35 +121,13 @@ def without_group_sum(mean: bool, back: Backward) -> Backward | None:
     return replace(back, unshare=unshare)
 
 
-def without_turn_back(again: bool, back: Backward) -> Backward | None:
-    """Do not turn gradients back; again: turn them as heads are turned."""
-    if back.plan.frequencies is None:
-        return None
-
-    def turn_back(back: Backward, role: str, by_X: Array) -> Array:
-        return backward.rotate_heads(back.plan, role, by_X) if again else by_X
-
-    return replace(back, turn_back=turn_back)
-
-
-def constant_norm(back: Backward) -> Backward | None:
-    """Take what a norm divides by, and its mean, for constants."""
-    if not back.plan.norms:
-        return None
-
-    def through_norm(back: Backward, role: str, by_X: Array) -> tuple[Array, Array]:
-        normalized, roots, scale = back.parts_of_norm(role)
-        return by_X * scale / roots, backward.by_scale(scale, by_X * normalized)
-
-    return replace(back, through_norm=through_norm)
-
-
 MEANS: dict[str, Callable[[Backward], float]] = {
     "over samples": lambda back: 1 / len(back.cotangent),
     "over tokens": lambda back: 1 / back.cotangent.shape[1],
     "over both": lambda back: 1 / (back.cotangent.shape[0] * back.cotangent.shape[1]),
 }
 KINDS = {"kernels": (".kernel",), "biases": (".bias",), "kernels and biases": (".kernel", ".bias")}
+OUTPUT, SCALED = ("output",), ("scaled_q", "scaled_k")  # places on the way of gradients
 PARAMETERS = ".kernel", ".bias", ".scale", "sinks"
 DROPPED = {"of attention weights": ("weights",), "of what is pooled": ("pooled",)}  # where the factor may be
 
@@ -176,26 +140,29 @@ AFTERWARDS = {
 ALIKE: Change = partial(uniform_over, True)
 
 GRADIENT_MISTAKES = (
-    Mistake("queries are detached", "no gradient flows back through queries", (), detach("q")),
-    Mistake("keys are detached", "no gradient flows back through keys", (), detach("k")),
-    Mistake("values are detached", "no gradient flows back through values", (), detach("v")),
+    *(Mistake(f"{name} are detached", f"no gradient flows back through {name}", (),
+              {"after the projection": stop(role), "before the projection": stop(name)})
+      for role, name in ROLES.items()),
     Mistake("attention weights are detached", "gradients take attention weights for constants", (),
             one(stop("weights"))),
     Mistake("a projection gets no gradient", "the gradients of its kernel and bias are 0", (),
             {name: stop(f"{name}.kernel", f"{name}.bias") for name in PROJECTIONS}
             | {"biases alone": stop(*(f"{name}.bias" for name in PROJECTIONS))}),
-    Mistake("the cap's derivative is forgotten", "gradients pass the cap as if it were not there", (),
-            one(straight_cap)),
+    *only_where(
+        lambda back: back.plan.softcap is not None,
+        Mistake("the cap's derivative is forgotten", "gradients pass the cap as if it were not there", (),
+                one(partial(replace, through_cap=lambda back, by_capped: by_capped)))),
     Mistake("gradients forget what hides keys", "hidden keys get gradients of weights that they do not have", (),
             {"": partial(unhide, False), "and sums have all keys": partial(unhide, True)}),
     Mistake("the gradient of the softmax lacks its sum", "p * by_p instead of p * (by_p - sum(p * by_p))", (),
             one(partial(replace, through_softmax=without_sum))),
-    Mistake("the scale is forgotten in gradients", "gradients of queries or keys lack the scale of scores", (),
-            {"of both": partial(rescale, lambda back: 1 / back.plan.scale, "qk"),
-             "of queries": partial(rescale, lambda back: 1 / back.plan.scale, "q"),
-             "of keys": partial(rescale, lambda back: 1 / back.plan.scale, "k")}),
-    Mistake("the scale is applied twice in gradients", "gradients of queries and keys have it twice", (),
-            {"": partial(rescale, lambda back: back.plan.scale, "qk")}),
+    *only_where(
+        lambda back: back.plan.config.pooling == "dot",
+        Mistake("the scale is forgotten in gradients", "gradients of queries or keys lack the scale of scores", (),
+                {how: partial(rescale, lambda back: 1 / back.plan.scale, names) for how, names in {
+                    "of both": SCALED, "of queries": SCALED[:1], "of keys": SCALED[1:]}.items()}),
+        Mistake("the scale is applied twice in gradients", "gradients of queries and keys have it twice", (),
+                one(partial(rescale, lambda back: back.plan.scale, SCALED)))),
     Mistake("gradients of kernels are transposed", "the gradient of a square kernel is (out, in)", (),
             {"of all": partial(transpose, PROJECTIONS),
              **{name: partial(transpose, (name,)) for name in PROJECTIONS},
@@ -205,16 +172,18 @@ GRADIENT_MISTAKES = (
              for how, factor in MEANS.items()}),
     Mistake("gradients are added twice", "those of the step before were not set to 0, or a loss counts twice", (),
             {"those of weights": partial(of_parameters, lambda back: 2.0, PARAMETERS),
-             "all": partial(rescale_output, lambda back: 2.0)}),
+             "all": partial(rescale, lambda back: 2.0, OUTPUT)}),
     Mistake("the loss is a mean", "gradients are those of a mean of the outputs, not of the sum", (),
-            {how: partial(rescale_output, factor) for how, factor in MEANS.items()}
-            | {"over all numbers": partial(rescale_output, lambda back: 1 / back.cotangent.size)}),
+            {how: partial(rescale, factor, OUTPUT) for how, factor in MEANS.items()}
+            | {"over all numbers": partial(rescale, lambda back: 1 / back.cotangent.size, OUTPUT)}),
     Mistake("gradients of shared heads are not summed", "a head of keys has the gradient of one of its heads", (),
             {"the first of each group": partial(without_group_sum, False),
              "their mean": partial(without_group_sum, True)}),
-    Mistake("gradients are not turned back", "the rotation is left out of gradients, or done again", (),
-            {"not at all": partial(without_turn_back, False),
-             "turned again": partial(without_turn_back, True)}),
+    *only_where(
+        lambda back: back.plan.frequencies is not None,
+        Mistake("gradients are not turned back", "the rotation is left out of gradients, or done again", (),
+                {"not at all": partial(replace, turn_back=lambda back, role, by_X: by_X),
+                 "turned again": partial(replace, turn_back=lambda back, *heads: rotate_heads(back.plan, *heads))})),
     Mistake("rows without keys are NaN", "the softmax of a row of minus infinity is NaN, and so are its "
             "gradients, even where the loss leaves the row out or the NaN became 0 afterwards", (),
             {f"{'a mask is added' if added else 'hidden scores are filled in'}{AFTERWARDS[kept]}":
@@ -225,8 +194,10 @@ GRADIENT_MISTAKES = (
              "a mask is added": partial(in_empty_rows, ALIKE, True, ""),
              "a mask of -10000 is added": partial(in_empty_rows, partial(fill_hidden, -1e4, True), True, "")}),
     Mistake("sinks get no gradient", "they are taken for constants", (), one(stop("sinks"))),
-    Mistake("a norm is a constant in gradients", "gradients do not flow through what a norm divides by", (),
-            one(constant_norm)),
+    *only_where(
+        lambda back: back.plan.norms,
+        Mistake("a norm is a constant in gradients", "gradients do not flow through what a norm divides by", (),
+                one(partial(replace, through_norm=through_constant_norm)))),
 )  # fmt: skip
 DROPOUT = Mistake(
     "dropout's scale in gradients alone", "gradients are multiplied by 1 / (1 - p), the output is not", (), {}

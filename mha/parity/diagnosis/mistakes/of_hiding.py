@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from mha.parity.diagnosis.mistakes.equivalent_masks import anywhere, in_part
-from mha.parity.diagnosis.mistakes.mistake import Change, Mistake, hiding, one
+from mha.parity.diagnosis.mistakes.mistake import Change, Mistake, hiding, one, only_where
 from mha.parity.diagnosis.mistakes.of_masks import (  # fmt: skip
     MOVED,
     SINGLE,
@@ -163,17 +163,18 @@ OF_WINDOWS = (
 )  # fmt: skip
 
 
-OF_CHUNKS = (
+OF_CHUNKS = only_where(
+    lambda plan: "chunk" in plan.hiding,
     Mistake("the chunks are ignored", "queries see keys of other chunks", ("weights",),
             one(partial(hiding, "chunk", None))),
     Mistake("the chunk is one longer", "one position more in each", ("weights",),
-            one(partial(set_where, "chunk", lambda plan: {"chunk": plan.chunk + 1}))),
+            one(lambda plan: replace(plan, chunk=plan.chunk + 1))),
     Mistake("the chunk is one shorter", "one position fewer in each", ("weights",),
-            one(partial(set_where, "chunk", lambda plan: {"chunk": max(1, plan.chunk - 1)}))),
+            one(lambda plan: replace(plan, chunk=max(1, plan.chunk - 1)))),
     Mistake("the chunk is counted from the query", "keys less than a chunk away are seen, as in a window", ("weights",),
             one(partial(hiding, "chunk", within_chunk))),
     Mistake("the chunks begin again at every offset", "the offset is left out of the chunks", ("weights",),
-            one(partial(set_where, "chunk", lambda plan: {"chunk_offsets": plan.chunk_offsets - plan.offsets}))),
+            one(lambda plan: replace(plan, chunk_offsets=plan.chunk_offsets - plan.offsets))),
     Mistake("the chunks go by rows", "the positions that are given are left out of the chunks", ("weights",),
             one(partial(hide_by_rows, "chunk"))),
 )  # fmt: skip

@@ -84,11 +84,15 @@ def move_segments(by: int, plan: Plan) -> Plan | None:
 
 def begin_later(by: int, plan: Plan) -> Plan | None:
     """Let each text begin so many tokens later, and the first where it does; order goes by rows, as it does there."""
-    if "segments" not in plan.hiding:
-        return None
-    return in_rows(
-        replace(plan, segments=shift_numbers(by, plan.segments), key_segments=shift_numbers(by, plan.key_segments))
-    )
+    names = "segments", "key_segments"
+    made = set_where("segments", lambda plan: {name: shift_numbers(by, getattr(plan, name)) for name in names}, plan)
+    return made and in_rows(made)
+
+
+def number_from_one(plan: Plan) -> Plan | None:
+    """Take segment 0 as padding."""
+    above = {"key_segments": lambda plan: plan.key_segments[:, None, None] > 0}
+    return set_where("segments", lambda plan: {"hiding": plan.hiding | above}, plan)
 
 
 def shift_numbers(by: int, X: Array) -> Array:
@@ -116,8 +120,7 @@ OF_SEGMENTS = (
             ("weights",),
             {"one later": anywhere(partial(begin_later, 1)), "one earlier": anywhere(partial(begin_later, -1))}),
     Mistake("segment 0 is padding", "texts are numbered from 1 on in the port", ("weights",),
-            one(anywhere(partial(set_where, "segments", lambda plan: {"hiding": plan.hiding | {
-                "key_segments": lambda plan: plan.key_segments[:, None, None] > 0}})))),
+            one(anywhere(number_from_one))),
     Mistake("padding is a segment like others", "tokens of padding see padding: a number below 0 is compared like any",
             ("weights",), one(partial(hiding, "key_segments", None))),
 )  # fmt: skip
