@@ -28,9 +28,9 @@ def tile_lengths(plan: Plan) -> Array:
     return np.tile(plan.lengths[:, 0], (plan.heads, 1, 1)).reshape(B, plan.heads, -1, 1)  # (B, H, 1 or Q, 1)
 
 
-def set_where(name: str, fields: Callable[[Plan], dict[str, Any]], plan: Plan) -> Plan | None:
-    """Set fields of a plan in which a condition of this name hides keys."""
-    return replace(plan, **fields(plan)) if name in plan.hiding else None
+def set_field(condition: str, field: str, value: Callable[[Plan], Any], plan: Plan) -> Plan | None:
+    """Set a field of a plan in which a condition of this name hides keys."""
+    return replace(plan, **{field: value(plan)}) if condition in plan.hiding else None
 
 
 def hide_queries(plan: Plan) -> Plan | None:
@@ -59,12 +59,12 @@ def invert_mask(plan: Plan, X: Array) -> Array:
 
 def change_order(first: Callable[[Plan], Array]) -> Change:
     """Make a change of the positions of the first query for the causal order, or for that in a mask."""
-    return anywhere(partial(set_where, "order", lambda plan: {"order_offsets": first(plan)}))
+    return anywhere(partial(set_field, "order", "order_offsets", first))
 
 
 def change_window(change: Callable[[Any, Any], tuple[Any, Any]]) -> Change:
     """Make a change of a window's sides, or of that in a mask."""
-    return anywhere(partial(set_where, "window", lambda plan: {"window": change(*plan.window)}))
+    return anywhere(partial(set_field, "window", "window", lambda plan: change(*plan.window)))
 
 
 def hide_by_rows(name: str, plan: Plan) -> Plan | None:
@@ -83,7 +83,7 @@ def hide_by_rows(name: str, plan: Plan) -> Plan | None:
 def looking_ahead(plan: Plan) -> Plan | None:
     """Take a window as far ahead as back, in place of the causal order."""
     made = hiding("order", None, plan)
-    return made and set_where("window", lambda plan: {"window": plan.window[:1] * 2}, made)
+    return made and set_field("window", "window", lambda plan: plan.window[:1] * 2, made)
 
 
 def resize(to_left: int, to_right: int, left: int | None, right: int | None) -> tuple[int | None, int | None]:
@@ -109,11 +109,11 @@ OF_HIDING = (
     Mistake("the lengths are ignored", "padding is attended to", ("weights",),
             one(partial(hiding, "lengths", None))),
     Mistake("lengths are one too long", "j <= length instead of j < length", ("weights",),
-            one(anywhere(partial(set_where, "lengths", lambda plan: {"lengths": plan.lengths + 1})))),
+            one(anywhere(partial(set_field, "lengths", "lengths", lambda plan: plan.lengths + 1)))),
     Mistake("lengths are one too short", "j < length - 1 instead of j < length", ("weights",),
-            one(anywhere(partial(set_where, "lengths", lambda plan: {"lengths": plan.lengths - 1})))),
+            one(anywhere(partial(set_field, "lengths", "lengths", lambda plan: plan.lengths - 1)))),
     Mistake("lengths are tiled, not repeated", "heads get the lengths of other samples", ("weights",),
-            one(partial(set_where, "lengths", lambda plan: {"lengths": tile_lengths(plan)}))),
+            one(partial(set_field, "lengths", "lengths", tile_lengths))),
     Mistake("the padding mask is on the axis of queries", "it hides rows of queries instead of keys", ("weights",),
             {"that of the lengths": hide_queries, "the mask is transposed": partial(change_mask, transpose_mask),
              "that of the padding": partial(of_padding, transpose_mask),
@@ -157,7 +157,7 @@ OF_WINDOWS = (
     Mistake("the window is ignored", "queries see keys at any distance", ("weights",),
             one(in_part(partial(hiding, "window", None)))),
     Mistake("the window begins again at every offset", "the offset is left out of the window", ("weights",),
-            one(partial(set_where, "window", lambda plan: {"window_offsets": plan.window_offsets - plan.offsets}))),
+            one(partial(set_field, "window", "window_offsets", lambda plan: plan.window_offsets - plan.offsets))),
     Mistake("the window goes by rows", "the positions that are given are left out of the window", ("weights",),
             one(partial(hide_by_rows, "window"))),
 )  # fmt: skip

@@ -77,11 +77,9 @@ def heads_first(plan: Plan, X: Array) -> Array | None:
 
 def groups_first(plan: Plan, X: Array) -> Array | None:
     """Take the axis (B*G) of the heads of keys as (G*B), as `heads_first` does with (B*H)."""
-    B, G = len(plan.queries), plan.groups
-    if B == 1 or G in (1, plan.heads) or X.shape[1] > 1:
-        return None
-    full = np.broadcast_to(X, (B, G, *X.shape[2:])).swapaxes(0, 1).reshape(B, G, *X.shape[2:])
-    return np.repeat(full, plan.heads // G, 1)  # (B, H, Q or 1, K or 1)
+    G = plan.groups
+    full = None if G in (1, plan.heads) or X.shape[1] > 1 else heads_first(replace(plan, heads=G), X)
+    return None if full is None else np.repeat(full, plan.heads // G, 1)  # (B, H, Q or 1, K or 1)
 
 
 def over_heads(groups: Callable[[Plan], int], inner: bool, plan: Plan, X: Array) -> Array | None:

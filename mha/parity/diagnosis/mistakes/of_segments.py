@@ -8,7 +8,7 @@ import numpy as np
 
 from mha.parity.diagnosis.mistakes.equivalent_masks import anywhere, in_part
 from mha.parity.diagnosis.mistakes.mistake import Mistake, hiding, one
-from mha.parity.diagnosis.mistakes.of_hiding import hide_by_rows, set_where
+from mha.parity.diagnosis.mistakes.of_hiding import hide_by_rows, set_field
 from mha.parity.diagnosis.pipeline.pieces import CONDITIONS, Array
 from mha.parity.diagnosis.pipeline.plan import OFFSETS, Plan, replace
 
@@ -79,20 +79,21 @@ def compare_otherwise(how: Callable[[Array, Array], Array], plan: Plan) -> Plan 
 
 def move_segments(by: int, plan: Plan) -> Plan | None:
     """Give each key the segment of another one, so many places before it."""
-    return set_where("segments", lambda plan: {"key_segments": np.roll(plan.key_segments, by, 1)}, plan)
+    return set_field("segments", "key_segments", lambda plan: np.roll(plan.key_segments, by, 1), plan)
 
 
 def begin_later(by: int, plan: Plan) -> Plan | None:
     """Let each text begin so many tokens later, and the first where it does; order goes by rows, as it does there."""
-    names = "segments", "key_segments"
-    made = set_where("segments", lambda plan: {name: shift_numbers(by, getattr(plan, name)) for name in names}, plan)
-    return made and in_rows(made)
+    if "segments" not in plan.hiding:
+        return None
+    own, keys = (shift_numbers(by, X) for X in (plan.segments, plan.key_segments))
+    return in_rows(replace(plan, segments=own, key_segments=keys))
 
 
 def number_from_one(plan: Plan) -> Plan | None:
     """Take segment 0 as padding."""
     above = {"key_segments": lambda plan: plan.key_segments[:, None, None] > 0}
-    return set_where("segments", lambda plan: {"hiding": plan.hiding | above}, plan)
+    return set_field("segments", "hiding", lambda plan: plan.hiding | above, plan)
 
 
 def shift_numbers(by: int, X: Array) -> Array:

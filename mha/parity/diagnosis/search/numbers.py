@@ -37,15 +37,11 @@ class Number:
     step: float  # of the logarithm
     said: bool = False  # whether the report gives the right number beside it
 
-    def grid(self) -> list[float]:
-        """List the logarithms to try."""
-        return np.arange(np.log(self.first), np.log(self.last) + self.step, self.step).tolist()
-
     def form(self, number: float, right: float, dtype: FloatName) -> Form:
         """Make the form of the mistake with a number, which half precision does not show exactly."""
         how = f"{'about ' * ('16' in dtype)}{number:,.{DIGITS}g}{f' where {right:.3g} is right' * self.said}"
-        change, (name, what, parts) = self.change(number), (self.mistake.name, self.mistake.what, self.mistake.parts)
-        return Form(-1, Mistake(name, what, parts, {how: change}), how, change)
+        change = self.change(number)
+        return Form(-1, dataclasses.replace(self.mistake, forms={how: change}), how, change)
 
 
 def scale_of(problem: Problem) -> float | None:
@@ -88,7 +84,7 @@ def fit_number(
     rough = Fit(number, right, problem, wrong[-1], theirs[wrong[-1]], focus, "float32")
     if not np.isfinite(rough.there).all() or not rough.goes_by_number(wrong[0]):
         return None
-    grid = number.grid()
+    grid = np.arange(np.log(number.first), np.log(number.last) + number.step, number.step).tolist()  # of logarithms
     left = sorted((rough.left(at), at) for at in effort.within(grid))
     if len(left) < len(grid):
         return None
