@@ -32,10 +32,7 @@ def explain_by_weights(
 ) -> Explanation | None:
     """Explain B's output by those of its weights that come from A's in a known way; None if it is another output.
 
-    Args:
-        rows: of all weights.
-        a, b: the layers on NumPy, in one dtype, with different outputs.
-        inputs, call: the arguments of the call.
+    rows: of all weights; a, b: on NumPy, in one dtype, with different outputs; inputs, call: the arguments of the call.
     """
     first, second = a.config.rotary, b.config.rotary
     if first and second and first.interleaved != second.interleaved:
@@ -54,11 +51,10 @@ def explain_by_weights(
     by_note: dict[str, list[WeightRow]] = {}
     for row in changed:
         by_note.setdefault(row.note, []).append(row)
-    named = [name_mistake(note, list_weights(some, list(ours))) for note, some in by_note.items()]
+    named = (name_mistake(note, list_weights(some, list(ours))) for note, some in by_note.items())
+    names, hows = zip(*named, strict=True)
     what = "A's weights, changed so, give B's output"
-    return Explanation(
-        tuple(name for name, _ in named), tuple(how for _, how in named), (what,) * len(named), made.ratio, left, True
-    )
+    return Explanation(names, hows, (what,) * len(names), made.ratio, left, True)
 
 
 def swap_pairing(layer: MultiHeadAttention, rotary: Rotary) -> MultiHeadAttention:

@@ -39,12 +39,9 @@ def find_reasons(
 ) -> Diagnosis:
     """Explain the difference of compared arrays by known mistakes, by another call, or by more than attention.
 
-    Args:
-        theirs: arrays by name, in the compared shapes.
-        rows: those of the report.
-        others: the weights of other layers, by name.
-        call_is_sure: True = theirs was called as the problem says, so that no other call can be the reason.
-        ways: the steps that are written another way; where a step may be no more than that, nothing is sure.
+    theirs: arrays by name, in the compared shapes; rows: those of the report; others: the weights of other layers, by
+    name; call_is_sure: whether theirs was called as the problem says, so that no other call can be the reason; ways:
+    the steps that are written another way; where a step may be no more than that, nothing is sure.
     """
     first, effort = next((row for row in rows if not row.passed), None), Effort()
     if first is None:
@@ -61,11 +58,12 @@ def find_reasons(
         note = f"why: not known: {later}, which comes of {name}, is right; perhaps another array was given as {name}"
         return Diagnosis((), note, 0)
     fits = len(theirs) == len(rows)
+    unsure = fits and not call_is_sure  # another call may be the reason
     if fits and (more := more_than_attention(problem, theirs)):
         note = f"why: it is more than attention: {more}; give the output before that"
         return Diagnosis((), note, 0, more=more)
-    tokens = calls.tokens_alone(problem, theirs) if fits and not call_is_sure else None
-    if not call_is_sure and fits and tokens is None and (other := calls.likely_calls(problem, theirs)):
+    tokens = calls.tokens_alone(problem, theirs) if unsure else None
+    if unsure and tokens is None and (other := calls.likely_calls(problem, theirs)):
         return Diagnosis((), f"why: {calls.describe_call(problem, other, theirs)}", 0, other.arguments)
     known = CATALOGUE if problem.sizes.slots is None else CACHED_CATALOGUE
     far, mistakes = max(row.ratio for row in wrong), (*known, *of_another_layer(others))
@@ -87,7 +85,7 @@ def find_reasons(
         sure = [one for one in sure if len(one.mistakes) == 1]  # two at once are less likely
         note = "only queries in padding differ, at places of keys that nobody sees: say with rows= which count"
         return Diagnosis(tuple(sure), f"{'or' if sure else 'why:'} {note}", tried, {"rows": tokens})
-    if not call_is_sure and fits and (other := calls.unlikely_calls(problem, theirs, bool(sure))):
+    if unsure and (other := calls.unlikely_calls(problem, theirs, bool(sure))):
         note = f"{'or' if sure else 'why:'} {calls.describe_call(problem, other, theirs)}"
         return Diagnosis(tuple(sure), note, tried, other.arguments)
     return Diagnosis(tuple(sure or explanations), note, tried)
@@ -131,12 +129,9 @@ def attempts(
 ) -> tuple[list[Explanation], int, str]:
     """Find explanations of the arrays: first what is quickly tried, last what takes longest.
 
-    Args:
-        steps: their arrays by name.
-        far: the ratio of the right answer. If theirs has no finite number, nothing is sure.
-        in_padding: whether queries in padding alone differ: that they see nothing explains it without a mistake.
-
-    Returns the explanations, the number of tries, and a note about mistakes that were not tried.
+    steps: their arrays by name; far: the ratio of the right answer. If theirs has no finite number, nothing is sure.
+    in_padding: whether queries in padding alone differ: that they see nothing explains it without a mistake. Returns
+    the explanations, the number of tries, and a note about mistakes that were not tried.
     """
     some = any(np.isfinite(X[np.broadcast_to(problem.matters(name), X.shape)]).any() for name, X in steps.items())
     far = far if some else 0.0

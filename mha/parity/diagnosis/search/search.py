@@ -27,11 +27,8 @@ SAMPLES, ROUNDS = 3, 6  # of searches, at most
 class Search:
     """The search for mistakes that give their numbers, in a few samples and queries.
 
-    Args:
-        theirs: their arrays by name, as they are compared, in the order of `trace`.
-        focus: the samples, queries and features to compute.
-        effort: the time that is left.
-        before: the search with a narrower focus, if there was one: what it refuted is not tried again.
+    theirs: their arrays by name, as they are compared, in the order of `trace`; focus: the samples, queries and
+    features to compute; before: the search with a narrower focus, if there was one: what it refuted is not tried again.
     """
 
     def __init__(
