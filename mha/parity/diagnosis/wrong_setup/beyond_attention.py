@@ -2,7 +2,6 @@
 
 import itertools
 from collections.abc import Mapping
-from typing import NamedTuple
 
 import numpy as np
 
@@ -18,39 +17,15 @@ FITTED = 64  # queries by which scale and shift are found
 EPSILONS = (1e-12, 1e-6, 1e-5, 1e-3)
 
 
-class RowNorm(NamedTuple):
-    """A norm of rows, without scale and shift; centred: whether it subtracts the mean."""
-
-    name: str
-    centred: bool
-    eps: float
-
-    def __call__(self, X: Array) -> Array:
-        """Return the normalized rows (rows, features), in float64."""
-        X = X.astype(np.promote_types(X.dtype, np.float32))
-        X = X - X.mean(-1, keepdims=True) if self.centred else X
-        return (X / np.sqrt((X * X).mean(-1, keepdims=True) + self.eps)).astype(np.float64)
+# Norms of rows: a name, whether they subtract the mean, and an epsilon.
+NORMS = [(*kind, eps) for kind in (("a layer norm", True), ("an RMS norm", False)) for eps in EPSILONS]
 
 
-NORMS = [RowNorm(*kind, eps) for kind in (("a layer norm", True), ("an RMS norm", False)) for eps in EPSILONS]
-
-
-class NormPlace(NamedTuple):
-    """A place of a norm, with words for it.
-
-    before, added: the rows (rows, features) before the norm, and those added after it, each in float64 and in the
-    layer's dtype.
-    """
-
-    words: str
-    before: tuple[Array, Array]
-    added: tuple[Array, Array]
-
-    def after(self, norm: RowNorm, fit: tuple[Array, Array], dtype: FloatName, rows: slice) -> tuple[Array, Array]:
-        """Return some rows after a norm with this scale and shift: in float64, and as computed in dtype."""
-        right, rough = (norm(X[rows]) * fit[0] + fit[1] for X in self.before)
-        rough = rough.astype(numpy_dtype(dtype)) + self.added[1][rows]
-        return right + self.added[0][rows], rough.astype(np.float64)
+def normalize(X: Array, centred: bool, eps: float) -> Array:
+    """Normalize rows (rows, features), without scale and shift, in float64; centred: whether to subtract the mean."""
+    X = X.astype(np.promote_types(X.dtype, np.float32))
+    X = X - X.mean(-1, keepdims=True) if centred else X
+    return (X / np.sqrt((X * X).mean(-1, keepdims=True) + eps)).astype(np.float64)
 
 
 @np.errstate(all="ignore")
@@ -68,22 +43,28 @@ def more_than_attention(asked: Problem, theirs: Mapping[str, Array]) -> str:
     if not np.isfinite(there).all():  # NaN has every norm
         return ""
     nothing = (np.zeros_like(output), np.zeros_like(plain))
-    places = [NormPlace("of the output", (output, plain), nothing)]
+    # Of each place of a norm: words, the rows before it, and those added after it, in float64 and in the layer's dtype.
+    places = [("of the output", (output, plain), nothing)]
     if queries.shape == output.shape:
         wide = queries.astype(np.float64)
         total = output + wide, plain + queries
         if is_same(dtype, there, *total):
             return "the queries are added to the output (a residual)"
-        places.append(NormPlace("of the sum of output and queries (a residual)", total, nothing))
+        places.append(("of the sum of output and queries (a residual)", total, nothing))
         words = "of the output, to which the queries are added (a residual)"
-        places.append(NormPlace(words, (output, plain), (wide, queries)))
+        places.append((words, (output, plain), (wide, queries)))
     if len(there) < ROWS:
         return ""
-    for place, norm in itertools.product(places, NORMS):
+    for (words, before, added), (norm, centred, eps) in itertools.product(places, NORMS):
         few = slice(FITTED)
-        fit = fit_norm(norm(place.before[0][few]), (there - place.added[0])[few], norm.centred)
-        if all(is_same(dtype, there[rows], *place.after(norm, fit, dtype, rows)) for rows in (few, slice(None))):
-            return f"{norm.name} {place.words}"
+        scale, shift = fit_norm(normalize(before[0][few], centred, eps), (there - added[0])[few], centred)
+        for some in (few, slice(None)):
+            right, rough = (normalize(X[some], centred, eps) * scale + shift for X in before)
+            rough = (rough.astype(numpy_dtype(dtype)) + added[1][some]).astype(np.float64)
+            if not is_same(dtype, there[some], right + added[0][some], rough):
+                break
+        else:
+            return f"{norm} {words}"
     return ""
 
 
