@@ -178,20 +178,14 @@ class Search:
 
     def furthest(self, states: Sequence[State], additions: Sequence[State]) -> tuple[int, list[State]]:
         """Return how many arrays the best of these sets of mistakes give, each with any addition, and these sets."""
-        best = 0
-        found: list[State] = []
         further = dict.fromkeys(itertools.chain.from_iterable(extend(state, additions) for state in states))
         for state in self.effort.within([state for state in further if state not in self.known]):
             self.progress(state)
-        tried = [state for state in further if state in self.known]
+        reached = {state: self.progress(state) for state in further if state in self.known}
         if additions:
-            self.untried[len(additions[0])] = len(further) - len(tried)
-        for state in tried:
-            reached = self.progress(state)
-            if reached > best:
-                best, found = reached, []
-            if reached == best and reached:
-                found.append(state)
+            self.untried[len(additions[0])] = len(further) - len(reached)
+        best = max(reached.values(), default=0)
+        found = [state for state, count in reached.items() if count == best > 0]
         return best, found if best == len(self.small) else found[:BRANCHES]
 
 
