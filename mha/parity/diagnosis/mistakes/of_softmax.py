@@ -50,7 +50,7 @@ def add_as_numbers(names: frozenset[str] | None, plan: Plan) -> Plan | None:
     right = plan.softmax
 
     def softmax(plan: Plan, scores: Array, visible: Array) -> Array:
-        return right(plan, scores + visible.astype(scores.dtype), plan.visible_by(plan.hiding.keys() - chosen))
+        return right(plan, scores + visible.astype(scores.dtype), plan.visible(plan.hiding.keys() - chosen))
 
     return replace(plan, softmax=softmax)
 
@@ -68,8 +68,8 @@ def cap_hidden(names: frozenset[str] | None, last: bool, plan: Plan) -> Plan | N
 
     def softmax(plan: Plan, scores: Array, visible: Array) -> Array:
         low = least + (0 if last or plan.score_bias is None else pieces.finite_bias(plan))
-        scores = np.where(plan.visible_by(chosen), scores, low).astype(scores.dtype)
-        return right(plan, scores, plan.visible_by(plan.hiding.keys() - chosen))
+        scores = np.where(plan.visible(chosen), scores, low).astype(scores.dtype)
+        return right(plan, scores, plan.visible(plan.hiding.keys() - chosen))
 
     return replace(made, softmax=softmax)
 
@@ -134,7 +134,7 @@ def lowest_for_each(together: frozenset[str], plan: Plan) -> Plan | None:
 
     def softmax(plan: Plan, scores: Array, visible: Array) -> Array:
         for mask in masks:
-            seen = plan.visible_by(mask & plan.hiding.keys())
+            seen = plan.visible(mask & plan.hiding.keys())
             scores = np.where(seen, scores, scores + np.finfo(scores.dtype).min)
         return pieces.softmax_of_all(plan, scores)
 

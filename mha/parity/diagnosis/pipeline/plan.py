@@ -178,15 +178,11 @@ class Plan:
                 self.computed[key] = known
         return known[-1]
 
-    def visible(self) -> Array:
-        """Return which query sees which key, (B, H, Q, K), in the samples and queries to compute."""
-        return self.visible_by(self.hiding)
-
-    def visible_by(self, names: Iterable[str]) -> Array:
-        """Return which query sees which key by these conditions alone, (B, H, Q, K), as `visible`."""
+    def visible(self, names: Iterable[str] | None = None) -> Array:
+        """Return which query sees which key, (B, H, Q, K), in the part to compute, by these conditions; None = all."""
         B, _, Q, _ = self.of_pairs(np.empty((len(self.queries), 1, self.queries.shape[1], 1))).shape
         seen = np.ones((1, 1, 1, 1), bool)
-        for name in names:
+        for name in self.hiding if names is None else names:
             seen = seen & self.of_pairs(self.hiding[name](self))
         return np.broadcast_to(seen, (B, self.heads, Q, self.num_keys))
 
