@@ -61,15 +61,26 @@ def without_window(attention: MultiHeadAttention) -> MultiHeadAttention:
     return plain
 
 
+def of_layer(call: Callable, step: Callable[[Callable], Step]) -> dict[str, Implementation]:
+    """The implementations of the backend's layer itself: its call, and the one that also returns attention weights.
+
+    call: a function of arrays, which takes return_weights; step: a function that makes a step of such a function.
+    """
+    return {
+        REFERENCE: Implementation("layer", lambda: step(call)),
+        "readable": Implementation("readable", lambda: step(lambda *arrays: call(*arrays, return_weights=True)[0])),
+    }
+
+
 def call(attention: MultiHeadAttention, shape: Shape, tensor: Callable = np.asarray) -> Step:
     """A step that calls `attention(...)` as users do, on arrays that `tensor` makes of NumPy's."""
-    (X, lengths), hiding = _arrays(tensor, shape.inputs(), shape.lengths()), shape.call()
+    (X, lengths), hiding = tensors(tensor, shape.inputs(), shape.lengths()), shape.call()
     return lambda: Results(attention(X, X, X, lengths, **hiding))
 
 
 def gradients(attention: MultiHeadAttention, shape: Shape, tensor: Callable = np.asarray) -> Step:
     """A step that calls `attention.gradients(...)` as users do, on arrays that `tensor` makes of NumPy's."""
-    X, lengths, cotangent = _arrays(tensor, shape.inputs(), shape.lengths(), shape.cotangent())
+    X, lengths, cotangent = tensors(tensor, shape.inputs(), shape.lengths(), shape.cotangent())
     hiding = shape.call()
 
     def step() -> Results:
@@ -103,5 +114,6 @@ def user_calls(
     return made
 
 
-def _arrays(tensor: Callable, *arrays: np.ndarray | None) -> list[Any]:
+def tensors(tensor: Callable, *arrays: Any) -> list[Any]:
+    """The framework's arrays, which `tensor` makes, of NumPy's; None stays None."""
     return [None if array is None else tensor(array) for array in arrays]

@@ -49,7 +49,7 @@ def times(backend: BackendName, shape: str, kind: str, names: list[str], seconds
     known = _implementations(backend, cases.find(shape), kind)
     steps = {name: known[name].make() for name in names}
     check_agreement(steps)
-    product = _module(backend, "layers").product(np.ones((SIZE, SIZE), "float32"))
+    product = _module(backend).product(np.ones((SIZE, SIZE), "float32"))
     calls = {name: max(1, math.ceil(SAMPLE / min(_seconds(step) for _ in range(3)))) for name, step in steps.items()}
     products = [_seconds(product) for _ in range(5)]
     rounds: list[dict[str, float]] = []
@@ -133,15 +133,13 @@ def _layer_alone(backend: BackendName, shape: Shape, kind: str) -> Step:
 
 def _make_all(backend: BackendName, shape: Shape, kind: str) -> Any:
     """The implementations of a backend for a shape."""
-    attention = shape.layer(backend)
-    if kind == "decoding":
-        return _module(backend, "decoding").implementations(attention, shape)
-    return _module(backend, "layers").implementations(attention, shape, kind)
+    attention, module = shape.layer(backend), _module(backend)
+    return module.tokens(attention, shape) if kind == "decoding" else module.passes(attention, shape, kind)
 
 
-def _module(backend: BackendName, kind: str) -> Any:
-    """The benchmarks of a backend: of "layers" or of "decoding"."""
-    return importlib.import_module(f"mha.bench.frameworks.{kind}.{backend}")
+def _module(backend: BackendName) -> Any:
+    """The benchmarks of a backend."""
+    return importlib.import_module(f"mha.bench.frameworks.{backend}")
 
 
 def _seconds(step: Step, calls: int = 1) -> float:

@@ -120,7 +120,7 @@ def assert_implementations(backend, kind, shape, chosen):
     options = {"num_key_value_heads": shape.G, "window": shape.window}
     attention = mha.MultiHeadAttention(shape.D, shape.H, **options, backend="numpy")
     base, oracle = computed(attention, shape, kind), computed(parity.in_dtype(attention, "float64"), shape, kind)
-    made = worker._module(backend, "layers").implementations(attention.to(backend), shape, kind)
+    made = worker._module(backend).passes(attention.to(backend), shape, kind)
     made = {name: one for name, one in made.items() if chosen(one.role)}
     assert made
     for name, implementation in made.items():
@@ -168,7 +168,7 @@ def test_a_worker_names_the_implementations(backend, kind):
     for name in cases.SWEEP:
         assert len({report.LOOKS[role] for role in found[name].values()}) == len(found[name])
     for shape, like in {"S": CAUSAL, "C": CAUSAL, "T128": CAUSAL, "G": GROUPED, "W": WINDOW, "P": PACKED}.items():
-        made = worker._module(backend, "layers").implementations(like.layer(backend), like, kind)
+        made = worker._module(backend).passes(like.layer(backend), like, kind)
         roles = {name: implementation.role for name, implementation in made.items()}
         others = cases.find(shape).simpler()
         assert found[shape] == roles | {f"{REFERENCE}, {other}": "simpler layer" for other in others}
@@ -189,9 +189,9 @@ def test_the_frameworks_own_ways_stand_beside_ours(backend, kind):
 
 def planted(monkeypatch, steps):
     """Give NumPy these steps by name in place of what it has, and return its benchmarks."""
-    module = worker._module("numpy", "layers")
+    module = worker._module("numpy")
     made = {name: Implementation(name, lambda step=step: step) for name, step in steps.items()}
-    monkeypatch.setattr(module, "implementations", lambda *_: made)
+    monkeypatch.setattr(module, "passes", lambda *_: made)
     return module
 
 

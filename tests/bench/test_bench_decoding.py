@@ -18,7 +18,7 @@ def test_every_implementation_decodes_the_same(backend, monkeypatch, G):
     shape = Shape("decoding", 2, 7, 24, 4, causal=True, G=G, decodes=True)
     attention = shape.layer("numpy")
     if backend == "torch":  # its own compiler needs another one
-        module = worker._module(backend, "decoding")
+        module = worker._module(backend)
         monkeypatch.setattr(module.torch, "compile", functools.partial(module.torch.compile, backend="eager"))
     steps = {name: one.make() for name, one in worker._make_all(backend, shape, "decoding").items()}
     keys, values = (X[:, :, :7] for X in decoding.heads(shape))

@@ -26,7 +26,7 @@ MHA = Path(dispatch.__file__).parents[1]
 MEASURES = "learn/page/frameworks"
 USES = (
     "weights/frameworks", "models/frameworks", "learn/d2l", MEASURES,
-    "bench/frameworks/layers", "bench/frameworks/decoding", "bench/frameworks/ranks", "learn/d2l/next",
+    "bench/frameworks", "bench/frameworks/ranks", "learn/d2l/next",
 )  # fmt: skip
 SHARED = {"learn/d2l": {"common"}, "learn/d2l/next": {"model", "names", "text"}}  # what the files of such a room share
 

@@ -1,1 +1,0 @@
-"""The layers with a cache of each framework, to be measured token by token."""

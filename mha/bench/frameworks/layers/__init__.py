@@ -1,1 +1,0 @@
-"""The layers and calls of each framework, to be measured."""
