@@ -6,7 +6,7 @@ import typer
 
 from mha import parity
 from mha.cli import terminal, weights
-from mha.cli.names import parse_names, user_layers
+from mha.cli.names import user_layers
 
 
 def audit(
@@ -53,12 +53,7 @@ def audit(
     file cannot be used, if no layer is known, or if the command is wrong.
     """
     file = terminal.json_file(json_file)
-    options = weights.layer_options(rotary, None) | ({} if num_heads is None else {"num_heads": num_heads})
-    layers = user_layers(parse_names("names", names), options, causal)
-    try:
+    layers = user_layers("names", names, weights.layer_options(rotary, None, num_heads=num_heads), causal)
+    with terminal.file_errors():
         report = parity.audit_record(record, like, layers, track=lambda events: terminal.track("Judging", events))
-    except FileNotFoundError as error:
-        terminal.fail(f"there is no file {error.filename}")
-    except (OSError, TypeError, ValueError) as error:
-        terminal.fail(error)
     terminal.show(report, json_file, file)

@@ -11,7 +11,8 @@ from mha.core import dispatch
 from mha.core.options.names import BackendName
 from mha.core.tables import plain_table
 
-# The option of every command that takes several backends.
+# The options of every command that takes one backend, or several.
+Backend = Annotated[str | None, typer.Option(help="The backend; default: MHA_BACKEND, else numpy.")]
 Backends = Annotated[
     str | None, typer.Option(metavar="A,B", help="Backends joined by commas; default: all that are installed.")
 ]
@@ -54,11 +55,9 @@ def choose_backend(backend: str | None) -> BackendName:
 
     An unknown name ends the command, and so does an MHA_READABLE that is neither 0 nor 1.
     """
-    try:
+    with terminal.errors():
         dispatch.is_readable()
         return dispatch.backend_name() if backend is None else dispatch.parse_backend("--backend", backend)
-    except ValueError as error:
-        terminal.fail(error)
 
 
 def choose_backends(backends: str | None, elsewhere: Collection[BackendName] = ()) -> list[BackendName]:
@@ -68,12 +67,10 @@ def choose_backends(backends: str | None, elsewhere: Collection[BackendName] = (
     """
     known = dispatch.backends()
     asked = [name for name, backend in known.items() if backend.installed or name in elsewhere]
-    try:
+    with terminal.errors():
         dispatch.is_readable()
         if backends is not None:
             asked = [dispatch.parse_backend("--backends", name.strip()) for name in backends.split(",")]
-    except ValueError as error:
-        terminal.fail(error)
     names = list(dict.fromkeys(asked))
     for name in names:
         if name not in elsewhere and (problem := known[name].problem):

@@ -1,5 +1,6 @@
 """`mha case write` and `mha case check`: one case of the suite as a file for any framework, and files on backends."""
 
+import itertools
 import math
 import os
 from pathlib import Path
@@ -48,13 +49,11 @@ def write(
     Exit code 0 if the file was written, 2 if not; then FILE stays as it was.
     """
     known: dict[str, Case | Decode] = {one.name: one for one in ALL_CASES} | {one.name: one for one in DECODES}
-    try:
+    with terminal.errors():
         chosen = known[checks.choice("--case", case, tuple(known))]
         dtype_name = checks.choice("--dtype", dtype, DTYPES)
         path = terminal.writable("FILE", file)
         made = case_files.from_case(chosen, dtype_name)
-    except ValueError as error:
-        terminal.fail(error)
     terminal.write(path, case_files.to_bytes(made))
     console = terminal.console()
     console.print(f"{file} is written: {chosen.name!r} in {dtype_name}, {len(made.expected)} results")
@@ -87,7 +86,10 @@ def check(
     bound), or if a framework is broken. 2 if a file is no case file, or if the command is wrong.
     """
     chosen = choose_backends(backends)
-    cases = {file: _read(file) for name in names for file in _files(name)}
+    cases = {}
+    for file in itertools.chain.from_iterable(map(_files, names)):
+        with terminal.file_errors(file):
+            cases[file] = case_files.read(file)
     dtypes = {name: dispatch.FRAMEWORKS[name].dtypes for name in chosen}
     pairs = [(file, name) for file in cases for name in chosen if cases[file].config.dtype in dtypes[name]]
     if not pairs:
@@ -112,16 +114,6 @@ def _files(name: str) -> list[str]:
     if not (found := sorted(map(str, Path(name).glob("*.safetensors")))):
         terminal.fail(f"{name} is a folder without safetensors files")
     return found
-
-
-def _read(name: str) -> case_files.CaseFile:
-    """Read the case in a file; a problem with the file ends the command."""
-    try:
-        return case_files.read(name)
-    except FileNotFoundError:
-        terminal.fail(f"there is no file {name}")
-    except (OSError, ValueError) as error:
-        terminal.fail(error)
 
 
 def _of_one(cases: dict[str, case_files.CaseFile], backends: list[BackendName], results: Results) -> Table:

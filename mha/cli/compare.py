@@ -106,25 +106,19 @@ def compare(
             other = (a, b)[records.index(False)]
             kind = "is no record, but the other file is one; give two of a kind"
             terminal.fail(f"{other} {kind}" if os.path.exists(other) else f"there is no file {other}")
-        options = weights.layer_options(rotary, qk_norm) | ({} if num_heads is None else {"num_heads": num_heads})
-        layers: Any = user_layers(parse_names("names", names), options, causal)
+        options = weights.layer_options(rotary, qk_norm, num_heads=num_heads)
+        layers: Any = user_layers("names", names, options, causal)
         if names_b is not None:
-            layers = layers, user_layers(parse_names("names_b", names_b), options, causal)
+            layers = layers, user_layers("names_b", names_b, options, causal)
         _records(a, b, path, layers, json_file)
     for option, given in (("--path", path), ("--causal", causal), ("--json", json_file)):
         if given:
             terminal.fail(f"{option} is for records, which A and B are not; leave it out")
     said: dict[str, Any] = {"scheme_a": scheme_a, "scheme_b": scheme_b, "prefix_a": prefix_a, "prefix_b": prefix_b}
     said |= {"names": parse_names("names", names), "names_b": parse_names("names_b", names_b)}
-    said |= weights.layer_options(rotary, qk_norm)
-    try:
-        report = parity.compare_files(
-            a, b, num_heads=num_heads, track=lambda pairs: terminal.track("Comparing", pairs), **said
-        )
-    except FileNotFoundError as error:
-        terminal.fail(f"there is no file {error.filename}")
-    except (OSError, TypeError, ValueError) as error:
-        terminal.fail(error)
+    said |= weights.layer_options(rotary, qk_norm, num_heads=num_heads)
+    with terminal.file_errors():
+        report = parity.compare_files(a, b, track=lambda pairs: terminal.track("Comparing", pairs), **said)
     terminal.console().print(report)
     raise typer.Exit(0 if report else 1)
 
@@ -133,12 +127,9 @@ def _records(a: str, b: str, path: list[str] | None, layers: Any, json_file: str
     """Compare two records, and end the command."""
     file = terminal.json_file(json_file)
     pairs = [one.split("=") for one in path or ()]
-    for one, pair in zip(path or (), pairs, strict=True):
-        if len(pair) != 2:
-            terminal.fail(f"--path is {one}, expected the path of a module in A, =, and its path in B")
-    try:
-        said = {ours: theirs or None for ours, theirs in pairs}
+    if wrong := next(("=".join(pair) for pair in pairs if len(pair) != 2), None):
+        terminal.fail(f"--path is {wrong}, expected the path of a module in A, =, and its path in B")
+    said = {ours: theirs or None for ours, theirs in pairs}
+    with terminal.errors():
         report = parity.compare_records(a, b, said, layers, track=lambda steps: terminal.track("Comparing", steps))
-    except (OSError, TypeError, ValueError) as error:
-        terminal.fail(error)
     terminal.show(report, json_file, file)

@@ -3,9 +3,8 @@
 import inspect
 import os
 import textwrap
-from typing import Annotated, Any
+from typing import Any
 
-import typer
 from rich.columns import Columns
 from rich.console import Console
 from rich.panel import Panel
@@ -13,7 +12,7 @@ from rich.table import Table
 
 import mha
 from mha.cli import grids, terminal
-from mha.cli.backends import choose_backend
+from mha.cli.backends import Backend, choose_backend
 from mha.core import dispatch
 from mha.core.options import checks
 from mha.core.options.config import Config
@@ -25,7 +24,7 @@ from mha.learn.explain.path import INPUTS, letters
 
 
 def demo(
-    backend: Annotated[str | None, typer.Option(help="The backend; default: MHA_BACKEND, else numpy.")] = None,
+    backend: Backend = None,
 ) -> None:
     """Show multi-head attention at work on one backend.
 
@@ -37,10 +36,8 @@ def demo(
       mha demo --backend jax
     """
     name = choose_backend(backend)
-    try:
+    with terminal.errors():
         dispatch.load(name)
-    except ModuleNotFoundError as error:
-        terminal.fail(error)
     # The example is printed just as it runs, and it names no backend: so the option sets the variable.
     os.environ["MHA_BACKEND"] = name
     show(terminal.console())

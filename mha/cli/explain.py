@@ -14,7 +14,7 @@ from rich.text import Text
 
 import mha
 from mha.cli import terminal
-from mha.cli.backends import choose_backend
+from mha.cli.backends import Backend, choose_backend
 from mha.core.options import checks
 from mha.core.options.names import BackendName, LanguageName
 from mha.core.tables import plain_table, wrap, wrap_anywhere
@@ -33,7 +33,7 @@ COLOURS = "cyan", "magenta"
 
 
 def show(
-    backend: Annotated[str | None, typer.Option(help="The backend; default: MHA_BACKEND, else numpy.")] = None,
+    backend: Backend = None,
     batch: Annotated[int | None, typer.Option(min=1, metavar="B", help="Number of samples; default: 2.")] = None,
     queries: Annotated[int | None, typer.Option(min=1, metavar="Q", help="Queries per sample; default: 4.")] = None,
     keys: Annotated[
@@ -86,14 +86,12 @@ def show(
         "--batch": batch, "--queries": queries, "--keys": keys, "--hiddens": num_hiddens, "--heads": num_heads,
         "--kv-heads": num_key_value_heads, "--lens": lens, "--decode": decode, "--slots": slots,
     }  # fmt: skip
-    try:
+    with terminal.errors():
         language = checks.choice("--lang", lang, LANGUAGES)
         file = terminal.json_file(to)
         sizes = _sizes(given, values)
         explained = explain.example if values else explain.token if decode else explain.steps
         steps = explained(name, language=language, **sizes)
-    except (ModuleNotFoundError, TypeError, ValueError) as error:
-        terminal.fail(error)
     console = terminal.console(stderr=to == "-")
     if values:
         _show_example(console, name, language, steps)

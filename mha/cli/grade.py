@@ -87,12 +87,10 @@ def grade(
     Exit code 0 if a submission passes all levels, or a class was graded; 1 if a level of a submission did not pass;
     2 if the command is wrong; 3 if all levels pass, or a class was graded, but a submission is flagged.
     """
-    try:
+    with terminal.errors():
         framework, asked = dispatch.parse_backend("--backend", backend), levels.parse_levels(chosen)
         if hand_out is not None:
             _hand_out(hand_out, asked, path, output)
-    except ValueError as error:
-        terminal.fail(error)
     if path is None:
         terminal.fail("PATH is missing: a submission, or a folder with many")
     given, grader = Path(path), Grader(asked, seed, framework, empty_rows, allow, limit, hints)

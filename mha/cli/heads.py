@@ -11,7 +11,7 @@ from rich.panel import Panel
 
 import mha
 from mha.cli import grids, terminal
-from mha.cli.backends import choose_backend
+from mha.cli.backends import Backend, choose_backend
 from mha.cli.bert import Encoder, tokenizer
 from mha.core import dispatch
 from mha.core.tables import wrap
@@ -29,7 +29,7 @@ def heads(
     path: Annotated[
         str | None, typer.Option("--output", "-o", metavar="PICTURE", help="Also write a picture: a .png or .svg file.")
     ] = None,
-    backend: Annotated[str | None, typer.Option(help="The backend; default: MHA_BACKEND, else numpy.")] = None,
+    backend: Backend = None,
 ) -> None:
     """Show which tokens of a text the heads of a trained model attend to.
 

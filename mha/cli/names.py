@@ -23,16 +23,14 @@ def parse_names(argument: str, text: str | None) -> dict[str, str] | None:
                 f"{argument_names.name(argument)} has {one!r}, expected a projection, =, and its name: {expected}"
             )
         named[role.strip()] = name.strip()
-    try:
+    with terminal.errors():
         check_parts(argument, named)
-    except ValueError as error:
-        terminal.fail(error)
     return named
 
 
-def user_layers(names: Mapping[str, str] | None, options: Mapping[str, Any], causal: bool) -> dict[str, Any] | None:
-    """Return layers= for models with these names; None without names. Other options need names."""
-    if names is not None:
+def user_layers(argument: str, text: str | None, options: Mapping[str, Any], causal: bool) -> dict[str, Any] | None:
+    """Return layers= for models whose projections --names calls so; None without names, which other options need."""
+    if (names := parse_names(argument, text)) is not None:
         return {"*": {**names, **options, "causal": causal}}
     if options or causal:
         terminal.fail("--num-heads, --causal and --rotary say what layers of --names compute, which is not given")

@@ -99,7 +99,9 @@ def compare(
         runner = Runner(**_runner_options(suite, case, dtype, known), pythons=pythons, limit=limit)
         run = partial(_run, runner, names)
     file = terminal.json_file(to)
-    xml, page = (terminal.writable(option, name) if name else None for option, name in _files(junit, html))
+    xml, page = (
+        terminal.writable(option, name) if name else None for option, name in (("--junit", junit), ("--html", html))
+    )
     outcomes = run()
     results = [result for outcome in outcomes for result in outcome.results]
     failed = [result for result in results if not result.passed]
@@ -123,10 +125,6 @@ def compare(
     raise typer.Exit(1 if failed else 0)
 
 
-def _files(junit: str | None, html: str | None) -> list[tuple[str, str | None]]:
-    return [("--junit", junit), ("--html", html)]
-
-
 def _groups(
     distributed: list[str], backends: str | None, python: list[str] | None, suite: str, case: list[str] | None,
     dtype: list[str] | None, limit: float,
@@ -135,10 +133,8 @@ def _groups(
     for option, value in (("--backends", backends), ("--python", python)):
         if value:
             terminal.fail(f"{option} came with --distributed, which names backends itself; leave one of them out")
-    try:
+    with terminal.errors():
         groups = [groups_of.group("--distributed", text) for text in dict.fromkeys(distributed)]
-    except ValueError as error:
-        terminal.fail(error)
     for one in groups:
         choose_backends(one.backend)
     known = tuple(dict.fromkeys(name for one in groups for name in one.cases))
@@ -150,14 +146,12 @@ def _runner_options(
     suite: str, case: list[str] | None, dtype: list[str] | None, known: tuple[str, ...]
 ) -> dict[str, Any]:
     """Return the arguments of `Runner` that say what to compare; an unknown name ends the command."""
-    try:
+    with terminal.errors():
         return {
             "suite": checks.choice("--suite", suite, SUITES),
             "cases": case and [checks.choice("--case", name, known) for name in case],
             "dtypes": dtype and [checks.choice("--dtype", name, DTYPES) for name in dtype],
         }
-    except ValueError as error:
-        terminal.fail(error)
 
 
 def _pythons(given: list[str]) -> dict[BackendName, str]:
@@ -165,10 +159,8 @@ def _pythons(given: list[str]) -> dict[BackendName, str]:
     found = {}
     for one in given:
         name, _, path = one.partition("=")
-        try:
+        with terminal.errors():
             backend = dispatch.parse_backend("--python", name)
-        except ValueError as error:
-            terminal.fail(error)
         if not path or shutil.which(path) is None:
             terminal.fail(f"--python is {one}, expected BACKEND=FILE with a Python that can be run")
         found[backend] = os.path.abspath(path) if os.sep in path else path
@@ -201,14 +193,11 @@ def _summary(results: list[Result]) -> Table:
         worst[key] = max(worst.get(key, result), result, key=lambda one: one.ratio)
     table = plain_table("backend", "check", "error", "bound", "ratio", "result", "where")
     for (backend, check), result in worst.items():
-        numbers = (_number(result.error, ".1e"), _number(result.bound, ".1e"), _number(result.ratio, ".2f"))
+        formats = ((result.error, ".1e"), (result.bound, ".1e"), (result.ratio, ".2f"))
+        numbers = (format(value, form) if value else "0" for value, form in formats)
         where = ", ".join(filter(None, [result.dtype, result.case, result.where])) if result.error else ""
         table.add_row(backend, check, *numbers, "pass" if result.passed else "FAIL", where)
     return table
-
-
-def _number(value: float, form: str) -> str:
-    return format(value, form) if value else "0"
 
 
 def _report(outcomes: list[RunOutcome], results: list[Result]) -> dict[str, Any]:

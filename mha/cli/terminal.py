@@ -1,5 +1,6 @@
 """Tools of every command: files to write, a progress bar, the one line of an error, and the console."""
 
+import contextlib
 import functools
 import inspect
 import json
@@ -95,6 +96,25 @@ def progress() -> Progress:
 def fail(problem: object) -> NoReturn:
     """End the command, saying in one line what is wrong with it."""
     raise CommandError(problem)
+
+
+@contextlib.contextmanager
+def errors() -> Iterator[None]:
+    """End the command with the one line of an error that is raised inside, where what was typed may be wrong."""
+    try:
+        yield
+    except (OSError, TypeError, ValueError, ImportError) as error:
+        fail(error)
+
+
+@contextlib.contextmanager
+def file_errors(name: str | None = None) -> Iterator[None]:
+    """End the command as `errors` does; of a file that is not there, say just this, with its name as it was typed."""
+    with errors():
+        try:
+            yield
+        except FileNotFoundError as error:
+            fail(f"there is no file {name or error.filename}")
 
 
 class Terminal(Console):

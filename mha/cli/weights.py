@@ -1,11 +1,10 @@
 """`mha weights show` and `mha convert`: list what a file of weights holds, and convert an attention layer of it."""
 
-import contextlib
 import dataclasses
 import math
 import os
 import reprlib
-from collections.abc import Container, Iterator
+from collections.abc import Container
 from typing import Annotated, Any
 
 import numpy as np
@@ -44,7 +43,7 @@ def show(
     Exit code 0, even if no attention layer is found; 2 if it is no valid file of weights.
     """
     table = plain_table("array", "shape", "dtype", "norm", folded="array")
-    with _open(file) as source:
+    with terminal.file_errors(file), readers.open_weights(file) as source:
         for name in terminal.track("Reading", list(source.entries)):
             entry = source.entries[name]
             norm = _norm(source.read(name)) if entry.dtype in readers.FLOATS else ""
@@ -103,8 +102,8 @@ def convert(
     Exit code 0 if the layer was converted, 2 if not; then OUT stays as it was.
     """
     path = terminal.writable("OUT", target)
-    said = layer_options(rotary, qk_norm) | ({} if length is None else {"length": length})
-    with _open(source) as opened:
+    said = layer_options(rotary, qk_norm, length=length)
+    with terminal.file_errors(source), readers.open_weights(source) as opened:
         if path in (os.path.realpath(own) for own in opened.paths):
             terminal.fail(f"OUT is {target}, a file of IN; choose another OUT")
         try:
@@ -133,25 +132,14 @@ def convert(
     console.print(f"{target} is written")
 
 
-@contextlib.contextmanager
-def _open(name: str) -> Iterator[Source]:
-    """Open a file of weights; a problem with the file ends the command."""
-    try:
-        with readers.open_weights(name) as source:
-            yield source
-    except FileNotFoundError:
-        terminal.fail(f"there is no file {name}")
-    except (OSError, ValueError) as error:
-        terminal.fail(error)
-
-
-def layer_options(rotary: str | None, qk_norm: str | None) -> dict[str, Any]:
-    """Return the options of a layer that --rotary and --qk-norm give."""
-    said = {"rotary": rotary, "qk_norm": qk_norm}
-    try:
-        return {name: commands.parse_option(name, text) for name, text in said.items() if text is not None}
-    except (TypeError, ValueError) as error:
-        terminal.fail(error)
+def layer_options(rotary: str | None, qk_norm: str | None, **numbers: int | None) -> dict[str, Any]:
+    """Return the options of a layer that --rotary, --qk-norm and options of numbers give."""
+    options = {name: number for name, number in numbers.items() if number is not None}
+    with terminal.errors():
+        for name, text in {"rotary": rotary, "qk_norm": qk_norm}.items():
+            if text is not None:
+                options[name] = commands.parse_option(name, text)
+    return options
 
 
 def _norm(array: np.ndarray) -> str:

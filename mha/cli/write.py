@@ -146,12 +146,7 @@ def _like(path: str, layer: int | None) -> Config:
 
 def _check(file: str) -> NoReturn:
     """Print whether a file is as it was written; exit code 1 if not."""
-    try:
+    with terminal.file_errors(file):
         problem = written.check(file)
-    except FileNotFoundError:
-        terminal.fail(f"there is no file {file}")
-    except (OSError, ValueError, ImportError) as error:
-        terminal.fail(error)
-    console = terminal.console()
-    console.print(problem or f"{file} is as it was written", highlight=False)
+    terminal.console().print(problem or f"{file} is as it was written", highlight=False)
     raise typer.Exit(1 if problem else 0)
