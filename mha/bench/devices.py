@@ -59,27 +59,24 @@ class SplitReport:
     rows: list[SplitMeasurement] = dataclasses.field(default_factory=list)
     failed: list[str] = dataclasses.field(default_factory=list)
 
+    def add(
+        self, backend: BackendName, kind: str, shape: Shape, seconds: float, memory: bool,
+        progress: Callable[[str], None],
+    ) -> None:  # fmt: skip
+        """Measure all ways to split a layer of one shape, and add their rows.
 
-class SplitRunner:
-    """Runs the measurements over a number of devices; calls `progress` with a text for each part of the work."""
-
-    def __init__(self, devices: int, seconds: float, progress: Callable[[str], None]) -> None:
-        self.report = SplitReport(devices)
-        self.seconds = seconds
-        self.progress = progress
-
-    def table(self, backend: BackendName, kind: str, shape: Shape, memory: bool) -> None:
-        """Measure all ways to split a layer of one shape; memory: True = its memory, too."""
+        memory: True = its memory, too; progress: a function that is called with a text for each part of the work.
+        """
         place = ", ".join((backend, kind, shape.name))
-        arguments = {"kind": kind, "shape": shape.name, "seconds": self.seconds, "memory": memory}
-        result = work(backend, self.report.devices, arguments, lambda now: self.progress(f"{place}: {now}"))
+        arguments = {"kind": kind, "shape": shape.name, "seconds": seconds, "memory": memory}
+        result = work(backend, self.devices, arguments, lambda now: progress(f"{place}: {now}"))
         if "error" in result:
-            self.report.failed.append(f"{place}: {result['error']}")
+            self.failed.append(f"{place}: {result['error']}")
             return
         for name, found in result["ways"].items():
             if found.pop("failed", False):
-                self.report.failed.append(f"{place}, {name}: {found['problem']}")
-            self.report.rows.append(SplitMeasurement(backend, kind, shape.name, name, **found))
+                self.failed.append(f"{place}, {name}: {found['problem']}")
+            self.rows.append(SplitMeasurement(backend, kind, shape.name, name, **found))
 
 
 def work(backend: BackendName, devices: int, arguments: dict[str, Any], progress: Callable[[str], None]) -> dict:

@@ -9,7 +9,6 @@ if that could not be measured.
     ways(shape, kind) -> by name, a function that makes the `Way`, or raises UnavailableError; UNSPLIT comes first
 """
 
-import functools
 import gc
 import importlib
 import json
@@ -22,7 +21,7 @@ from typing import Any
 
 from mha import parity
 from mha.bench import cases, peak
-from mha.bench.steps import UNSPLIT, Results, Step, UnavailableError, Way
+from mha.bench.steps import UNSPLIT, Results, UnavailableError, Way
 from mha.bench.worker import ROUNDS, SAMPLE, check_agreement
 from mha.core.options.names import BackendName
 from mha.parity.cases.run.processes import own_stdout
@@ -97,38 +96,32 @@ def _check_ways(
     expected = Results()
     for name, make in makers.items():
         say(f"check of {name}")
-        try:
-            way, here = _alike(group, functools.partial(_call_once, make))
-            results = _alike(group, functools.partial(_check_results, name, way, here, expected))
-        except _WayError as error:
-            found[name] = {"problem": str(error), "failed": error.failed}
-            continue
-        ways[name], found[name] = way, {}
-        expected = results if name == UNSPLIT else expected
+        called, found[name] = _alike(group, _call_once, make)
+        if called:  # here as on all other ranks, which now make the whole results together
+            way, here = called
+            results, found[name] = _alike(group, _check_results, name, way, here, expected)
+            if results:
+                ways[name] = way
+                expected = results if name == UNSPLIT else expected
     return ways, found
 
 
-class _WayError(Exception):
-    """The problem of a way, in one line; failed: whether it should have been measured."""
+def _alike(group: Any, run: Callable, *arguments: Any) -> tuple[Any, dict[str, Any]]:
+    """Call a function on this rank; return its result and {}, or None and the problem if it raises on any rank.
 
-    def __init__(self, problem: str, failed: bool) -> None:
-        super().__init__(problem)
-        self.failed = failed
-
-
-def _alike(group: Any, run: Callable[[], Any]) -> Any:
-    """Call a function on this rank; if it raises on any rank, all raise a _WayError."""
+    "failed" beside the "problem" says whether the way should have been measured.
+    """
     result, problem, failed = None, "", False
     try:
-        result = run()
+        result = run(*arguments)
     except UnavailableError as error:
         problem = str(error)
     except Exception as error:
         problem, failed = parity.one_line(error), True
     said = [one for one in group.together((problem, failed)) if one[0]]
     if said:
-        raise _WayError(said[0][0], any(failed for _, failed in said))
-    return result
+        return None, {"problem": said[0][0], "failed": any(failed for _, failed in said)}
+    return result, {}
 
 
 def _call_once(make: Callable[[], Way]) -> tuple[Way, Results | None]:
@@ -140,13 +133,8 @@ def _call_once(make: Callable[[], Way]) -> tuple[Way, Results | None]:
 def _check_results(name: str, way: Way, here: Results | None, expected: Results) -> Results:
     """The results of the whole layer by a way; raises ValueError if they are not the expected ones."""
     results = way.whole(here)
-    check_agreement({UNSPLIT: _constant_step(expected), name: _constant_step(results)})
+    check_agreement({UNSPLIT: expected, name: results})
     return results
-
-
-def _constant_step(results: Results) -> Step:
-    """A step that returns these results without any work."""
-    return lambda: results
 
 
 def _rounds(group: Any, ways: dict[str, Way], seconds: float) -> list[dict[str, tuple[float, list[float]]]]:

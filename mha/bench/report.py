@@ -2,6 +2,7 @@
 
 import io
 import itertools
+from collections.abc import Sequence
 from typing import Any
 
 from rich.table import Table
@@ -39,10 +40,8 @@ def about(machine: dict[str, Any]) -> str:
 
 def table(rows: list[Measurement]) -> Table:
     """The rows of one backend and kind, shape by shape."""
-    found = plain_table("shape", "implementation", "ms", "the layer is x times as fast", "us more", "MiB")
-    found.title, found.title_justify, found.title_style = f"{rows[0].backend}, {rows[0].kind}", "left", "bold"
-    for column in found.columns[2:]:
-        column.justify = "right"
+    numbers = "ms", "the layer is x times as fast", "us more", "MiB"
+    found = _titled_table(f"{rows[0].backend}, {rows[0].kind}", ("shape", "implementation"), numbers)
     for shape, several in itertools.groupby(rows, lambda row: row.shape):
         listed = list(several)
         for row in listed:
@@ -59,11 +58,9 @@ def table(rows: list[Measurement]) -> Table:
 
 def table_of_devices(rows: list[devices.SplitMeasurement], count: int) -> Table:
     """The rows of one backend and kind over so many devices, shape by shape."""
-    found = plain_table("shape", "way", "ms", "processor time", "busiest", "MiB", "of memory", "note")
+    numbers = "ms", "processor time", "busiest", "MiB", "of memory"
     title = f"{rows[0].backend}, {rows[0].kind}, {count} devices"
-    found.title, found.title_justify, found.title_style = title, "left", "bold"
-    for column in found.columns[2:-1]:
-        column.justify = "right"
+    found = _titled_table(title, ("shape", "way"), numbers, "note")
     for shape, several in itertools.groupby(rows, lambda row: row.shape):
         for row in several:
             processor, busiest, share = (
@@ -73,6 +70,15 @@ def table_of_devices(rows: list[devices.SplitMeasurement], count: int) -> Table:
             note = row.problem or ""
             found.add_row(shape, row.way, _time(row.milliseconds), processor, busiest, memory, share, note)
         found.add_section()
+    return found
+
+
+def _titled_table(title: str, names: Sequence[str], numbers: Sequence[str], *notes: str) -> Table:
+    """A table with a title and these columns; those of numbers are at the right."""
+    found = plain_table(*names, *numbers, *notes)
+    found.title, found.title_justify, found.title_style = title, "left", "bold"
+    for column in found.columns[len(names) : len(names) + len(numbers)]:
+        column.justify = "right"
     return found
 
 

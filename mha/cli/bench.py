@@ -1,13 +1,15 @@
 """`mha bench`: measure, and show tables or a picture."""
 
 import dataclasses
+import functools
 import importlib.util
 import itertools
 import os
-from collections.abc import Sequence
-from typing import Annotated, NoReturn
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any
 
 import typer
+from rich.table import Table
 
 from mha.bench import cases, devices, report, run
 from mha.cli import terminal
@@ -121,25 +123,37 @@ def bench(
     Exit code 0 if everything was measured, 1 if something failed, 2 if the command is wrong or if a backend that it
     names is not installed.
     """
-    if count is not None:
-        _split(count, backends, shapes, kinds, seconds, not no_memory, to, plot)
-    names = choose_backends(backends)
-    known = tuple(cases.SHAPES)
-    chosen = [cases.SHAPES[name] for name in _choices("--shapes", _or(shapes, known), known)]
-    both = _choices("--kinds", _or(kinds, cases.KINDS), cases.KINDS)
-    if not (any(cases.of_kind(kind, chosen) for kind in both) or (plot and {*both} != {"decoding"} and both)):
+    if count is not None and plot:
+        terminal.fail("--plot came with --devices, which draws nothing; leave one of them out")
+    names = choose_backends(backends) if count is None else _which_split(backends)
+    every = cases.KINDS if count is None else cases.PASSES
+    known = [name for name, shape in cases.SHAPES.items() if count is None or not shape.decodes]
+    defaults = known if count is None else devices.SHAPES
+    chosen = [cases.SHAPES[name] for name in _choices("--shapes", shapes, known, defaults)]
+    both = _choices("--kinds", kinds, every, every)
+    plotted = plot and {*both} - {"decoding"}
+    if not (plotted or any(cases.of_kind(kind, chosen) for kind in both)):
         terminal.fail(
-            "nothing to measure: expected a kind in --kinds, and a shape in --shapes or --plot; those that begin with "
-            "D are of decoding, all others of the other kinds"
+            "nothing to measure: expected a kind in --kinds and a shape in --shapes"
+            if count
+            else "nothing to measure: expected a kind in --kinds, and a shape in --shapes or --plot; those that begin "
+            "with D are of decoding, all others of the other kinds"
         )
     file = terminal.json_file(to)
     picture, suffix = _picture(plot) if plot else (None, "")
-    results = _measure(names, both, chosen, seconds, not no_memory, bool(plot))
+    results: Any
+    table: Callable[..., Table]
+    if count is None:
+        results = _measure(names, both, chosen, seconds, not no_memory, bool(plot))
+        table = report.table
+    else:
+        results = _measure_devices(count, names, both, chosen, seconds, not no_memory)
+        table = functools.partial(report.table_of_devices, count=count)
     console = terminal.console(stderr=to == "-")
     console.print(report.about(machine := run.machine(names)))
     for _, rows in itertools.groupby(results.rows, lambda row: (row.backend, row.kind)):
-        console.print("", report.table(list(rows)), sep="\n")
-    for line in results.left_out:
+        console.print("", table(list(rows)), sep="\n")
+    for line in results.left_out if count is None else ():
         console.print(f"left out: {line}")
     for line in results.failed:
         terminal.complain(line)
@@ -147,32 +161,6 @@ def bench(
         terminal.write_json(file, {"machine": machine} | dataclasses.asdict(results))
     if picture:
         terminal.write(picture, report.picture(results.sweep, suffix))
-    raise typer.Exit(1 if results.failed else 0)
-
-
-def _split(
-    count: int, backends: str | None, shapes: str | None, kinds: str | None, seconds: float, memory: bool,
-    to: str | None, plot: str | None,
-) -> NoReturn:  # fmt: skip
-    """Measure layers that are split over so many devices, and end the command."""
-    if plot:
-        terminal.fail("--plot came with --devices, which draws nothing; leave one of them out")
-    names = _which_split(backends)
-    known = [shape.name for shape in cases.of_kind(cases.PASSES[0], cases.SHAPES.values())]
-    chosen = [cases.SHAPES[name] for name in _choices("--shapes", _or(shapes, devices.SHAPES), known)]
-    passes = _choices("--kinds", _or(kinds, cases.PASSES), cases.PASSES)
-    if not (chosen and passes):
-        terminal.fail("nothing to measure: expected a kind in --kinds and a shape in --shapes")
-    file = terminal.json_file(to)
-    results = _measure_devices(count, names, passes, chosen, seconds, memory)
-    console = terminal.console(stderr=to == "-")
-    console.print(report.about(machine := run.machine(names)))
-    for _, rows in itertools.groupby(results.rows, lambda row: (row.backend, row.kind)):
-        console.print("", report.table_of_devices(list(rows), count), sep="\n")
-    for line in results.failed:
-        terminal.complain(line)
-    if to is not None:
-        terminal.write_json(file, {"machine": machine} | dataclasses.asdict(results))
     raise typer.Exit(1 if results.failed else 0)
 
 
@@ -193,15 +181,13 @@ def _measure_devices(
     count: int, backends: list[BackendName], kinds: list[str], shapes: list[cases.Shape], seconds: float, memory: bool
 ) -> devices.SplitReport:
     """Run all measurements over so many devices, with a progress bar where stderr is a terminal."""
+    found, tables = devices.SplitReport(count), list(itertools.product(backends, kinds, shapes))
     with terminal.progress() as progress:
-        task = progress.add_task("", total=None)
-        runner = devices.SplitRunner(count, seconds, lambda now: progress.update(task, description=now))
-        tables = list(itertools.product(backends, kinds, shapes))
-        progress.update(task, total=len(tables))
+        task = progress.add_task("", total=len(tables))
         for one in tables:
-            runner.table(*one, memory)
+            found.add(*one, seconds, memory, lambda now: progress.update(task, description=now))
             progress.advance(task)
-    return runner.report
+    return found
 
 
 def _measure(
@@ -232,14 +218,10 @@ def _picture(name: str) -> tuple[str, str]:
     return terminal.writable("--plot", name), suffix
 
 
-def _or(value: str | None, default: Sequence[str]) -> str:
-    """Return the value of an option, or its default in the same form."""
-    return ",".join(default) if value is None else value
-
-
-def _choices(name: str, value: str, known: Sequence[str]) -> list[str]:
-    """Return the known names that were given, joined by commas, each once."""
-    try:
-        return list(dict.fromkeys(checks.choice(name, one.strip(), known) for one in value.split(",") if one.strip()))
-    except ValueError as error:
-        terminal.fail(error)
+def _choices(name: str, value: str | None, known: Sequence[str], default: Sequence[str]) -> list[str]:
+    """Return the known names that were given, joined by commas, each once; None = the default ones."""
+    if value is None:
+        return list(default)
+    with terminal.errors():
+        found = [checks.choice(name, one.strip(), known) for one in value.split(",") if one.strip()]
+    return list(dict.fromkeys(found))
