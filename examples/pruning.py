@@ -33,7 +33,7 @@ from rich.table import Table
 from sentences import sentence_embeddings
 
 import mha
-from mha.cli.bert import Encoder, tokenizer
+from mha.learn.heads.bert import Encoder, tokenizer
 
 MEASURED, JUDGED = 64, 200  # sentences
 REPEATS = 60  # of a timed call

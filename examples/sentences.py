@@ -5,7 +5,7 @@ Letters: B sentences, T tokens of the longest sentence, H heads, D width.
 
 import numpy as np
 
-from mha.cli.bert import Encoder
+from mha.learn.heads.bert import Encoder
 
 
 def states(

@@ -12,9 +12,9 @@ from rich.panel import Panel
 import mha
 from mha.cli import grids, terminal
 from mha.cli.backends import Backend, choose_backend
-from mha.cli.bert import Encoder, tokenizer
 from mha.core import dispatch
 from mha.core.tables import wrap
+from mha.learn.heads.bert import Encoder, tokenizer
 from mha.learn.plot.pictures import ENDINGS
 
 

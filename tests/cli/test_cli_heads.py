@@ -16,7 +16,7 @@ from commands import narrow, run
 from layers import agrees
 
 import mha
-from mha.cli import bert
+from mha.learn.heads import bert
 
 from . import tiny_bert
 

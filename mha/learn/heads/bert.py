@@ -19,7 +19,11 @@ from mha import parity
 from mha.core.options.names import BackendName, FloatName
 
 SIZES = ("num_hidden_layers", "num_attention_heads", "max_position_embeddings", "layer_norm_eps")
-TOKENIZERS = "pip install tokenizers"
+KIND = {
+    "model_type": "bert",
+    "hidden_act": "gelu",
+    "position_embedding_type": "absolute",
+}  # in config.json
 
 
 class Encoder:
@@ -44,20 +48,21 @@ class Encoder:
     ) -> None:
         config = _config(Path(path).parent / "config.json")
         self.epsilon, self.longest = config["layer_norm_eps"], config["max_position_embeddings"]
-        layers = [f"encoder.layer.{number}" for number in range(config["num_hidden_layers"])]
-        num_heads = config["num_attention_heads"]
-        self.attentions = []
-        for layer in layers:
-            found = mha.load(path, scheme="bert", prefix=f"{layer}.attention", num_heads=num_heads, backend=backend)
-            self.attentions.append(parity.in_dtype(found, dtype))
-        arrays = safetensors.numpy.load_file(path)
-        self.layers = layers
-        self.arrays = {name: X.astype(dtype, copy=False) for name, X in arrays.items()}
-        norms = ["embeddings.LayerNorm", *(f"{layer}.{part}.LayerNorm" for layer in layers for part in OUTPUTS)]
-        dense = [f"{layer}.{part}.dense" for layer in layers for part in ("intermediate", "output")]
-        needed = [f"{name}.{kind}" for name in (*norms, *dense) for kind in ("weight", "bias")]
+        self.layers = [f"encoder.layer.{number}" for number in range(config["num_hidden_layers"])]
+        options: Any = {"scheme": "bert", "num_heads": config["num_attention_heads"], "backend": backend}
+        loaded = (mha.load(path, prefix=f"{layer}.attention", **options) for layer in self.layers)
+        self.attentions = [parity.in_dtype(attention, dtype) for attention in loaded]
+        self.arrays = {name: X.astype(dtype, copy=False) for name, X in safetensors.numpy.load_file(path).items()}
+        norms = ("attention.output.LayerNorm", "output.LayerNorm")
+        dense = ("intermediate.dense", "output.dense")
+        parts = [
+            "embeddings.LayerNorm",
+            *(f"{layer}.{part}" for layer in self.layers for part in norms),
+            *(f"{layer}.{part}" for layer in self.layers for part in dense),
+        ]
+        needed = [f"{part}.{kind}" for part in parts for kind in ("weight", "bias")]
         needed += [f"embeddings.{name}_embeddings.weight" for name in ("word", "position", "token_type")]
-        if lacking := [name for name in needed if name not in arrays]:
+        if lacking := [name for name in needed if name not in self.arrays]:
             more = f" and {len(lacking) - 3} more" if len(lacking) > 3 else ""
             raise ValueError(f"{path} lacks {', '.join(lacking[:3])}{more}: it is no encoder of a BERT's names")
 
@@ -88,9 +93,6 @@ class Encoder:
         return X * self.arrays[f"{name}.weight"] + self.arrays[f"{name}.bias"]
 
 
-OUTPUTS = ("attention.output", "output")
-
-
 def tokenizer(folder: str | os.PathLike[str]) -> Any:
     """Load the tokenizer of the model in a folder, a tokenizers.Tokenizer that neither pads nor cuts.
 
@@ -100,7 +102,8 @@ def tokenizer(folder: str | os.PathLike[str]) -> Any:
     try:
         import tokenizers
     except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(f"words become tokens by {error.name}: {TOKENIZERS}", name=error.name) from error
+        message = f"words become tokens by {error.name}: pip install tokenizers"
+        raise ModuleNotFoundError(message, name=error.name) from error
     whole, words = Path(folder) / "tokenizer.json", Path(folder) / "vocab.txt"
     found = next((path for path in (whole, words) if path.is_file()), None)
     if found is None:
@@ -128,14 +131,12 @@ def _config(path: Path) -> dict[str, Any]:
         raise FileNotFoundError(f"there is no file {path}, expected one with the model: it has the number of heads")
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
-        model = config["model_type"]
+        config["model_type"]  # which every model's configuration has
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path} is no configuration of a model: {error!r}") from error
-    kind = {"model_type": model, "hidden_act": config.get("hidden_act", "gelu")}
-    kind |= {"position_embedding_type": config.get("position_embedding_type", "absolute")}
-    for name, expected in {"model_type": "bert", "hidden_act": "gelu", "position_embedding_type": "absolute"}.items():
-        if kind[name] != expected:
-            raise ValueError(f"{path} says {name} {kind[name]!r}, expected {expected!r}: a BERT, such as MiniLM")
+    for name, expected in KIND.items():
+        if (said := config.get(name, expected)) != expected:
+            raise ValueError(f"{path} says {name} {said!r}, expected {expected!r}: a BERT, such as MiniLM")
     if lacking := [name for name in SIZES if name not in config]:
         raise ValueError(f"{path} lacks {', '.join(lacking)}")
     return config
