@@ -37,7 +37,7 @@ def make(measured: Mapping[Any, Any], parity: Mapping[str, Any]) -> str:
         "frameworks": [{"name": name, "title": title} for name, title in dispatch.facts("TITLE").items()],
         "lessons": code(),
         "measured": dict(measured),
-        "facts": NAMES,
+        "facts": list(NAMES),
         "copying": copying.page_data(),
         "parity": {"backends": parity["backends"], "rows": worst(parity["results"])},
         "texts": {language: catalogue(language)["terms"] | catalogue(language)["page"] for language in LANGUAGES},

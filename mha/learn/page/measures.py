@@ -10,11 +10,23 @@ import numpy as np
 Fact = list[tuple[str, str]]
 
 NONE: Fact = [("none", "")]  # of what a framework does not have, for which its file has no function
-# The rows of the table of differences, in order; the functions of these files.
-NAMES = (
-    "layer", "kernel", "names", "initial", "lazy", "training", "weights", "mask", "no_keys", "dtype", "random", "heads",
-    "compiled",
-)  # fmt: skip
+# The rows of the table of differences, in order: the functions of the files in `frameworks/`, each of which returns a
+# Fact. A fresh layer is the framework's own attention, of 8 hidden units and 2 heads.
+NAMES = {
+    "layer": "The framework's own attention layer.",
+    "kernel": "Which way round a dense layer stores its kernel.",
+    "names": "The parameters of a fresh layer and their shapes.",
+    "initial": "Mean and standard deviation of the query kernel of 256 hidden units and 4 heads; its bias.",
+    "lazy": "Whether a fresh layer has its weights before it is called.",
+    "training": "Whether a fresh layer drops weights when nobody says whether it is training, and what says it.",
+    "weights": "Where the attention weights are found, and their shape for 1 sample, 2 heads, 3 queries and 4 keys.",
+    "mask": "The meaning of True in a boolean mask.",
+    "no_keys": "The weights of a query whose keys are all hidden.",
+    "dtype": "The dtype of a fresh layer, and of an array that is made of Python's floats.",
+    "random": "The way to make random numbers repeat, and whether a second draw is another.",
+    "heads": "The result of 3 heads of 10 hidden units.",
+    "compiled": "How many programs a compiled layer takes for sequences of 3 lengths.",
+}
 
 
 def orientation(shape: tuple[int, ...], in_size: int) -> str:

@@ -1,1 +1,1 @@
-"""Measurements of how each framework differs, one file for each, with the same functions."""
+"""Measurements of how each framework differs, one file for each, whose functions `measures.NAMES` describes."""

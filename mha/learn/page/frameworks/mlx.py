@@ -1,7 +1,4 @@
-"""Measure how MLX differs: its own attention is `mlx.nn.MultiHeadAttention`.
-
-Each function returns pairs of a word and a detail, as `mha.learn.page.measures` has them.
-"""
+"""Measure how MLX differs: its own attention is `mlx.nn.MultiHeadAttention`."""
 
 import mlx.core as mx
 from mlx import nn
@@ -12,33 +9,27 @@ from mha.learn.page import measures
 
 
 def layer():
-    """The framework's own attention layer."""
     return [("", f"mlx.nn.{nn.MultiHeadAttention.__name__}")]
 
 
 def kernel():
-    """Which way round a dense layer stores its kernel."""
     return [("", measures.orientation(nn.Linear(3, 5).weight.shape, 3))]
 
 
 def names():
-    """The parameters of a fresh layer and their shapes, of 8 hidden units and 2 heads."""
     return measures.shapes({name: X.shape for name, X in tree_flatten(_layer(bias=True).parameters())})
 
 
 def initial():
-    """Mean and standard deviation of a fresh layer's query kernel, of 256 hidden units and 4 heads; its bias."""
     made = nn.MultiHeadAttention(256, 4, bias=True).query_proj
     return [("", measures.spread(to_numpy(made.weight))), ("of_bias", measures.spread(to_numpy(made.bias)))]
 
 
 def lazy():
-    """Whether a fresh layer has its weights before it is called."""
     return [("eager" if _layer().query_proj.weight.size else "lazy", "nn.MultiHeadAttention")]
 
 
 def training():
-    """Whether a fresh layer drops weights when nobody says whether it is training, and what says it."""
     made, X = nn.Dropout(0.5), mx.ones((64, 8))
 
     def call():
@@ -50,26 +41,22 @@ def training():
 
 
 def mask():
-    """The meaning of True in a boolean mask of the framework's own attention."""
     return [
         (measures.polarity(_weights(mx.array([[True, False, False]])), 0), "fast.scaled_dot_product_attention: mask")
     ]
 
 
 def no_keys():
-    """The weights of a query whose keys are all hidden."""
     added = mx.full((1, 3), -mx.inf)
     return [(measures.alone(_weights(mx.array([[False] * 3]))), "bool"), (measures.alone(_weights(added)), "float32")]
 
 
 def dtype():
-    """The dtype of a fresh layer, and of an array that is made of Python's floats."""
     made = str(_layer().query_proj.weight.dtype), str(mx.array([1.0]).dtype)
     return [("of_layer", made[0]), ("of_array", made[1])]
 
 
 def random():
-    """The way to make random numbers repeat, and whether a second draw is another."""
     return [
         (
             measures.repeats(lambda: mx.random.seed(0), lambda: to_numpy(mx.random.uniform(shape=(3,)))),
@@ -79,12 +66,10 @@ def random():
 
 
 def heads():
-    """The result of 3 heads of 10 hidden units."""
     return measures.outcome(lambda: nn.MultiHeadAttention(10, 3))
 
 
 def compiled():
-    """How many programs a compiled layer takes for sequences of 3 lengths."""
     made, traced = _layer(), []
 
     @mx.compile

@@ -1,7 +1,4 @@
-"""Measure how PyTorch differs: its own attention is `torch.nn.MultiheadAttention`.
-
-Each function returns pairs of a word and a detail, as `mha.learn.page.measures` has them.
-"""
+"""Measure how PyTorch differs: its own attention is `torch.nn.MultiheadAttention`."""
 
 import torch
 
@@ -9,29 +6,24 @@ from mha.learn.page import measures
 
 
 def layer():
-    """The framework's own attention layer."""
     return [("", f"torch.nn.{torch.nn.MultiheadAttention.__name__}")]
 
 
 def kernel():
-    """Which way round a dense layer stores its kernel."""
     return [("", measures.orientation(tuple(torch.nn.Linear(3, 5).weight.shape), 3))]
 
 
 def names():
-    """The parameters of a fresh layer and their shapes, of 8 hidden units and 2 heads."""
     return measures.shapes({name: tuple(X.shape) for name, X in _layer().named_parameters()})
 
 
 def initial():
-    """Mean and standard deviation of a fresh layer's query kernel, of 256 hidden units and 4 heads; its bias."""
     made = torch.nn.MultiheadAttention(256, 4)
     query = made.in_proj_weight.detach().numpy()[:256]
     return [("", measures.spread(query)), ("of_bias", measures.spread(made.in_proj_bias.detach().numpy()))]
 
 
 def lazy():
-    """Whether a fresh layer has its weights before it is called."""
     return [
         ("eager" if _layer().in_proj_weight.numel() else "lazy", "nn.MultiheadAttention"),
         (_lazy(), "nn.LazyLinear"),
@@ -39,7 +31,6 @@ def lazy():
 
 
 def training():
-    """Whether a fresh layer drops weights when nobody says whether it is training, and what says it."""
     made, X = _layer(dropout=0.5), torch.ones(1, 64, 8)
 
     def call():
@@ -53,14 +44,12 @@ def training():
 
 
 def weights():
-    """Where the attention weights are found, and their shape for 1 sample, 2 heads, 3 queries and 4 keys."""
     X, Y = torch.ones(1, 3, 8), torch.ones(1, 4, 8)
     mean, each = (tuple(_layer()(X, Y, Y, **one)[1].shape) for one in ({}, {"average_attn_weights": False}))
     return [("averaged", f"layer(X, Y, Y)[1] {mean}"), ("", f"layer(..., average_attn_weights=False)[1] {each}")]
 
 
 def mask():
-    """The meaning of True in a boolean mask of the framework's own attention."""
     one = torch.tensor([[True, False, False]])
     layers = _layer()(torch.ones(1, 1, 8), torch.ones(1, 3, 8), torch.ones(1, 3, 8), attn_mask=one)[1]
     identity = torch.eye(3)[None]  # as values, so that the output is the weights
@@ -72,30 +61,25 @@ def mask():
 
 
 def no_keys():
-    """The weights of a query whose keys are all hidden."""
     X = torch.ones(1, 3, 8)
     hidden = torch.ones(1, 3, dtype=torch.bool)
     return [(measures.alone(_layer()(X, X, X, key_padding_mask=hidden)[1][0, 0].detach().numpy()), "")]
 
 
 def dtype():
-    """The dtype of a fresh layer, and of an array that is made of Python's floats."""
     made = str(_layer().in_proj_weight.dtype), str(torch.tensor([1.0]).dtype)
     return [("of_layer", made[0]), ("of_array", made[1])]
 
 
 def random():
-    """The way to make random numbers repeat, and whether a second draw is another."""
     return [(measures.repeats(lambda: torch.manual_seed(0), lambda: torch.rand(3).numpy()), "torch.manual_seed(0)")]
 
 
 def heads():
-    """The result of 3 heads of 10 hidden units."""
     return measures.outcome(lambda: torch.nn.MultiheadAttention(10, 3))
 
 
 def compiled():
-    """How many programs a compiled layer takes for sequences of 3 lengths."""
     compiled = []
 
     def count(graph, inputs):
