@@ -33,15 +33,9 @@ def cache_bytes(
         size: number S of slots of each sample: the tokens that are kept.
         batch_size, layers: how many samples B, and how many layers of such a model.
         dtype: "float16", "bfloat16", "float32" or "float64".
-        path: file to write, its name ends in .png or .svg; None = none.
+        path: as for `heatmaps`.
 
-    Returns:
-        A matplotlib.figure.Figure. It is not registered with pyplot, so you need not close it.
-
-    Raises:
-        ModuleNotFoundError: if matplotlib is not installed; the message says how to install it.
-        TypeError, ValueError: if an argument is not as above; the message says what was expected.
-        OSError: if the file cannot be written.
+    Returns a figure, and raises errors, as `heatmaps` does.
     """
     new_figure, ending = figure_class(path)
     bars = by_groups(num_heads, head_dim, size, batch_size=batch_size, layers=layers, dtype=dtype)

@@ -25,15 +25,9 @@ def copies(things: int = 2, *, path: str | os.PathLike[str] | None = None) -> An
 
     Args:
         things: how many tokens to copy, 2 to 6.
-        path: file to write, its name ends in .png or .svg; None = none.
+        path: as for `heatmaps`.
 
-    Returns:
-        A matplotlib.figure.Figure. It is not registered with pyplot, so you need not close it.
-
-    Raises:
-        ModuleNotFoundError: if matplotlib is not installed; the message says how to install it.
-        TypeError, ValueError: if an argument is not as above; the message says what was expected.
-        OSError: if the file cannot be written.
+    Returns a figure, and raises errors, as `heatmaps` does.
     """
     new_figure, ending = figure_class(path)
     if not 2 <= checks.size("things", things) <= MOST:

@@ -47,16 +47,9 @@ def masks(
         valid_lens, mask, causal: as in a call of a layer with one head.
         window: as of a layer.
         sample: number of the sample to draw.
-        path: file to write, its name ends in .png or .svg; None = none.
+        path: as for `heatmaps`.
 
-    Returns:
-        A matplotlib.figure.Figure, as large as its contents need. It is not registered with pyplot, so you need not
-        close it.
-
-    Raises:
-        ModuleNotFoundError: if matplotlib is not installed; the message says how to install it.
-        TypeError, ValueError: if an argument is not as above; the message says what was expected.
-        OSError: if the file cannot be written.
+    Returns a figure, and raises errors, as `heatmaps` does.
     """
     new_figure, ending = figure_class(path)
     found = compose(scores, valid_lens, mask=mask, causal=causal, window=window)

@@ -20,16 +20,9 @@ def ratios(report: Any, path: str | os.PathLike[str] | None = None) -> Any:
 
     Args:
         report: of `mha.parity.audit`, `watch`, `audit_record` or `compare_records`.
-        path: file to write, its name ends in .png or .svg; None = none.
+        path: as for `heatmaps`.
 
-    Returns:
-        A matplotlib.figure.Figure, as large as its contents need. It is not registered with pyplot, so you need not
-        close it.
-
-    Raises:
-        ModuleNotFoundError: if matplotlib is not installed; the message says how to install it.
-        TypeError, ValueError: if an argument is not as above.
-        OSError: if the file cannot be written.
+    Returns a figure, and raises errors, as `heatmaps` does.
     """
     new_figure, ending = figure_class(path)
     bars = _bars(report)

@@ -36,16 +36,9 @@ def slots(
         attention: an `mha.MultiHeadAttention` of any backend, with a window or without.
         tokens: how many tokens to decode.
         size: number of slots; None = as many as the window needs, which only a layer with a window knows.
-        path: file to write, its name ends in .png or .svg; None = none.
+        path: as for `heatmaps`.
 
-    Returns:
-        A matplotlib.figure.Figure, as large as its contents need. It is not registered with pyplot, so you need not
-        close it.
-
-    Raises:
-        ModuleNotFoundError: if matplotlib is not installed; the message says how to install it.
-        TypeError, ValueError: if an argument is not as above, or if the cache is too small for so many tokens.
-        OSError: if the file cannot be written.
+    Returns a figure, and raises errors, as `heatmaps` does; ValueError, too, if the cache is too small for the tokens.
     """
     new_figure, ending = figure_class(path)
     if not isinstance(attention, MultiHeadAttention):

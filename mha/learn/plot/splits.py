@@ -26,16 +26,9 @@ def splits(X: Any, num_heads: int, *, sample: int = 0, path: str | os.PathLike[s
         X: features of all heads, an array (B, T, H*d) of any backend, such as `attention.trace(...)["W_q"]`.
         num_heads: H.
         sample: number of the sample to draw.
-        path: file to write, its name ends in .png or .svg; None = none.
+        path: as for `heatmaps`.
 
-    Returns:
-        A matplotlib.figure.Figure, as large as its contents need. It is not registered with pyplot, so you need not
-        close it.
-
-    Raises:
-        ModuleNotFoundError: if matplotlib is not installed; the message says how to install it.
-        TypeError, ValueError: if an argument is not as above; the message says what was expected.
-        OSError: if the file cannot be written.
+    Returns a figure, and raises errors, as `heatmaps` does.
     """
     new_figure, ending = figure_class(path)
     right = arrays.to_numpy(arrays.transpose_qkv(X, num_heads))  # (B*H, T, d)
