@@ -23,15 +23,9 @@ from mha.learn.d2l.common import show_heatmaps
 
 
 class _Pooling(pooling.AttentionPooling):
-    """A pooling that takes the book's arguments, and returns the weights of a call."""
+    """A pooling called as `common.DotProduct` says, which returns the weights of a call."""
 
     def __call__(self, queries, keys, values, valid_lens=None, training=None):
-        """Pool values (B, K, dv) for queries (B, Q, query_size) over keys (B, K, key_size).
-
-        valid_lens: integers (B,) or (B, Q), None hides nothing; training: whether to drop weights.
-        Returns the pooled values (B, Q, dv) and the attention weights (B, Q, K).
-        Raises TypeError or ValueError if a shape or dtype does not fit.
-        """
         arrays.refuse_to_narrow(getattr(queries, "dtype", "float32"))
         visible = common.visible(arrays, visible_keys, self, queries, keys, values, valid_lens)
         return super().__call__(queries, keys, values, visible, training=training)  # (B, Q, dv), (B, Q, K)

@@ -32,15 +32,9 @@ def _whole(valid_lens):
 
 
 class _Pooling(common.KeepsWeights, pooling.AttentionPooling):
-    """A pooling that takes the book's arguments, and keeps the weights of a call."""
+    """A pooling called as `common.DotProduct` says, which keeps the weights of a call."""
 
     def forward(self, queries, keys, values, valid_lens=None, training=None):
-        """Pool values (B, K, dv) for queries (B, Q, query_size) over keys (B, K, key_size).
-
-        valid_lens: integers (B,) or (B, Q), None hides nothing; training: None = as the framework says.
-        Returns the pooled values (B, Q, dv) and keeps `attention_weights` (B, Q, K).
-        Raises TypeError or ValueError if a shape or dtype does not fit.
-        """
         visible = common.visible(own, visible_keys, self, queries, keys, values, _whole(valid_lens))
         return super().forward(queries, keys, values, visible, training=training)[0]  # (B, Q, dv)
 

@@ -18,7 +18,7 @@ from mha.learn.d2l.common import show_heatmaps
 
 
 class _Pooling(common.KeepsWeights, pooling.AttentionPooling):
-    """A pooling that takes the book's arguments, and keeps the weights of a call."""
+    """A pooling called as `common.DotProduct` says, which keeps the weights of a call."""
 
     def __call__(self, queries, keys, values, valid_lens=None, training=None):
         """Refuse what does not fit, before Keras converts it or puts words of its own around the error; then `call`."""
@@ -26,12 +26,6 @@ class _Pooling(common.KeepsWeights, pooling.AttentionPooling):
         return super().__call__(queries, keys, values, valid_lens=valid_lens, training=training)
 
     def call(self, queries, keys, values, valid_lens=None, training=None):
-        """Pool values (B, K, dv) for queries (B, Q, query_size) over keys (B, K, key_size).
-
-        valid_lens: integers (B,) or (B, Q), None hides nothing; training: whether to drop weights.
-        Returns the pooled values (B, Q, dv) and keeps `attention_weights` (B, Q, K).
-        Raises TypeError or ValueError if a shape or dtype does not fit.
-        """
         own.must_fit(queries, keys, Call(valid_lens), values)
         visible = visible_keys(queries, keys, Call(valid_lens))  # (B, 1, 1 or Q, K)
         visible = None if visible is None else visible[:, 0]  # (B, 1 or Q, K)

@@ -22,15 +22,9 @@ class _KeepsWeights(common.KeepsWeights):
 
 
 class _Pooling(_KeepsWeights, pooling.AttentionPooling):
-    """A pooling that takes the book's arguments, and keeps the weights of a call."""
+    """A pooling called as `common.DotProduct` says, which keeps the weights of a call."""
 
     def forward(self, queries, keys, values, valid_lens=None, training=None):
-        """Pool values (B, K, dv) for queries (B, Q, query_size) over keys (B, K, key_size).
-
-        valid_lens: integers (B,) or (B, Q), None hides nothing; training: None = as the framework says.
-        Returns the pooled values (B, Q, dv) and keeps `attention_weights` (B, Q, K).
-        Raises TypeError or ValueError if a shape or dtype does not fit.
-        """
         visible = common.visible(arrays, visible_keys, self, queries, keys, values, valid_lens)
         return super().forward(queries, keys, values, visible, training=training)[0]  # (B, Q, dv)
 

@@ -19,6 +19,7 @@ class CharModel:
     """A stack of attention blocks with residual connections; subclasses embed characters and compute their scores."""
 
     blks: Any
+    embed: Any  # a function of characters (B, T), which returns rows (B, T, D), with positions where they are added
     max_len: int
 
     def describe(self, num_hiddens: int, num_heads: int, pos: str, max_len: int, bias: bool) -> Config:
@@ -40,10 +41,6 @@ class CharModel:
             rows = rows + attended
             maps.append(weights)
         return rows, maps
-
-    def embed(self, X: Any) -> Any:
-        """Embed characters X (B, T) as rows (B, T, D), plus embeddings of positions if the model has any."""
-        raise NotImplementedError
 
     def attention_weights(self, X: Any) -> list[Any]:
         """The attention weights (B, H, T, T) of each block for characters X (B, T)."""
