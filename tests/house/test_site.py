@@ -32,7 +32,6 @@ def test_every_public_name_is_in_the_reference():
 NAMES = re.compile(r"(?<![\w/.-])mha(?:\.[A-Za-z_]\w*)+")
 ABSENT = {
     "mha.d2l.mlx",  # the page of MLX says that there is none
-    "mha.explain.example.example",  # of the module, as the reference has to say; users call `mha.explain.example`
 }
 
 

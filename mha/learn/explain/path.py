@@ -1,6 +1,7 @@
 """Every step of a call, from inputs to output: its shape, its line in the backend's lesson, and its meaning."""
 
 import dataclasses
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any, Unpack
 
@@ -15,7 +16,6 @@ from mha.core.options.config import BENT, STEPS_OF_PAIRS, Config
 from mha.core.options.names import BackendName, LanguageName
 from mha.layer import MultiHeadAttention, restore
 from mha.learn.explain.lines import Statement, place, stages
-from mha.learn.explain.slots import after_call
 from mha.learn.languages import catalogue
 
 INPUTS = "queries", "keys", "values"
@@ -103,23 +103,15 @@ def token(
 ) -> list[Step]:
     """Explain one token of a decoder with a cache: the last of several, in causal order, with random numbers.
 
+    Scores and weights are by slots; positions_before and positions_after say which position is in each slot, -1 = an
+    empty one, slots where the token goes, lost_after the furthest position that was overwritten, -1 = none.
+
     Args:
-        backend: the backend whose lesson is shown; None = MHA_BACKEND, else "numpy".
-        batch, prompt, tokens: numbers of samples, of tokens of the prompt, and of those that follow one by one.
+        prompt, tokens: numbers of tokens of the prompt, and of those that follow one by one.
         slots: of the cache, a ring: a token sees itself and the slots - 1 before it, unless `window` says otherwise.
-        num_hiddens, num_heads: sizes of the layer.
         valid_lens: how many tokens of each prompt are real; None = all.
-        language: language of the meanings: "en", "zh", "ja", "id" or "vi".
-        **options: the layer's other options, such as num_key_value_heads and rotary.
 
-    Returns:
-        A `Step` for each step, in order. Scores and weights are by slots; positions_before and positions_after say
-        which position is in each slot, -1 = an empty one, slots where the token goes, lost_after the furthest position
-        that was overwritten, -1 = none.
-
-    Raises:
-        TypeError, ValueError: if an argument is not as above; the message says what was expected.
-        ModuleNotFoundError: if the backend's framework is not installed; the message says how to install it.
+    The other arguments, the result and the errors are those of `steps`.
     """
     sizes = {"batch": batch, "prompt": prompt, "tokens": tokens, "slots": slots}
     B, K, N, S = (checks.size(name, size) for name, size in sizes.items())
@@ -134,6 +126,24 @@ def token(
     for t in range(K, K + N - 1):
         _, cache = attention(**portion(t, t + 1), causal=True, cache=cache)
     return call(attention, **portion(K + N - 1, K + N), causal=True, cache=cache, language=language)
+
+
+def example(backend: BackendName | None = None, *, language: LanguageName = "en") -> list[Step]:
+    """Explain a small call whose numbers can be followed by eye: 2 samples of length 2, 4 features, 2 heads.
+
+    All kernels are the identity, and the values are 10, 11, 12, ... Queries and keys hold 0 and 1, and the scale is
+    ln 3: the exponentials of the scores are 1 and 3, so that the attention weights are quarters. The valid lengths are
+    2 and 1.
+
+    Arguments, result and errors are those of `steps`.
+    """
+    attention = MultiHeadAttention(4, 2, scale=math.log(3), seed=0, backend=backend)
+    attention.weights = {name: np.eye(4, dtype="float32") for name in attention.weights}
+    # 2 queries and 2 keys, the same for both samples. The first two of the 4 features are for head 0.
+    queries = np.array([[[1, 0, 0, 1], [0, 1, 1, 1]]] * 2, "float32")  # (2, 2, 4)
+    keys = np.array([[[1, 0, 1, 0], [0, 1, 0, 1]]] * 2, "float32")  # (2, 2, 4)
+    values = np.arange(10, 26, dtype="float32").reshape(2, 2, 4)  # (2, 2, 4)
+    return call(attention, queries, keys, values, [2, 1], language=language)
 
 
 def _inputs(attention: MultiHeadAttention, B: int, Q: int, K: int) -> dict[str, Any]:
@@ -163,13 +173,7 @@ def call(
         attention: the layer.
         queries, keys, values, valid_lens, cache, call: as for a call. With a cache, steps say what is in its slots
             before and after the call, and scores and weights are by slots.
-        language: language of the meanings: "en", "zh", "ja", "id" or "vi".
-
-    Returns:
-        A `Step` for each step, in order.
-
-    Raises:
-        TypeError, ValueError: if an argument is not as above; the message says what was expected.
+        language: as for `steps`, whose result and errors these are.
     """
     meanings = catalogue(language)["explain"]["steps"]
     lesson = restore(attention.config, attention.weights, attention.backend, attention.seed, readable=True)
@@ -188,7 +192,7 @@ def call(
         k, v, held = last_heads(traced, "k"), last_heads(traced, "v"), dict[str, Any]()  # (B*G, K, d), (B*G, K, dv)
         if cache is not None:
             inputs["positions_before"] = cache.positions
-            k, v, held, checked = after_call(dispatch.lesson(backend), k, v, inputs, checked)  # (B*G, S, d), ...
+            k, v, held, checked = _after_call(dispatch.lesson(backend), k, v, inputs, checked)  # (B*G, S, d), ...
         visible = module.visible_keys(inputs["queries"], k, checked)
         path = _path(dispatch.lesson(backend), config, inputs, traced, held, k, v, visible)
         found = [(stage, name, arrays.to_numpy(X)) for stage, name, X in path]
@@ -289,3 +293,31 @@ def _path(
     ):
         yield name, name, X
     yield "output", "output", traced["output"]
+
+
+def _after_call(module: Any, k: Any, v: Any, inputs: dict[str, Any], call: Any) -> tuple[Any, Any, dict[str, Any], Any]:
+    """The contents of a cache's slots after a call, and the steps that put them there.
+
+    module: the lesson; k (B*G, K, d), v (B*G, K, dv): the heads of the new tokens; call: checked, with a cache.
+    Returns the heads in the slots, (B*G, S, d) and (B*G, S, dv); the steps by name, none for a frozen cache, where
+    "slots" (B, K) is -1 for padding; and the call of the queries with the slots.
+    """
+    cache = call.cache
+    *_, call = module.place(*(inputs.get(name) for name in ("queries", "keys", "values")), call)
+    steps = {}
+    if not cache.frozen:
+        S = cache.sizes[1]
+        _, slots, _ = module.slots_after(cache.positions, cache.lengths, cache.lost, call)  # (B, S + K)
+        *_, cache = module.remember(k, v, call)
+        real = arrays.to_numpy(call.key_positions) >= 0  # (B, K)
+        steps = {
+            "slots": np.where(real, arrays.to_numpy(slots)[:, S:], -1),  # (B, K)
+            "positions_after": cache.positions,
+            "lost_after": cache.lost,
+            "keys_after": cache.keys,
+            "values_after": cache.values,
+        }
+    call = call._replace(key_positions=cache.positions, offset=0)
+    heads = (arrays.to_numpy(X) for X in (cache.keys, cache.values))  # (B, G, S, d), (B, G, S, dv)
+    k, v = (arrays.tensor(X.reshape(-1, *X.shape[2:]), backend=cache.backend) for X in heads)  # (B*G, S, d), ...
+    return k, v, steps, call
