@@ -41,14 +41,9 @@ class Shape:
 
     def simpler(self) -> dict[str, "Shape"]:
         """This shape without shared heads of keys, window or segments, one at a time, by a name that says so."""
-        found = {}
-        if self.G is not None:
-            found[f"{self.H} key-value heads"] = dataclasses.replace(self, G=None)
-        if self.window is not None:
-            found["no window"] = dataclasses.replace(self, window=None)
-        if self.segments is not None:
-            found["no segments"] = dataclasses.replace(self, segments=None)
-        return found
+        names = {f"{self.H} key-value heads": "G", "no window": "window", "no segments": "segments"}
+        given = {name: option for name, option in names.items() if getattr(self, option) is not None}
+        return {name: dataclasses.replace(self, **{option: None}) for name, option in given.items()}
 
     def lengths(self) -> np.ndarray | None:
         """The number of keys of each sample, (B,); None if positions hide keys, or nothing does."""
