@@ -9,7 +9,6 @@ import mha
 from mha.core import dispatch
 
 NAMES = ("W_q", "W_k", "W_v", "W_o")
-WITH_NEXT = dispatch.backends_with("learn/d2l/next/*.py")
 
 
 def of(backend):

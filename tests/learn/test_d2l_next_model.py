@@ -1,7 +1,6 @@
 """What the chapter of the book's next edition has beside the layer: a small language model, its text, its helpers."""
 
 import hashlib
-import importlib
 import sys
 
 import adapters
@@ -11,7 +10,7 @@ from mha.d2l.next import model, names, text
 
 import mha
 from mha import parity
-from mha.core import dispatch
+from mha.learn.d2l import common
 
 from . import next_book
 
@@ -287,6 +286,8 @@ def test_pictures_say_that_they_need_matplotlib(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)  # as if it were not installed
     with pytest.raises(ModuleNotFoundError, match=r'plot needs matplotlib: pip install "matplotlib>=3.8"'):
         names.plot([1], [2])
+    with pytest.raises(ModuleNotFoundError, match=r'show_heatmaps needs matplotlib: pip install "matplotlib>=3.8"'):
+        common.show_heatmaps(np.ones((2, 3, 5, 7)), "Keys", "Queries")
     with pytest.raises(ModuleNotFoundError, match=r'plt needs matplotlib: pip install "matplotlib>=3.8"'):
         names.plt  # noqa: B018
 
@@ -316,23 +317,3 @@ def test_what_pytorch_has_beside(book):
 
     assert isinstance(Own(), torch.nn.Module)
     assert book.try_gpu(torch.cuda.device_count()).type == "cpu"
-
-
-@pytest.mark.parametrize("name", next_book.WITH_NEXT)
-def test_a_missing_framework_says_how_to_install_it(name, monkeypatch):
-    monkeypatch.setitem(sys.modules, dispatch.FRAMEWORKS[name].needs[-1], None)
-    for module in (f"mha.d2l.next.{name}", f"mha.backends.{name}", f"mha.learn.d2l.next.{name}"):
-        monkeypatch.delitem(sys.modules, module, raising=False)
-    with pytest.raises(ModuleNotFoundError, match=f"backend '{name}' needs .*: pip install"):
-        importlib.import_module(f"mha.d2l.next.{name}")
-
-
-def test_a_framework_that_the_edition_has_not_is_refused_with_the_reason():
-    for name, why in (
-        ("mxnet", "the book's next edition has its chapter"),
-        ("numpy", "the book has no section for it"),
-    ):
-        with pytest.raises(ImportError, match=f"mha.d2l.next has no {name}: {why}.*; it has torch, jax"):
-            exec(f"from mha.d2l.next import {name}")
-    with pytest.raises(ImportError, match="cannot import name 'paddle'"):
-        exec("from mha.d2l.next import paddle")

@@ -18,7 +18,6 @@ from mha.core.call import Call
 
 B, Q, K, H, d, dv = 2, 3, 5, 7, 11, 23
 LENGTHS = {"none": None, "per sample": np.array([4, 0]), "per query": np.array([[1, 9, 0], [5, 2, 3]])}
-EACH_LENGTHS = pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
 WITH_BOOK = dispatch.backends_with("learn/d2l/*.py")
 
 
@@ -130,20 +129,14 @@ def test_transposes_are_functions_and_methods(backend, d2l, rng):
             np.testing.assert_array_equal(mha.to_numpy(merged), mha.to_numpy(X))
 
 
-@EACH_LENGTHS
-def test_masked_softmax_is_that_of_mha(backend, d2l, rng, lengths):
-    X, valid_lens = adapters.of(backend).own(*arrays(rng, (B, Q, K)), lengths)
-    expected = mha.to_numpy(mha.masked_softmax(X, valid_lens))
-    np.testing.assert_array_equal(mha.to_numpy(d2l.masked_softmax(X, valid_lens)), expected)
-
-
-@pytest.mark.parametrize("lengths", ["per sample", "per query"])
-def test_masked_softmax_takes_lengths_as_the_book_makes_them(backend, d2l, rng, lengths):
-    """In MXNet these are floats."""
+def test_masked_softmax_is_that_of_mha(backend, d2l, rng):
+    """Also of lengths as the book makes them, which are floats in MXNet."""
     (X,) = draw(backend, rng, (B, Q, K))
-    expected = mha.to_numpy(mha.masked_softmax(X, LENGTHS[lengths]))
-    printed = d2l.tensor(LENGTHS[lengths].tolist())
-    np.testing.assert_array_equal(mha.to_numpy(d2l.masked_softmax(X, printed)), expected)
+    for lengths in LENGTHS.values():
+        expected = mha.to_numpy(mha.masked_softmax(X, lengths))
+        printed = [] if lengths is None else [d2l.tensor(lengths.tolist())]
+        for valid_lens in (*adapters.of(backend).own(lengths), *printed):
+            np.testing.assert_array_equal(mha.to_numpy(d2l.masked_softmax(X, valid_lens)), expected)
 
 
 def test_lengths_are_whole(backend, d2l, rng):
@@ -191,31 +184,40 @@ def test_heat_maps_are_drawn(backend, d2l, rng, monkeypatch):
         d2l.show_heatmaps(matrices[0, 0], xlabel="Keys", ylabel="Queries")
 
 
-def test_heat_maps_say_that_they_need_matplotlib(backend, d2l, rng, monkeypatch):
-    monkeypatch.setitem(sys.modules, "matplotlib", None)  # as if it were not installed
-    (matrices,) = draw(backend, rng, (2, 3, Q, K))
-    with pytest.raises(ModuleNotFoundError, match=r'show_heatmaps needs matplotlib: pip install "matplotlib>=3.8"'):
-        d2l.show_heatmaps(matrices, xlabel="Keys", ylabel="Queries")
-
-
 # Every module of the book's names, its framework installed or not
 
 
-@pytest.mark.parametrize("name", WITH_BOOK)
-def test_a_missing_framework_says_how_to_install_it(name, monkeypatch):
+NEXT = "d2l.next"
+MODULES = [
+    *(("d2l", name) for name in WITH_BOOK),
+    *((NEXT, name) for name in dispatch.backends_with("learn/d2l/next/*.py")),
+]
+
+
+@pytest.mark.parametrize(("edition", "name"), MODULES)
+def test_a_missing_framework_says_how_to_install_it(edition, name, monkeypatch):
     monkeypatch.setitem(sys.modules, dispatch.FRAMEWORKS[name].needs[-1], None)
-    for module in (f"mha.d2l.{name}", f"mha.backends.{name}", f"mha.learn.d2l.{name}"):
+    for module in (f"mha.{edition}.{name}", f"mha.backends.{name}", f"mha.learn.{edition}.{name}"):
         monkeypatch.delitem(sys.modules, module, raising=False)
     with pytest.raises(ModuleNotFoundError, match=f"backend '{name}' needs .*: pip install"):
-        importlib.import_module(f"mha.d2l.{name}")
+        importlib.import_module(f"mha.{edition}.{name}")
 
 
-@pytest.mark.parametrize("name", [name for name in dispatch.FRAMEWORKS if name not in WITH_BOOK])
-def test_a_framework_that_the_book_has_not_is_refused_with_the_reason(name):
-    with pytest.raises(ImportError, match=f"mha.d2l has no {name}: the book has no section for it; it has torch, "):
-        exec(f"from mha.d2l import {name}")
+ABSENT = [
+    ("d2l", name, "the book has no section for it; it has torch, ")
+    for name in dispatch.FRAMEWORKS
+    if name not in WITH_BOOK
+]
+ABSENT += [(NEXT, "mxnet", "the book's next edition has its chapter.*; it has torch, jax")]
+ABSENT += [(NEXT, "numpy", "the book has no section for it.*; it has torch, jax")]
+
+
+@pytest.mark.parametrize(("edition", "name", "why"), ABSENT)
+def test_a_framework_that_an_edition_has_not_is_refused_with_the_reason(edition, name, why):
+    with pytest.raises(ImportError, match=f"mha.{edition} has no {name}: {why}"):
+        exec(f"from mha.{edition} import {name}")
     with pytest.raises(ImportError, match="cannot import name 'paddle'"):
-        exec("from mha.d2l import paddle")
+        exec(f"from mha.{edition} import paddle")
 
 
 @pytest.mark.parametrize("name", WITH_BOOK)
