@@ -1,14 +1,15 @@
-"""`mha.plot`: pictures of attention weights, their cells, colours and names."""
+"""`mha.plot`: files of all pictures; those of attention weights, their cells, colours and names; those of masks."""
 
 import itertools
 import sys
-import warnings
 
 import numpy as np
 import pytest
 from calls import own
 
 import mha
+from mha.learn.plot import masks
+from mha.learn.plot.masks import compose
 
 TOKENS = ["the", "cat", "sat", "$5", "猫", "."]
 pytestmark = pytest.mark.backends("numpy")
@@ -38,6 +39,39 @@ def hatched(axes, shape):
         (left, top), (right, bottom) = path.vertices.min(0) + 0.5, path.vertices.max(0) + 0.5
         found[int(top) : int(bottom), int(left) : int(right)] = True
     return found
+
+
+# All pictures
+
+
+PICTURES = {
+    "heatmaps": lambda path: mha.plot.heatmaps(np.ones((1, 2, 3)), path=path),
+    "masks": lambda path: masks(mha.tensor(np.ones((1, 2, 3)), "bfloat16"), path=path),
+    "splits": lambda path: mha.plot.splits(mha.tensor(np.ones((1, 2, 6)), "bfloat16"), 3, path=path),
+    "slots": lambda path: mha.plot.slots(mha.MultiHeadAttention(6, 2, seed=0, backend="numpy"), 2, 3, path=path),
+    "cache_bytes": lambda path: mha.plot.cache_bytes(2, 3, 5, path=path),
+    "copies": lambda path: mha.plot.copies(path=path),
+}
+
+
+@pytest.mark.parametrize("name", PICTURES)
+def test_a_picture_is_written_in_the_format_of_its_ending(tmp_path, monkeypatch, name):
+    with pytest.raises(ValueError, match=r"path is 'one.gif', expected a name that ends in .png or .svg"):
+        PICTURES[name]("one.gif")
+    PICTURES[name](tmp_path / "one.SVG")
+    assert (tmp_path / "one.SVG").read_bytes().startswith(b"<?xml")
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(ModuleNotFoundError, match=r'mha.plot needs matplotlib.*: pip install "matplotlib>=3.8"'):
+        PICTURES[name](None)
+
+
+def test_a_picture_of_points(tmp_path):
+    PICTURES["heatmaps"](tmp_path / "one.png")
+    assert (tmp_path / "one.png").read_bytes().startswith(b"\x89PNG")
+
+
+# Attention weights
 
 
 def test_each_head_has_its_weights_and_all_one_scale(rng):
@@ -128,12 +162,6 @@ def test_names_are_thinned_where_they_cannot_fit(rng):
     assert labels == [str(number) for number in range(0, 250, 3)]
 
 
-@pytest.mark.parametrize(("name", "start"), [("heads.png", b"\x89PNG"), ("heads.SVG", b"<?xml")])
-def test_pictures_are_written(rng, tmp_path, name, start):
-    mha.plot.heatmaps(weights(rng, 1, 2, 3), path=tmp_path / name)
-    assert (tmp_path / name).read_bytes().startswith(start)
-
-
 def test_pyplot_knows_no_figure(rng, monkeypatch):
     monkeypatch.setenv("MPLBACKEND", "agg")
     from matplotlib import pyplot
@@ -141,12 +169,6 @@ def test_pyplot_knows_no_figure(rng, monkeypatch):
     before = pyplot.get_fignums()
     mha.plot.heatmaps(weights(rng, 1, 2, 3))
     assert pyplot.get_fignums() == before
-
-
-def test_nothing_is_warned_of(rng, tmp_path):
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        mha.plot.heatmaps(weights(rng, 3, 1, 1), ["$x"], ["_y^2$ $"], title="$", path=tmp_path / "one.png")
 
 
 def test_arrays_of_every_dtype(rng):
@@ -192,8 +214,6 @@ REFUSED = [
     ({"keys": "abc"}, TypeError, r"keys is 'abc' \(str\), expected a list of 3 strings, or None"),
     ({"hidden": np.ones((2, 3))}, TypeError, "hidden has dtype float64, expected bool: True where the key is hidden"),
     ({"hidden": np.ones((3, 2), bool)}, ValueError, r"hidden has shape \(3, 2\), expected \(2, 3\), \(6, 2, 3\) or"),
-    ({"path": "heads.gif"}, ValueError, "path is 'heads.gif', expected a name that ends in .png or .svg"),
-    ({"path": "heads"}, ValueError, "path is 'heads', expected a name that ends in .png or .svg"),
 ]
 
 
@@ -203,14 +223,99 @@ def test_what_is_refused(given, kind, text):
         mha.plot.heatmaps(**{"weights": np.ones((6, 2, 3)), **given})
 
 
-def test_without_matplotlib_it_says_what_to_install(monkeypatch):
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(ModuleNotFoundError, match=r'mha.plot needs matplotlib.*: pip install "matplotlib>=3.8"'):
-        mha.plot.heatmaps(np.ones((1, 2, 3)))
-
-
-def test_a_dollar_in_a_title_is_no_formula():
-    figure = mha.plot.heatmaps(np.ones((2, 3, 3)), title=r"costs $\foo$")
+def test_a_dollar_is_no_formula():
+    figure = mha.plot.heatmaps(np.ones((2, 1, 1)), ["$x"], ["_y^2$ $"], title=r"costs $\foo$")
     figure.canvas.draw()
     assert figure.get_suptitle() == r"costs $\foo$"
+
+
+# Masks
+
+
+B, Q, K = 2, 5, 7
+QUERY, KEY = np.arange(Q)[:, None], np.arange(K)
+MASK = (KEY + QUERY) % 3 > 0
+LENGTHS = np.array([3, 6])[:, None, None]
+# Of each rule: the argument, what it says in a picture, and the keys that a query sees.
+RULES = {
+    "valid_lens": ([3, 6], "lengths", KEY < LENGTHS),
+    "mask": (MASK, "mask", MASK),
+    "causal": (True, "causal", KEY <= QUERY),
+    "window": ((1, 2), "window (1, 2)", (QUERY - 1 <= KEY) & (KEY <= QUERY + 2)),
+}
+
+
+def drawn(figure):
+    """Of each panel by its title: which cells (Q, K) are hatched, the numbers in the others, and the framed rows."""
+    found = {}
+    for panel in figure.axes:
+        if not panel.get_images():
+            continue
+        shown = panel.get_images()[0].get_array()
+        hides = hatched(panel, shown.shape)
+        np.testing.assert_array_equal(np.ma.getmaskarray(shown), hides)
+        numbers = {(q, k): text.get_text() for text in panel.texts for k, q in [text.get_position()]}
+        rows = [int(frame.get_y() + 0.5) for frame in panel.patches]
+        found[panel.get_title()] = hides, numbers, rows
+    return found
+
+
+@pytest.mark.parametrize("given", [(), ("causal",), ("valid_lens", "window"), tuple(RULES)])
+def test_rules_and_their_weights(rng, given):
+    scores = rng.normal(size=(B, Q, K))
+    expected = {RULES[name][1]: np.broadcast_to(RULES[name][2], (B, Q, K)) for name in given}
+    seen = np.logical_and.reduce([np.ones((B, Q, K), bool), *expected.values()])
+    powers = np.where(seen, np.exp(scores), 0)
+    total = powers.sum(-1, keepdims=True)
+    weights = np.divide(powers, total, out=np.zeros_like(powers), where=total > 0)
+    book = np.where(total > 0, weights, 1 / K)
+    arguments = {name: RULES[name][0] for name in given}
+    found = compose(scores, **arguments)
+    assert list(found.rules) == list(expected)
+    for name, sees in expected.items():
+        np.testing.assert_array_equal(found.rules[name], sees)
+    np.testing.assert_array_equal(found.seen, seen)
+    np.testing.assert_allclose(found.weights, weights, rtol=1e-12)
+    np.testing.assert_allclose(found.book, book, rtol=1e-12)
+    for sample in range(B):
+        pictures = drawn(masks(scores, **arguments, sample=sample))
+        nothing = np.flatnonzero(~seen[sample].any(1)).tolist()
+        assert list(pictures) == [*expected, "all of them", "weights", "weights in the book"]
+        assert all(rows == nothing for _, _, rows in pictures.values())
+        for name, sees in {**expected, "all of them": seen, "weights": seen}.items():
+            np.testing.assert_array_equal(pictures[name][0], ~sees[sample])
+        assert not pictures["weights in the book"][0].any()
+        places = list(zip(*np.nonzero(seen[sample]), strict=True))
+        assert pictures["weights"][1] == {place: f"{weights[sample][place]:.2f}" for place in places}
+        every = np.ndindex(Q, K)
+        assert pictures["weights in the book"][1] == {place: f"{book[sample][place]:.2f}" for place in every}
+    if len(given) == len(RULES):
+        assert not seen[0].any(1).all()  # a query without keys is among them
+
+
+@pytest.mark.all_backends
+@pytest.mark.parametrize("name", list(mha.backends()))
+def test_scores_of_every_backend(rng, name):
+    scores = rng.normal(size=(1, 2, 3)).astype("float32")
+    assert drawn(masks(own(name, scores)))["weights"][1] == drawn(masks(scores))["weights"][1]
+
+
+@pytest.mark.parametrize(
+    ("given", "kind", "text"),
+    [
+        ({"scores": [[[1.0]]]}, TypeError, "X is a list, expected an array of numpy"),
+        ({"scores": np.ones((2, 3))}, ValueError, r"scores has shape \(2, 3\), expected \(batch, queries, keys\), at"),
+        ({"scores": np.ones((1, 0, 3))}, ValueError, r"scores has shape \(1, 0, 3\), expected .* at least one of each"),
+        ({"scores": np.ones((1, 2, 3), int)}, TypeError, "scores has dtype int64, expected floats"),
+        ({"scores": np.full((1, 2, 3), -np.inf)}, ValueError, "scores"),
+        ({"scores": np.ones((1, 2, 25))}, ValueError, "scores has 2 queries and 25 keys, expected at most 24"),
+        ({"valid_lens": [3, 3]}, ValueError, "valid_lens"),
+        ({"mask": np.ones((3, 2), bool)}, ValueError, "mask"),
+        ({"causal": 1}, TypeError, "causal is 1"),
+        ({"window": 3}, TypeError, "window is 3"),
+        ({"sample": 1}, ValueError, r"sample is 1, expected 0 to 0, since scores has shape \(1, 2, 3\)"),
+    ],
+)
+def test_masks_that_are_refused(given, kind, text):
+    with pytest.raises(kind, match=text):
+        masks(**{"scores": np.ones((1, 2, 3)), **given})
