@@ -1,8 +1,6 @@
 """`mha bench`: what it measures is right, and what it cannot measure it says; how fast anything is, is not tested."""
 
 import dataclasses
-import importlib
-import importlib.util
 import itertools
 import re
 import sys
@@ -21,7 +19,6 @@ from mha.bench.cases import Shape
 from mha.bench.steps import REFERENCE, Implementation, Results
 from mha.parity.cases.run import processes
 
-HAS_MATPLOTLIB = importlib.util.find_spec("matplotlib") is not None
 RAGGED, CAUSAL = Shape("ragged", 3, 37, 22, 2, keys="ragged"), Shape("causal", 2, 31, 22, 2, causal=True)
 ALL, PACKED = Shape("all", 2, 29, 22, 2, keys="all"), Shape("packed", 2, 31, 22, 2, keys="all", segments=4)
 GROUPED, WINDOW = Shape("grouped", 2, 33, 24, 6, G=2), Shape("window", 2, 31, 22, 2, causal=True, window=(6, 0))

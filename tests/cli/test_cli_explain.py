@@ -62,14 +62,6 @@ def test_sizes_are_those_that_were_asked_for():
 
 
 @pytest.mark.backends("torch")
-def test_another_backend():
-    result = run("explain", "--backend", "torch")
-    assert "torch/layer.py:" in result.stdout
-    assert "torch/heads.py:" in result.stdout
-    assert "X.permute(0, 2, 1, 3)" in result.stdout
-
-
-@pytest.mark.backends("torch")
 def test_the_page_shows_what_is_printed():
     told = re.findall(r"```text\n(.*?)```", pages.text("docs/explain.md"), re.DOTALL)
     for block, options in zip(told, ([], ["--values"], ["--decode", "2"]), strict=True):

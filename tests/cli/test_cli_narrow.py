@@ -7,7 +7,6 @@ from rich.rule import Rule
 from stored import stored
 
 import mha
-from mha import parity
 from mha.bench import devices
 from mha.bench.run import Measurement, Report
 from mha.cli import bench
@@ -52,22 +51,10 @@ def test_backends(monkeypatch, absent):
     assert any('"no-such-framework-at-all>=3.14"' in line for line in lines)
 
 
-def test_parity(monkeypatch):
-    monkeypatch.setattr(parity.cases.suite, "CASES", tuple(case for case in parity.CASES if case.name == "mask"))
-    keeps_words(monkeypatch, "parity", "--backends", "numpy")
-
-
 def test_bench(monkeypatch):
     measured = Report(
         [ROW], left_out=[f"numpy, inference, XL: {CALL}: half of the free memory may not be enough for it"]
     )
-    monkeypatch.setattr(bench.run, "machine", lambda names: MACHINE)
-    monkeypatch.setattr(bench, "_measure", lambda *asked: measured)
-    lines = keeps_words(monkeypatch, "bench", "--backends", "numpy")
-    assert "ms 0.26" in " ".join(lines)
-
-
-def test_bench_of_devices(monkeypatch):
     rows = [
         devices.SplitMeasurement("torch", "training", "XL-all", "unsplit", 2625.4, 5, 1.0, None, 77.5, 1.0),
         devices.SplitMeasurement("torch", "training", "XL-all", "ring", 2571.7, 5, 2.18, 1.04, 114.5, 1.48),
@@ -75,9 +62,10 @@ def test_bench_of_devices(monkeypatch):
     ]
     monkeypatch.setattr(devices, "BACKENDS", ("numpy",))
     monkeypatch.setattr(bench.run, "machine", lambda names: MACHINE)
+    monkeypatch.setattr(bench, "_measure", lambda *asked: measured)
     monkeypatch.setattr(bench, "_measure_devices", lambda *asked: devices.SplitReport(4, rows))
-    lines = keeps_words(monkeypatch, "bench", "--backends", "numpy", "--devices", "4")
-    assert "processor time 2.18" in " ".join(lines)
+    for options, number in (((), "ms 0.26"), (("--devices", "4"), "processor time 2.18")):
+        assert number in " ".join(keeps_words(monkeypatch, "bench", "--backends", "numpy", *options))
 
 
 @pytest.fixture
@@ -92,10 +80,6 @@ def test_weights_show(monkeypatch, checkpoint, tmp_path):
     assert f"{PREFIX}self.query.weight" in lines
     mha.MultiHeadAttention(6, 3, bias=True, backend="numpy").save(tmp_path / "own")
     keeps_words(monkeypatch, "weights", "show", str(tmp_path / "own"))
-
-
-def test_convert(monkeypatch, checkpoint, tmp_path):
-    keeps_words(monkeypatch, "convert", checkpoint, str(tmp_path / "out"), "--num-heads", "3")
 
 
 @pytest.mark.parametrize("arguments", [["--from", "brt"], ["--prefix", "model"], [], ["--num-heads", "7"]])

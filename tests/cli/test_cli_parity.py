@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 
 import adapters
 import pytest
-from commands import run, run_installed
+from commands import run
 
 import mha
 from mha import parity
@@ -86,22 +86,6 @@ def test_one_dtype_of_one_case_in_another_python(backend):
     assert {one["dtype"] for one in json.loads(result.stdout)["results"]} == {"float64"}
 
 
-def test_comparing_fails_on_a_wrong_backend(monkeypatch, backend):
-    module = dispatch.load(backend)
-    attend = module.attend
-
-    def wrong(*arguments, **options):
-        result = attend(*arguments, **options)
-        # The output alone, of which gradients are made, stays right.
-        return (result[0] * 0.999, result[1]) if isinstance(result, tuple) else result
-
-    monkeypatch.setattr(module, "attend", wrong)
-    case = next(case for case in parity.CASES if case.name == "mask")
-    results = parity.check_case(backend, case, "float64") + parity.check_exact(backend, "float64")
-    # NumPy's error is the oracle's as well: the answer by hand can tell, and the output alone.
-    assert {one.check for one in results if not one.passed} == {"answer by hand", "output and weights"}
-
-
 def test_comparing_fails_on_an_error(monkeypatch, backend):
     def raises(*arguments, **options):
         # Keras writes its messages like this.
@@ -143,15 +127,17 @@ DYING = {
 @pytest.mark.parametrize("name", DYING)
 def test_a_process_that_dies_is_a_failed_result_and_the_others_go_on(python, name):
     script, check, words = DYING[name]
-    options = ("--python", f"torch={python(script)}", "--limit", "1" if name == "no end" else "60")
-    result = run("parity", "--backends", "torch,numpy", *FEW, *options, "--json", "-")
+    # Where a second is the limit, NumPy on a busy machine would pass it, too.
+    backends, limit = ("torch", "1") if name == "no end" else ("torch,numpy", "60")
+    options = ("--backends", backends, "--python", f"torch={python(script)}", "--limit", limit)
+    result = run("parity", *FEW, *options, "--json", "-")
     assert result.exit_code == 1, result.output
     report = json.loads(result.stdout)
     (failed,) = (one for one in report["results"] if not one["passed"])
     assert (failed["backend"], failed["check"]) == ("torch", check)
     assert words in failed["where"]
     assert "failed, on torch;" in result.stderr
-    assert {one["check"] for one in report["results"] if one["backend"] == "numpy"} == CHECKS
+    assert {one["check"] for one in report["results"][1:]} == (CHECKS if "numpy" in backends else set())
 
 
 @pytest.mark.backends("numpy")
@@ -180,24 +166,12 @@ def test_nothing_is_left_running(monkeypatch, python, tmp_path):
 
 
 @pytest.mark.backends("numpy")
-@pytest.mark.parametrize(("said", "threads"), [(None, "3"), ("5", "5")])
-def test_processes_share_the_processors(monkeypatch, python, said, threads):
-    monkeypatch.setattr(os, "cpu_count", lambda: 7)
-    monkeypatch.setattr(workers, "available", lambda: 1e6)
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    if said is not None:
-        monkeypatch.setenv("OMP_NUM_THREADS", said)
-    there = python("""echo '{"broken": "'$OMP_NUM_THREADS'"}'""")
-    outcomes = workers.Runner(pythons={"torch": there, "jax": there}).run(["torch", "jax"])
-    assert [one.results[0].where for one in outcomes] == [threads] * 2
-
-
-@pytest.mark.backends("numpy")
 @pytest.mark.parametrize(
     ("cores", "memory", "at_once"),
     [(12, 1e6, 3), (2, 1e6, 2), (None, 1e6, 1), (12, 3 * 2048, 3), (12, 3 * 2047, 2), (12, 2 * 2047, 1), (12, 0, 1)],
 )
 def test_as_many_workers_at_once_as_processors_and_memory_allow(monkeypatch, python, cores, memory, at_once):
+    """They share the processors, unless the user says how many threads each has."""
     monkeypatch.setattr(os, "cpu_count", lambda: cores)
     monkeypatch.setattr(workers, "available", lambda: float(memory))
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
@@ -205,6 +179,9 @@ def test_as_many_workers_at_once_as_processors_and_memory_allow(monkeypatch, pyt
     backends = ["torch", "jax", "mxnet"]
     outcomes = workers.Runner(pythons=dict.fromkeys(backends, there)).run(backends)
     assert [one.results[0].where for one in outcomes] == [str((cores or 1) // at_once)] * 3
+    monkeypatch.setenv("OMP_NUM_THREADS", "5")
+    (outcome,) = workers.Runner(pythons={"torch": there}).run(["torch"])
+    assert outcome.results[0].where == "5"
 
 
 @pytest.mark.backends("numpy")
@@ -248,13 +225,3 @@ def test_a_file_that_cannot_be_written_stays_as_it_was(monkeypatch, tmp_path):
     assert "No space left on device" in result.stderr
     assert path.read_text(encoding="utf-8") == "old"
     assert list(tmp_path.iterdir()) == [path]
-
-
-def test_installed_parity_in_a_pipe_is_plain_text():
-    result = run_installed("parity", "--backends", "numpy")
-    assert (result.returncode, result.stderr) == (0, b"")
-    text = result.stdout.decode()
-    assert "\x1b" not in text
-    # No cell is folded or cut: every line of the table starts with the backend.
-    assert all(line.startswith("numpy") for line in text.splitlines()[2:-1])
-    assert "…" not in text

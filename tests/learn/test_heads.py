@@ -189,6 +189,8 @@ def test_a_loss_may_be_a_number_of_bfloat16(rng):
         ("lacking", None, "ablation", ValueError, "batches.0. lacks keys, values; expected queries, keys and values"),
         ("unknown", None, "ablation", TypeError, "batches.0. has head_gates, expected some of queries, .* and targets"),
         ("dict", None, "ablation", TypeError, "batches is .*dict.*, expected a list of batches; pass one as .batch."),
+        ("no array", None, "ablation", TypeError, "queries is a int, expected a NumPy array"),
+        ("no array", None, "gradient", TypeError, "queries is a int, expected a NumPy array"),
         ("own", lambda output, _: output, "ablation", ValueError, "loss gave an array of shape"),
         ("own", lambda output, _: np.inf, "ablation", ValueError, "loss gave inf, expected a finite number"),
         ("own", lambda output, _: "much", "ablation", TypeError, "loss gave 'much' .str., expected one number"),
@@ -202,7 +204,7 @@ def test_what_importance_refuses(rng, batches, loss, method, kind, text):
     by_name = dict(zip(("queries", "keys", "values"), inputs, strict=True))
     given = {
         "own": [inputs], "alone": inputs, "short": [inputs[:2]], "lacking": [{"queries": inputs[0]}],
-        "unknown": [by_name | {"head_gates": np.ones(HEADS)}], "dict": by_name,
+        "unknown": [by_name | {"head_gates": np.ones(HEADS)}], "dict": by_name, "no array": [(3, *inputs[1:])],
     }  # fmt: skip
     with pytest.raises(kind, match=text):
         mha.heads.importance(layer("numpy", rng), given.get(batches, batches) if batches else [], loss, method)
@@ -281,15 +283,6 @@ def test_a_pruned_layer_saves_loads_and_syncs(rng, name, tmp_path):
     assert_same_weights(other.weights, smaller.weights)
 
 
-def test_a_pruned_layer_moves_to_numpy_and_back(backend, rng):
-    smaller = mha.heads.prune(layer(backend, rng), [1, 2])
-    there = smaller.to("numpy")
-    assert there.config == smaller.config
-    inputs = draw(rng, "float64")
-    assert agrees(smaller(*inputs), there(*inputs))
-    assert_same_weights(there.to(backend).weights, smaller.weights)
-
-
 @pytest.mark.backends("tensorflow")
 def test_a_pruned_layer_becomes_a_frameworks_own(rng):
     attention = mha.MultiHeadAttention(12, 4, bias=True, seed=0, dtype="float64", backend="tensorflow")
@@ -338,12 +331,3 @@ def test_none_or_a_whole_group_may_go(rng):
     assert_same_weights(mha.heads.prune(attention, []).weights, attention.weights)
     smaller = mha.heads.prune(attention, np.array([2, 3]))
     assert (smaller.config.num_heads, smaller.config.num_key_value_heads) == (4, 2)
-
-
-@pytest.mark.backends("numpy")
-@METHODS
-def test_queries_that_are_no_array_are_refused(method):
-    attention = mha.MultiHeadAttention(4, 2, backend="numpy")
-    X = np.ones((1, 3, 4), "float32")
-    with pytest.raises(TypeError, match="queries is a int, expected a NumPy array"):
-        mha.heads.importance(attention, [(3, X, X)], method=method)
