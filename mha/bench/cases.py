@@ -42,8 +42,8 @@ class Shape:
     def simpler(self) -> dict[str, "Shape"]:
         """This shape without shared heads of keys, window or segments, one at a time, by a name that says so."""
         names = {f"{self.H} key-value heads": "G", "no window": "window", "no segments": "segments"}
-        given = {name: option for name, option in names.items() if getattr(self, option) is not None}
-        return {name: dataclasses.replace(self, **{option: None}) for name, option in given.items()}
+        without: dict[str, Any] = {name: {option: None} for name, option in names.items() if getattr(self, option)}
+        return {name: dataclasses.replace(self, **changed) for name, changed in without.items()}
 
     def lengths(self) -> np.ndarray | None:
         """The number of keys of each sample, (B,); None if positions hide keys, or nothing does."""

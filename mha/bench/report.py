@@ -47,8 +47,8 @@ def table(rows: list[Measurement]) -> Table:
         for row in listed:
             ratios = "" if row.ratios is None else "{1:.2f}  ({0:.2f} to {2:.2f})".format(*row.ratios)
             overhead = "" if row.overhead is None or row.role not in CALLS else f"{row.overhead:,.0f}"
-            memory = "" if row.mebibytes is None else f"{row.mebibytes:,.1f}"
-            found.add_row(shape, row.implementation, _time(row.milliseconds), ratios, overhead, memory)
+            cells = _time(row.milliseconds), ratios, overhead, _number(row.mebibytes, ",.1f")
+            found.add_row(shape, row.implementation, *cells)
         floor = next((row.floor for row in listed if row.floor is not None), None)
         if listed[0].kind != "decoding":
             found.add_row(shape, "matrix products alone", _time(floor), "", "", "")
@@ -63,12 +63,9 @@ def table_of_devices(rows: list[devices.SplitMeasurement], count: int) -> Table:
     found = _titled_table(title, ("shape", "way"), numbers, "note")
     for shape, several in itertools.groupby(rows, lambda row: row.shape):
         for row in several:
-            processor, busiest, share = (
-                "" if number is None else f"{number:.2f}" for number in (row.processor, row.busiest, row.share)
-            )
-            memory = "" if row.mebibytes is None else f"{row.mebibytes:,.1f}"
-            note = row.problem or ""
-            found.add_row(shape, row.way, _time(row.milliseconds), processor, busiest, memory, share, note)
+            cells = _time(row.milliseconds), _number(row.processor, ".2f"), _number(row.busiest, ".2f")
+            memory, share = _number(row.mebibytes, ",.1f"), _number(row.share, ".2f")
+            found.add_row(shape, row.way, *cells, memory, share, row.problem or "")
         found.add_section()
     return found
 
@@ -128,6 +125,8 @@ def picture(rows: list[Measurement], suffix: str) -> bytes:
 
 def _time(milliseconds: float | None) -> str:
     """Milliseconds with three significant digits, or as a whole number."""
-    if milliseconds is None:
-        return ""
-    return f"{milliseconds:.{2 if milliseconds < 10 else 1 if milliseconds < 100 else 0}f}"
+    return _number(milliseconds, ".2f" if (milliseconds or 0) < 10 else ".1f" if (milliseconds or 0) < 100 else ".0f")
+
+
+def _number(value: float | None, form: str) -> str:
+    return "" if value is None else format(value, form)

@@ -23,9 +23,7 @@ from mha.learn.explain.lines import place
 from mha.learn.explain.path import INPUTS, letters
 
 
-def demo(
-    backend: Backend = None,
-) -> None:
+def demo(backend: Backend = None) -> None:
     """Show multi-head attention at work on one backend.
 
     It shows an example from Dive into Deep Learning as code, every step from input to output with its shape and its

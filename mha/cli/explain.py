@@ -45,8 +45,7 @@ def show(
     ] = None,
     num_heads: Annotated[int | None, typer.Option("--heads", min=1, metavar="H", help="Heads; default: 5.")] = None,
     num_key_value_heads: Annotated[
-        int | None,
-        typer.Option("--kv-heads", min=1, metavar="G", help="Heads of keys and values; default: H."),
+        int | None, typer.Option("--kv-heads", min=1, metavar="G", help="Heads of keys and values; default: H.")
     ] = None,
     lens: Annotated[
         str | None, typer.Option(metavar="L,L", help="A valid length for each sample; default: 3,2 for 2 samples.")

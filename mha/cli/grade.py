@@ -31,8 +31,7 @@ def grade(
     jobs: Annotated[int, typer.Option(metavar="N", help="Of a class: so many submissions at once.", min=1)] = 1,
     seed: Annotated[int, typer.Option(metavar="N", help="Draw the inputs from N.", min=0)] = 0,
     hints: Annotated[
-        int,
-        typer.Option(metavar="0-2", help="0 the level; 1 the step and axis; 2 the mistake.", min=0, max=2),
+        int, typer.Option(metavar="0-2", help="0 the level; 1 the step and axis; 2 the mistake.", min=0, max=2)
     ] = 2,
     backend: Annotated[
         str, typer.Option(metavar="NAME", help="The framework of a submission that imports none.")

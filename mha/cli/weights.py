@@ -74,8 +74,7 @@ def convert(
         int | None, typer.Option(metavar="H", help="The number of heads, if the arrays do not show it.")
     ] = None,
     rotary: Annotated[
-        str | None,
-        typer.Option(metavar="BASE", help="Rotation: a base, none, or base=B,dim=N,interleaved=true."),
+        str | None, typer.Option(metavar="BASE", help="Rotation: a base, none, or base=B,dim=N,interleaved=true.")
     ] = None,
     qk_norm: Annotated[
         str | None, typer.Option(metavar="NORM", help="The norm of queries and keys, rms or layer; likewise.")

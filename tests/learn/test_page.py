@@ -259,7 +259,8 @@ def test_observations_become_words():
     assert measures.polarity(np.array([0, 0.5, 0.5]), 0) == "hides"
     assert measures.polarity(np.array([1.0, 0, 0]), 0) == "attends"
     assert [measures.alone(np.array([value] * 4)) for value in (np.nan, 0, 0.25)] == ["nan", "zeros", "uniform"]
-    assert [measures.programs(count, 3) for count in (1, 2, 3)] == ["one_program", "some_programs", "each_size"]
+    for made, word in (("a", "one_program"), ("ab", "some_programs"), ("abc", "each_size")):
+        assert measures.programs("jit", made, [].append) == [(word, f"jit: {len(made)}")]
     assert measures.spread(np.array([1.0, 3])) == "mean 2.00, std 1.000"
     assert measures.spread(np.array([-1.0, 0])) == "mean -0.50, std 0.500"
     assert measures.spread(np.array([-0.001, 0])) == "mean 0.00, std 0.001"

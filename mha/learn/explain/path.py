@@ -257,6 +257,10 @@ def _path(
     attend to; visible: the keys that are not hidden, None = all.
     """
     H, G = config.num_heads, config.num_key_value_heads
+
+    def kept(*names: str) -> list[tuple[str, str, Any]]:
+        return [(name, name, traced[name]) for name in names if name in traced]
+
     for name, X in inputs.items():
         yield "input", name, X
     for name in ("W_q", "W_k", "W_v"):
@@ -278,15 +282,11 @@ def _path(
         for name, X in (("repeat_k", k), ("repeat_v", v)):
             yield "repeat", name, module.repeat_groups(X, H // G)
     yield config.pooling, "scores", traced["scores"]
-    for name in (*BENT, "biased"):
-        if name in traced:
-            yield name, name, traced[name]
+    yield from kept(*BENT, "biased")
     if visible is not None:
         yield "visible", "visible", visible
         yield "visible_heads", "visible_heads", module.repeat_heads(visible, inputs["queries"].shape[0], H)
-    for name in ("weights", "pooled", "head_gated", "gated"):
-        if name in traced:
-            yield name, name, traced[name]
+    yield from kept("weights", "pooled", "head_gated", "gated")
     pooled = next(traced[name] for name in ("gated", "head_gated", "pooled") if name in traced)
     for name, X in zip(
         ("reshape_pooled", "permute_pooled", "merged"), stages(module.transpose_output, pooled, H), strict=True

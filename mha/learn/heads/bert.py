@@ -19,11 +19,7 @@ from mha import parity
 from mha.core.options.names import BackendName, FloatName
 
 SIZES = ("num_hidden_layers", "num_attention_heads", "max_position_embeddings", "layer_norm_eps")
-KIND = {
-    "model_type": "bert",
-    "hidden_act": "gelu",
-    "position_embedding_type": "absolute",
-}  # in config.json
+KIND = {"model_type": "bert", "hidden_act": "gelu", "position_embedding_type": "absolute"}  # in config.json
 
 
 class Encoder:

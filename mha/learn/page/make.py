@@ -2,7 +2,6 @@
 
 import functools
 import json
-import math
 import operator
 import re
 from collections.abc import Mapping, Sequence
@@ -84,16 +83,15 @@ def marks(text: str, backend: str, found: Mapping[Any, lessons.Piece]) -> dict[s
 
 def worst(results: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Count results and failures of each backend and check, and find its largest ratio; None = not finite."""
-    rows: dict[tuple[str, str], dict[str, Any]] = {}
+    found: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
     for one in results:
-        row = {"backend": one["backend"], "check": one["check"], "count": 0, "failed": 0, "ratio": 0.0}
-        row = rows.setdefault((one["backend"], one["check"]), row)
-        ratio = math.inf if one["ratio"] is None else one["ratio"]
-        row["count"] += 1
-        row["failed"] += not one["passed"]
-        row["ratio"] = max(math.inf if row["ratio"] is None else row["ratio"], ratio)
-        row["ratio"] = None if row["ratio"] == math.inf else row["ratio"]
-    return list(rows.values())
+        found.setdefault((one["backend"], one["check"]), []).append(one)
+    rows = []
+    for (backend, check), those in found.items():
+        ratios, failed = [one["ratio"] for one in those], sum(not one["passed"] for one in those)
+        ratio = None if None in ratios else max(ratios)
+        rows.append({"backend": backend, "check": check, "count": len(those), "failed": failed, "ratio": ratio})
+    return rows
 
 
 def to_json(data: Mapping[str, Any]) -> str:

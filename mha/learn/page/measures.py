@@ -3,7 +3,7 @@
 A word is a key of the languages' table [page.words], "" = none; a detail is code or numbers, the same in all languages.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sized
 
 import numpy as np
 
@@ -90,6 +90,9 @@ def outcome(make: Callable[[], object]) -> Fact:
         return [("error", f"{type(error).__name__}: {str(error).strip().splitlines()[0]}")]
 
 
-def programs(count: int, calls: int) -> str:
-    """Name how many programs a compiler made for several sizes."""
-    return "one_program" if count == 1 else "each_size" if count == calls else "some_programs"
+def programs(compiler: str, made: Sized, call: Callable[[int], object]) -> Fact:
+    """Call what a compiler makes with three sizes; the number of programs that are made for them."""
+    for size in (3, 4, 5):
+        call(size)
+    word = "one_program" if len(made) == 1 else "each_size" if len(made) == 3 else "some_programs"
+    return [(word, f"{compiler}: {len(made)}")]
