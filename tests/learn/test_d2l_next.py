@@ -264,6 +264,8 @@ def test_a_seed_gives_the_weights_of_dense_layers_in_the_order_of_the_book(book,
         expected = nnx.Linear(D, D, rngs=rngs)
         for found, own in zip(framework.read(getattr(layer, name)), framework.read(expected), strict=True):
             np.testing.assert_array_equal(found, own)
+    # Without a seed, all have the same.
+    np.testing.assert_array_equal(*(framework.read(book.MultiHeadAttention(D, H, 0.5).W_v)[0] for _ in range(2)))
 
 
 @JAX
@@ -272,12 +274,6 @@ def test_dropout_is_that_of_nnx_from_the_same_seed(backend, book, framework, rng
     X, values = draw(backend, rng, (B, Q, d), (B, Q, dv))
     pooled, weights = framework.call(book.DotProductAttention(0.5), X, X, values, None, training=True)
     close(pooled, nnx.Dropout(0.5, rngs=nnx.Rngs(dropout=0))(weights) @ values)
-
-
-@JAX
-def test_layers_made_without_a_seed_are_the_same(book, framework):
-    one, other = (book.MultiHeadAttention(D, H, 0.5) for _ in range(2))
-    np.testing.assert_array_equal(*(framework.read(layer.W_v)[0] for layer in (one, other)))
 
 
 @JAX

@@ -90,26 +90,18 @@ def embedding(count, width, rngs):
 
 
 class TimeMachine(text.TimeMachine):
-    """The windows of a text, as NumPy's arrays, which JAX takes."""
+    """The windows of a text, as NumPy's arrays, which JAX takes.
+
+    Of those to train with, a last batch that is smaller is left out: a step would be compiled once more for it.
+    """
 
     def __init__(self, *arguments, **options):
         super().__init__(*arguments, **options)
         self.random = np.random.default_rng(0)
 
-    def train_dataloader(self):
-        """Batches of windows (batch_size, num_steps) and of what follows each character, in a random order.
-
-        A last batch that is smaller is left out: a training step would be compiled once more for it.
-        """
-        windows = self.random.permutation(self.windows(train=True))
-        return self.batches(windows[: len(windows) // self.batch_size * self.batch_size])
-
-    def val_dataloader(self):
-        """Batches of windows (batch_size, num_steps) and of what follows each character, in their order."""
-        return self.batches(self.windows(train=False))
-
-    def batches(self, windows):
-        """Windows (any, num_steps + 1) in pairs: those without the last character, and those without the first."""
+    def batches(self, windows, shuffle):
+        if shuffle:
+            windows = self.random.permutation(windows)[: len(windows) // self.batch_size * self.batch_size]
         for start in range(0, len(windows), self.batch_size):
             batch = windows[start : start + self.batch_size]
             yield batch[:, :-1], batch[:, 1:]

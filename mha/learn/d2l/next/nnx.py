@@ -16,6 +16,8 @@ from mha.core.options import checks
 from mha.core.options.config import Config
 from mha.learn.d2l import common
 
+PROJECTIONS = ("W_q", "W_k", "W_v", "W_o")
+
 
 class Steps(layer.MultiHeadAttention):
     """The lesson's layer, with the parts of another module: `parts()` gives them by the lesson's names."""
@@ -74,10 +76,8 @@ class MultiHeadAttention(common.Layer, nnx.Module):
         self.options = Config(num_hiddens, num_heads, dropout, bias)
         rngs = nnx.Rngs(params=0, dropout=1) if rngs is None else rngs
         self.attention = DotProductAttention(dropout, rngs)
-        self.W_q = dense(num_hiddens, num_hiddens, bias, rngs)
-        self.W_k = dense(num_hiddens, num_hiddens, bias, rngs)
-        self.W_v = dense(num_hiddens, num_hiddens, bias, rngs)
-        self.W_o = dense(num_hiddens, num_hiddens, bias, rngs)
+        for name in PROJECTIONS:
+            setattr(self, name, dense(num_hiddens, num_hiddens, bias, rngs))
 
     def __call__(self, queries, keys, values, valid_lens=None):
         """Attend with queries (B, Q, D) to keys and values (B, K, D).
@@ -93,7 +93,7 @@ class MultiHeadAttention(common.Layer, nnx.Module):
 
     def parts(self):
         """The parts by the lesson's names, as functions."""
-        projections = {name: getattr(self, name).__call__ for name in ("W_q", "W_k", "W_v", "W_o")}
+        projections = {name: getattr(self, name).__call__ for name in PROJECTIONS}
         return projections | {"attention": self.attention.steps()}
 
 

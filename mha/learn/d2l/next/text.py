@@ -44,12 +44,15 @@ class TimeMachine:
         num_train, num_val: numbers of windows to train with, the first ones, and to validate with, those after them.
         tokenization: "char"; the chapter "Attention" has no other.
 
-    The text is in `../data/timemachine.txt`; if it is not there, it is fetched as the book does.
+    The text is in `../data/timemachine.txt`; if it is not there, it is fetched as the book does. A subclass makes the
+    framework's batches of windows with one character more: `batches(windows, shuffle)`.
 
     Raises:
         TypeError, ValueError: if an argument is not as above, or if there are too few windows.
         OSError: if the text can be neither read nor fetched.
     """
+
+    batches: Any
 
     def __init__(
         self, batch_size: int, num_steps: int, num_train: int = 10000, num_val: int = 5000, *, tokenization: str
@@ -68,6 +71,14 @@ class TimeMachine:
             )
         if self.num_train < self.batch_size:
             raise ValueError(f"num_train is {num_train}, expected at least batch_size = {batch_size}")
+
+    def train_dataloader(self) -> Any:
+        """Batches of windows (batch_size, num_steps) and of what follows each character, in a random order."""
+        return self.batches(self.windows(train=True), shuffle=True)
+
+    def val_dataloader(self) -> Any:
+        """Batches of windows (batch_size, num_steps) and of what follows each character, in their order."""
+        return self.batches(self.windows(train=False), shuffle=False)
 
     def windows(self, train: bool) -> np.ndarray:
         """The windows to train with, or to validate with, each with one character more: (windows, num_steps + 1)."""

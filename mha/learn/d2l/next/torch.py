@@ -85,19 +85,10 @@ def embedding(count, width):
 class TimeMachine(text.TimeMachine):
     """The windows of a text, as PyTorch's tensors."""
 
-    def train_dataloader(self):
-        """Batches of windows (batch_size, num_steps) and of what follows each character, in a random order."""
-        return self.dataloader(train=True)
-
-    def val_dataloader(self):
-        """Batches of windows (batch_size, num_steps) and of what follows each character, in their order."""
-        return self.dataloader(train=False)
-
-    def dataloader(self, train):
-        """Batches to train or to validate with."""
-        windows = own(self.windows(train))
+    def batches(self, windows, shuffle):
+        windows = own(windows)
         pairs = torch.utils.data.TensorDataset(windows[:, :-1], windows[:, 1:])
-        return torch.utils.data.DataLoader(pairs, self.batch_size, shuffle=train)
+        return torch.utils.data.DataLoader(pairs, self.batch_size, shuffle=shuffle)
 
 
 def train_lm(model, data, optimizer, num_steps):
