@@ -142,12 +142,6 @@ def test_a_wrong_command_is_one_line_before_anything_is_measured(measured, argum
     assert measured == []
 
 
-def test_a_missing_framework_is_one_line(measured, absent):
-    result = run("bench", "--backends", absent)
-    assert (result.exit_code, measured) == (2, [])
-    assert 'pip install "no-such-framework>=3"' in result.stderr
-
-
 def test_options(measured):
     assert run("bench", "--backends", "numpy,numpy", "--shapes", "XL, S", "--no-memory").exit_code == 0
     assert measured == [

@@ -90,7 +90,7 @@ def test_names_inside_others_are_those_of_the_outermost():
         )
 
 
-@pytest.mark.parametrize("command", ["demo --backend", "parity --backends"])
+@pytest.mark.parametrize("command", ["demo --backend", "parity --backends", "bench --backends"])
 def test_a_missing_framework_is_one_line_that_says_what_to_install(absent, command):
     result = run(*command.split(), absent)
     assert result.exit_code == 2

@@ -2,7 +2,6 @@
 
 import importlib
 import re
-from pathlib import Path
 
 import numpy as np
 from commands import run, run_installed
@@ -10,11 +9,7 @@ from commands import run, run_installed
 import mha
 from mha.cli import grids
 from mha.core import dispatch
-
-ROOT = Path(mha.__file__).parent
-# The steps that a function returns, rather than name.
-RETURNED = dict.fromkeys(("split_q", "split_k", "split_v"), "transpose_qkv")
-RETURNED |= {"scores": "scores", "merged": "transpose_output"}
+from mha.learn.explain.lines import place
 
 
 def test_demo_shows_the_steps_and_where_they_are_computed(monkeypatch, backend):
@@ -35,13 +30,8 @@ def test_demo_shows_the_steps_and_where_they_are_computed(monkeypatch, backend):
     # The folder's own path may be long.
     assert max(len(line) for line in result.stdout.splitlines() if str(dispatch.FOLDER) not in line) <= 80
     for name in steps:
-        _, _, module, line, function = rows[name]
-        assert module in [f"{backend}/{chapter}" for chapter in dispatch.CHAPTERS]
-        code = (ROOT / "backends" / f"{module}.py").read_text(encoding="utf-8").splitlines()
-        before, statement = "\n".join(code[: int(line) - 1]), code[int(line) - 1].strip()
-        assert re.findall(r"def (\w+)", before)[-1] == function
-        computes = statement.partition(" = ")[0].split(", ")
-        assert name in computes or (RETURNED.get(name) == function and statement.startswith("return ")), statement
+        where = place(backend, name)
+        assert rows[name][2:] == [where.file.removesuffix(".py"), str(where.line), where.function]
     assert "code, in mha/backends/" in result.stdout
     assert "MHA_READABLE=1" in result.stdout
 
