@@ -96,9 +96,9 @@ def _check_ways(
     expected = Results()
     for name, make in makers.items():
         say(f"check of {name}")
-        called, found[name] = _alike(group, _call_once, make)
-        if called:  # here as on all other ranks, which now make the whole results together
-            way, here = called
+        pair, found[name] = _alike(group, _call_once, make)
+        if pair:  # here as on all other ranks, which now make the whole results together
+            way, here = pair
             results, found[name] = _alike(group, _check_results, name, way, here, expected)
             if results:
                 ways[name] = way

@@ -131,8 +131,8 @@ def bench(
     defaults = known if count is None else devices.SHAPES
     chosen = [cases.SHAPES[name] for name in _choices("--shapes", shapes, known, defaults)]
     both = _choices("--kinds", kinds, every, every)
-    plotted = plot and {*both} - {"decoding"}
-    if not (plotted or any(cases.of_kind(kind, chosen) for kind in both)):
+    sweep = plot and {*both} - {"decoding"}
+    if not (sweep or any(cases.of_kind(kind, chosen) for kind in both)):
         terminal.fail(
             "nothing to measure: expected a kind in --kinds and a shape in --shapes"
             if count

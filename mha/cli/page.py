@@ -7,7 +7,6 @@ import typer
 
 from mha.cli import parity, terminal
 from mha.cli.backends import Backends, choose_backends
-from mha.core.options.names import BackendName
 from mha.learn import page
 from mha.parity.cases.run.workers import Runner
 
@@ -38,7 +37,9 @@ def write(
     names = choose_backends(backends)
     file = terminal.writable("--output", output)
     compared = _read_report(report) if report else parity.finish(Runner(), names)
-    measured = _measure(names)
+    with terminal.progress() as bar:
+        task = bar.add_task("differences", total=len(names))
+        measured = page.measure(names, lambda name: bar.advance(task))
     terminal.write(file, page.make(measured, compared).encode())
     broken = [name for name, found in measured.items() if "problem" in found]
     failed = sum(not one["passed"] for one in compared["results"])
@@ -60,10 +61,3 @@ def _read_report(file: str) -> dict[str, Any]:
     except (ValueError, TypeError, KeyError):
         terminal.fail(f"--parity is {file}, expected a report as `mha parity --json {file}` writes it")
     return report
-
-
-def _measure(names: list[BackendName]) -> dict[BackendName, dict[str, Any]]:
-    """Measure the differences of each framework, with a progress bar if stderr is a terminal."""
-    with terminal.progress() as bar:
-        task = bar.add_task("differences", total=len(names))
-        return page.measure(names, lambda name: bar.advance(task))

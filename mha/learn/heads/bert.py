@@ -46,8 +46,8 @@ class Encoder:
         self.epsilon, self.longest = config["layer_norm_eps"], config["max_position_embeddings"]
         self.layers = [f"encoder.layer.{number}" for number in range(config["num_hidden_layers"])]
         options: Any = {"scheme": "bert", "num_heads": config["num_attention_heads"], "backend": backend}
-        loaded = (mha.load(path, prefix=f"{layer}.attention", **options) for layer in self.layers)
-        self.attentions = [parity.in_dtype(attention, dtype) for attention in loaded]
+        layers = (mha.load(path, prefix=f"{layer}.attention", **options) for layer in self.layers)
+        self.attentions = [parity.in_dtype(attention, dtype) for attention in layers]
         self.arrays = {name: X.astype(dtype, copy=False) for name, X in safetensors.numpy.load_file(path).items()}
         norms = ("attention.output.LayerNorm", "output.LayerNorm")
         dense = ("intermediate.dense", "output.dense")

@@ -12,8 +12,6 @@ COLOURS = {"same": "tab:blue", "differs": "tab:red", "not known": "0.6", "not to
 BAR = 0.22  # inches
 LETTER = 0.085  # inches
 
-Bar = tuple[str, float | None, str]  # name, ratio and verdict
-
 
 def ratios(report: Any, path: str | os.PathLike[str] | None = None) -> Any:
     """Draw a bar for each layer: its ratio, on a logarithmic axis with the bound at 1.
@@ -25,7 +23,12 @@ def ratios(report: Any, path: str | os.PathLike[str] | None = None) -> Any:
     Returns a figure, and raises errors, as `heatmaps` does.
     """
     new_figure, ending = figure_class(path)
-    bars = _bars(report)
+    if not hasattr(report, "bars"):
+        came = type(report).__name__
+        raise TypeError(f"report is a {came}, expected one of mha.parity.audit, watch, audit_record or compare_records")
+    bars: list[tuple[str, float | None, str]] = report.bars()  # name, ratio and verdict
+    if not bars:
+        raise ValueError("report has no layers, expected one that is complete: draw it when its context has ended")
     longest = max(len(name) for name, _, _ in bars)
     figure = new_figure(figsize=(5 + LETTER * longest, 1.2 + BAR * len(bars)), layout="constrained")
     panel = figure.subplots()
@@ -43,14 +46,3 @@ def ratios(report: Any, path: str | os.PathLike[str] | None = None) -> Any:
     panel.set_xlabel("error, by what rounding explains: the same up to 1")
     save(figure, path, ending)
     return figure
-
-
-def _bars(report: Any) -> list[Bar]:
-    """The name, the ratio and the verdict of each layer, or of each module of two records."""
-    if not hasattr(report, "bars"):
-        came = type(report).__name__
-        raise TypeError(f"report is a {came}, expected one of mha.parity.audit, watch, audit_record or compare_records")
-    bars: list[Bar] = report.bars()
-    if not bars:
-        raise ValueError("report has no layers, expected one that is complete: draw it when its context has ended")
-    return bars

@@ -41,6 +41,8 @@ def slots(
     Returns a figure, and raises errors, as `heatmaps` does; ValueError, too, if the cache is too small for the tokens.
     """
     new_figure, ending = figure_class(path)
+    from matplotlib.patches import Patch
+
     if not isinstance(attention, MultiHeadAttention):
         raise TypeError(f"attention is a {type(attention).__name__}, expected an mha.MultiHeadAttention")
     for name, value in (("tokens", tokens), *((("size", size),) if size is not None else ())):
@@ -51,7 +53,11 @@ def slots(
     figure = new_figure(figsize=(CELL[0] * S + 3.1, CELL[1] * T + 1.2), layout="constrained")
     panel = figure.subplots()
     _draw(panel, filled)
-    _legend(figure)
+    patches = [
+        Patch(facecolor=colour, edgecolor="0.6", label=kind, hatch="////" if kind == "empty" else None)
+        for kind, colour in KINDS.items()
+    ]
+    figure.legend(handles=patches, loc="outside lower center", ncols=len(KINDS), fontsize=8, frameon=False)
     save(figure, path, ending)
     return figure
 
@@ -95,14 +101,3 @@ def _draw(panel: Any, filled: SlotContents) -> None:
     panel.xaxis.tick_top()
     panel.set_ylabel("tokens")
     panel.set_title("slots", fontsize=10)
-
-
-def _legend(figure: Any) -> None:
-    """Say what the colours are."""
-    from matplotlib.patches import Patch
-
-    hatches = {"empty": "////"}
-    patches = [
-        Patch(facecolor=colour, edgecolor="0.6", label=kind, hatch=hatches.get(kind)) for kind, colour in KINDS.items()
-    ]
-    figure.legend(handles=patches, loc="outside lower center", ncols=len(KINDS), fontsize=8, frameon=False)
