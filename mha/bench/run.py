@@ -131,12 +131,12 @@ class Runner:
         result = self._measure("times", rows[0], "times", names=names, seconds=self.seconds)
         if not result:
             return
+        floor = None if shape.decodes else shape.floor(rows[0].kind, result["rate"])
         for row in rows:
             row.milliseconds = result["milliseconds"][row.implementation]
             row.ratios = result["ratios"].get(row.implementation)
             row.overhead = result["overheads"].get(row.implementation)
-            row.rounds, row.rate = result["rounds"], result["rate"]
-            row.floor = None if shape.decodes else shape.floor(row.kind, result["rate"])
+            row.rounds, row.rate, row.floor = result["rounds"], result["rate"], floor
 
     def _measure(self, what: str, row: Measurement, shown: str, **arguments: Any) -> dict[str, Any]:
         place = {"backend": row.backend, "kind": row.kind, "shape": row.shape}

@@ -97,7 +97,12 @@ def show(
     else:
         _show_steps(console, name, language, steps, sizes)
     if to is not None:
-        terminal.write_json(file, _report(name, language, steps, values))
+        rows = [
+            {field: value for field, value in vars(step).items() if field != "value"}
+            | ({"values": step.value.tolist()} if values else {})
+            for step in steps
+        ]
+        terminal.write_json(file, {"mha": mha.__version__, "backend": name, "language": language, "steps": rows})
 
 
 def _sizes(given: dict[str, Any], values: bool) -> dict[str, Any]:
@@ -264,13 +269,3 @@ def _print(console: Console, text: str) -> None:
 def _lines(console: Console, text: str, indent: str = "    ") -> list[str]:
     """Return a text in any language as lines that fit in a usual terminal."""
     return wrap_anywhere(text, min(console.width, 80), indent)
-
-
-def _report(backend: BackendName, language: LanguageName, steps: list[Step], values: bool) -> dict[str, Any]:
-    """Return the report that --json writes: every field of every step, with its array only for the example."""
-
-    def row(step: Step) -> dict[str, Any]:
-        fields = {name: field for name, field in vars(step).items() if name != "value"}
-        return fields | ({"values": step.value.tolist()} if values else {})
-
-    return {"mha": mha.__version__, "backend": backend, "language": language, "steps": list(map(row, steps))}
