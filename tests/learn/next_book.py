@@ -17,22 +17,10 @@ def of(backend):
 
 
 class Torch:
-    """PyTorch: `eval()` turns dropout off, and the weights of a call are kept."""
+    """PyTorch, for its model: its layer and its pooling are those of today."""
 
     def __init__(self):
         self.torch = importlib.import_module("torch")
-
-    def call(self, made, *inputs, training=False):
-        """The output and the attention weights of a layer or a pooling."""
-        made.train(training)
-        return made(*inputs), getattr(made, "attention", made).attention_weights
-
-    def put(self, part, kernel, bias=None):
-        """Give a dense layer a kernel (in, out), and its bias."""
-        with self.torch.no_grad():
-            part.weight.copy_(self.torch.from_numpy(kernel.T.copy()))
-            if bias is not None:
-                part.bias.copy_(self.torch.from_numpy(bias))
 
     def read(self, part):
         """The kernel (in, out) of a dense layer, and its bias or None."""
@@ -69,9 +57,11 @@ class Jax:
         self.jax = importlib.import_module("jax")
 
     def call(self, made, *inputs, training=False):
+        """The output and the attention weights of a layer or a pooling."""
         return self.nnx.view(made, deterministic=not training)(*inputs)
 
     def put(self, part, kernel, bias=None):
+        """Give a dense layer a kernel (in, out), and its bias."""
         part.kernel[...] = kernel
         if bias is not None:
             part.bias[...] = bias

@@ -5,6 +5,7 @@ import sys
 
 import adapters
 import numpy as np
+import pages
 import pytest
 from mha.d2l.next import model, names, text
 
@@ -140,6 +141,12 @@ def test_gradients_reach_every_part(backend, book, framework, rng):
     parts = [block[name] for block in small.blks for name in ("qkv", "proj")]
     for gradients in framework.gradients(small, lambda small: (small(X) ** 2).sum(), *parts):
         assert all(np.abs(gradient).sum() for gradient in gradients)
+
+
+@WITH_NEXT
+def test_the_page_of_the_book_runs(backend):
+    today, coming = pages.code("docs/book.md")
+    exec({"torch": today, "jax": coming}[backend], {})
 
 
 # The text
@@ -311,9 +318,12 @@ def test_a_framework_has_the_names_of_the_chapter_and_draws(backend, book, pyplo
 @pytest.mark.backends("torch")
 def test_what_pytorch_has_beside(book):
     import torch
+    from mha.d2l import torch as today
 
     class Own(book.Module):
         pass
 
     assert isinstance(Own(), torch.nn.Module)
+    for name in ("MultiHeadAttention", "DotProductAttention"):
+        assert getattr(book, name) is getattr(today, name)
     assert book.try_gpu(torch.cuda.device_count()).type == "cpu"
