@@ -49,7 +49,7 @@ def heads(
     if path is not None and os.path.splitext(path)[1].lower() not in ENDINGS:
         terminal.fail(f"--output is {path!r}, expected a name that ends in {' or '.join(ENDINGS)}")
     picture = None if path is None else terminal.writable("--output", path)
-    try:
+    with terminal.errors():
         dispatch.load(name)
         if not os.path.isfile(file):
             raise FileNotFoundError(f"there is no file {file}")
@@ -67,8 +67,6 @@ def heads(
         if picture is not None:
             titled: dict[str, Any] = {"title": f"Layer {layer} of {os.path.basename(file)}", "path": picture}
             mha.plot.heatmaps(weights, encoded.tokens, encoded.tokens, heads=shown, **titled)
-    except (OSError, ModuleNotFoundError, TypeError, ValueError) as error:
-        terminal.fail(error)
 
     console = terminal.console()
     layers = f"Layer {layer} of 0 to {len(model.attentions) - 1}, {number} heads, {len(encoded.ids)} tokens, on {name}"

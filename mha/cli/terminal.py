@@ -75,10 +75,8 @@ def write_text(file: str | None, text: str) -> None:
 
 def write(file: str, data: bytes) -> None:
     """Write a whole file; if that cannot be done, the old one stays and the command ends."""
-    try:
+    with errors():
         files.write(file, data)
-    except OSError as error:
-        fail(error)
 
 
 def track(description: str, things: list[T]) -> Iterator[T]:

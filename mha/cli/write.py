@@ -109,7 +109,7 @@ def write(
             terminal.fail(f"--{said[0].replace('_', '-')} is given beside --like, whose file says it; leave one out")
     elif layer is not None:
         terminal.fail("--layer is given without --like, expected both: it is a layer of a checkpoint")
-    try:
+    with terminal.errors():
         if window is not None:
             given["window"] = commands.parse_window(window)
         for name in commands.PARTS:
@@ -117,11 +117,10 @@ def write(
                 given[name] = commands.parse_option(name, given[name])
         config = Config(**given) if like is None else _like(like, layer)
         asked = [] if call is None else call.split(",")
-        paths = written.write(config, backend, output, call=asked, names=names, fused=fused, kind=kind, force=force)
-    except FileExistsError as error:
-        terminal.fail(str(error).replace("force=True", "--force"))
-    except (OSError, TypeError, ValueError, ImportError) as error:
-        terminal.fail(error)
+        try:
+            paths = written.write(config, backend, output, call=asked, names=names, fused=fused, kind=kind, force=force)
+        except FileExistsError as error:
+            terminal.fail(str(error).replace("force=True", "--force"))
     console = terminal.console()
     lines = len(paths[0].read_text().splitlines())
     console.print(f"{paths[0]} is written: {lines} lines; prove it with pytest {paths[1]}", highlight=False)
