@@ -19,6 +19,7 @@ from mha.learn.explain.lines import Statement, place, stages
 from mha.learn.languages import catalogue
 
 INPUTS = "queries", "keys", "values"
+Arrays = dict[str, Any]  # of a backend, by name
 PLACE = tuple(field.name for field in dataclasses.fields(Statement))
 
 
@@ -146,7 +147,7 @@ def example(backend: BackendName | None = None, *, language: LanguageName = "en"
     return call(attention, queries, keys, values, [2, 1], language=language)
 
 
-def _inputs(attention: MultiHeadAttention, B: int, Q: int, K: int) -> dict[str, Any]:
+def _inputs(attention: MultiHeadAttention, B: int, Q: int, K: int) -> Arrays:
     """Random queries, keys and values of a layer's widths, by name."""
     config, backend = attention.config, attention.backend
     sizes = zip(INPUTS, (Q, K, K), (config.query_size, config.key_size, config.value_size), strict=True)
@@ -189,7 +190,7 @@ def call(
     with module.context(config.dtype):
         own = Call(valid_lens, cache=cache, return_weights=cache is not None, **call)
         checked = check(module, lesson.layer, inputs["queries"], inputs.get("keys"), inputs.get("values"), own)
-        k, v, held = last_heads(traced, "k"), last_heads(traced, "v"), dict[str, Any]()  # (B*G, K, d), (B*G, K, dv)
+        k, v, held = last_heads(traced, "k"), last_heads(traced, "v"), Arrays()  # (B*G, K, d), (B*G, K, dv)
         if cache is not None:
             inputs["positions_before"] = cache.positions
             k, v, held, checked = _after_call(dispatch.lesson(backend), k, v, inputs, checked)  # (B*G, S, d), ...
@@ -242,14 +243,7 @@ def _letters(shape: tuple[int, ...], K: str) -> str:
 
 
 def _path(
-    module: Any,
-    config: Config,
-    inputs: dict[str, Any],
-    traced: dict[str, Any],
-    held: dict[str, Any],
-    k: Any,
-    v: Any,
-    visible: Any,
+    module: Any, config: Config, inputs: Arrays, traced: Arrays, held: Arrays, k: Any, v: Any, visible: Any
 ) -> Iterator[tuple[str, str, Any]]:
     """Every step in order: stage, name and array.
 
@@ -295,7 +289,7 @@ def _path(
     yield "output", "output", traced["output"]
 
 
-def _after_call(module: Any, k: Any, v: Any, inputs: dict[str, Any], call: Any) -> tuple[Any, Any, dict[str, Any], Any]:
+def _after_call(module: Any, k: Any, v: Any, inputs: Arrays, call: Any) -> tuple[Any, Any, Arrays, Any]:
     """The contents of a cache's slots after a call, and the steps that put them there.
 
     module: the lesson; k (B*G, K, d), v (B*G, K, dv): the heads of the new tokens; call: checked, with a cache.
