@@ -265,7 +265,15 @@ def test_the_command_writes_the_page_and_fails_where_parity_did(tmp_path, result
 
 
 @pytest.mark.parametrize(
-    "text", ["", "[]", "{}", '{"results": [{}], "backends": {}}', '{"results": 3, "backends": {}}']
+    "text",
+    [
+        "",
+        "[]",
+        "{}",
+        '{"results": [{}], "backends": {}}',
+        '{"results": 3, "backends": {}}',
+        '{"results": [], "backends": 3}',
+    ],
 )
 def test_a_file_that_is_no_report_is_refused(tmp_path, text):
     report = tmp_path / "parity.json"
