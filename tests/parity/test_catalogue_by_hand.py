@@ -10,9 +10,9 @@ import planted
 import pytest
 
 from mha import parity
+from mha.parity.diagnosis.mistakes.bench import Bench
 from mha.parity.diagnosis.mistakes.catalogue import CATALOGUE, FORMS
 from mha.parity.diagnosis.mistakes.of_precision import ROUNDINGS
-from mha.parity.diagnosis.mistakes.bench import Bench
 from mha.parity.diagnosis.pipeline.parts import all_steps
 from mha.parity.diagnosis.pipeline.plan import make_plan
 from mha.parity.rule.problem import problem
