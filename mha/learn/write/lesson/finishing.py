@@ -14,7 +14,6 @@ from mha.learn.write.recipe import Recipe
 from mha.learn.write.trees import nodes
 from mha.learn.write.trees.nodes import code
 from mha.learn.write.trees.program import LAYER, Program
-from mha.learn.write.trees.walking import Reading
 
 LONG = 10  # characters of a name that is kept on a line with others
 DTYPES = {"torch": "torch.", "mlx": "mx."}  # where a dtype is an object of the framework
@@ -96,20 +95,12 @@ def put_constructor(program: Program, config: Config, backend: BackendName) -> d
 
 def _config_reads(program: Program, methods: bool = False) -> set[str]:
     """The expressions of a configuration that the layer reads; methods: without those that only its setup reads."""
-    found: set[str] = set()
-
-    class Used(Reading):
-        def visit_Attribute(self, node: cst.Attribute) -> bool:
-            text = code(node)
-            if text.startswith("config."):
-                found.add(text)
-                return False
-            return True
-
-    for owner, name, tree in program.functions():
-        if owner == LAYER and not (methods and name == program.setup):
-            Used().read(tree)
-    return found
+    return {
+        text
+        for owner, name, tree in program.functions()
+        if owner == LAYER and not (methods and name == program.setup)
+        for text in re.findall(r"\bconfig\.[\w.]+", _without_texts(code(tree)))
+    }
 
 
 def _keep(tree: Any, names: list[str], fields: bool, by_width: bool, width: str, given: dict[str, str]) -> Any:

@@ -4,8 +4,7 @@ Known values have the text of their expression for a key: a constant; `PRESENT`,
 """
 
 import ast
-import operator
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import libcst as cst
@@ -15,23 +14,15 @@ from mha.learn.write.trees.nodes import code
 
 PRESENT = object()
 UNKNOWN = object()
-COMPARED: dict[type, Callable[[Any, Any], bool]] = {cst.Equal: operator.eq, cst.NotEqual: operator.ne}
+ONE = "1", "1.0"
 
 
 def fold(node: Any, known: Mapping[str, Any]) -> Any:
     """A node with constants in the place of known names and attributes, and without branches that never run."""
+    folding = _Folding(known)
     if not isinstance(node, cst.FunctionDef):
-        return _Folding(known).change(node)
-    lines: list[Any] = []
-    for line in node.body.body:
-        made = _Folding(known).change(line)
-        if isinstance(made, cst.FlattenSentinel):
-            lines += made
-        elif not isinstance(made, cst.RemovalSentinel):
-            lines.append(line if nodes.same(line, made) else made)  # much is known of the same object already
-    if nodes.are(lines, node.body.body):
-        return node
-    return node.with_changes(body=node.body.with_changes(body=lines or [nodes.statement("pass\n")]))
+        return folding.change(node)
+    return nodes.with_body(node, folding.change_all(nodes.body_of(node)) or [nodes.statement("pass\n")])
 
 
 def value_of(node: cst.BaseExpression, known: Mapping[str, Any]) -> Any:
@@ -77,11 +68,6 @@ def is_constant(value: cst.BaseExpression) -> bool:
     return known is not UNKNOWN and known is not PRESENT and literal(known) is not None
 
 
-def is_none(value: Any) -> bool | None:
-    """Whether a known value, or UNKNOWN, is None; None = unknown."""
-    return None if value is UNKNOWN else value is None
-
-
 class _Folding(nodes.Replacing):
     def __init__(self, known: Mapping[str, Any]) -> None:
         super().__init__(self.constant)
@@ -105,9 +91,7 @@ class _Folding(nodes.Replacing):
     def leave_IfExp(self, node: cst.IfExp, new: cst.IfExp) -> Any:
         holds = truth(new.test, self.known)
         if holds is None:
-            if nodes.same(new.body, new.orelse):
-                return new.body
-            return new
+            return new.body if nodes.same(new.body, new.orelse) else new
         return new.body if holds else new.orelse
 
     def leave_BooleanOperation(self, node: cst.BooleanOperation, new: cst.BooleanOperation) -> Any:
@@ -134,22 +118,20 @@ class _Folding(nodes.Replacing):
 
     def leave_Comparison(self, node: cst.Comparison, new: cst.Comparison) -> Any:
         operands = [new.left, *(part.comparator for part in new.comparisons)]
-        kinds = {type(part.operator) for part in new.comparisons}
         values = [value_of(each, self.known) for each in operands]
-        if kinds == {cst.Is} and (None in values or len(values) > 2):
+        kind = type(new.comparisons[0].operator)
+        if kind is cst.Is and (None in values or len(values) > 2):
             return self._all_none(new, operands, values)
-        if kinds == {cst.IsNot} and len(values) == 2 and values[1] is None and is_none(values[0]) is not None:
+        if kind is cst.IsNot and values[1] is None and values[0] is not UNKNOWN:
             return nodes.FALSE if values[0] is None else nodes.TRUE
-        if len(values) == 2 and UNKNOWN not in values and PRESENT not in values:
-            compared = COMPARED.get(next(iter(kinds)))
-            if compared is not None:
-                return nodes.TRUE if compared(*values) else nodes.FALSE
+        if kind in (cst.Equal, cst.NotEqual) and UNKNOWN not in values and PRESENT not in values:
+            return nodes.TRUE if (values[0] == values[1]) == (kind is cst.Equal) else nodes.FALSE
         return new
 
     def _all_none(self, node: cst.Comparison, operands: list[Any], values: list[Any]) -> Any:
         """Fold a chain `a is b is None`: whether all are None."""
-        left = [each for each, value in zip(operands, values, strict=True) if is_none(value) is None]
-        if any(is_none(value) is False for value in values):
+        left = [each for each, value in zip(operands, values, strict=True) if value is UNKNOWN]
+        if any(value is not None and value is not UNKNOWN for value in values):
             return nodes.FALSE
         if not left:
             return nodes.TRUE
@@ -159,17 +141,12 @@ class _Folding(nodes.Replacing):
         return node.with_changes(left=left[0], comparisons=parts)
 
     def leave_BinaryOperation(self, node: cst.BinaryOperation, new: cst.BinaryOperation) -> Any:
-        left, right, sign = new.left, new.right, type(new.operator)
-        ones = [value_of(each, self.known) for each in (left, right)]
-        if sign is cst.FloorDivide and nodes.same(left, right):
+        left, right, sign = code(new.left), code(new.right), type(new.operator)
+        if sign is cst.FloorDivide and left == right:
             return cst.Integer("1")
-        if sign is cst.Multiply and type(ones[0]) in (int, float) and ones[0] == 1:
-            return right
-        if sign in (cst.Multiply, cst.FloorDivide) and type(ones[1]) in (int, float) and ones[1] == 1:
-            return left
-        if sign is cst.Add and type(ones[0]) is int and ones[0] == 0:
-            return right
-        return new
+        if (sign is cst.Multiply and left in ONE) or (sign is cst.Add and left == "0"):
+            return new.right
+        return new.left if sign in (cst.Multiply, cst.FloorDivide) and right in ONE else new
 
     def leave_Call(self, node: cst.Call, new: cst.Call) -> Any:
         """Drop `**{}`, and write the arguments of a dict or a tuple after stars one by one."""

@@ -9,7 +9,7 @@ import libcst as cst
 from mha.learn.write.trees import folding, nodes
 from mha.learn.write.trees.nodes import code
 from mha.learn.write.trees.program import Program, bound, defaults, takes
-from mha.learn.write.trees.walking import Reading
+from mha.learn.write.trees.walking import walk
 
 
 def link(program: Program, roots: set[tuple[str, str]]) -> None:
@@ -186,7 +186,7 @@ def _without_fields(program: Program, owner: str) -> None:
     made: dict[str, list[Any]] = {}
     for of_class, _, function in program.functions():
         if of_class == owner:
-            for line in _all_lines(function):
+            for line in (each for each in walk(function) if isinstance(each, cst.SimpleStatementLine)):
                 for target, given in nodes.pairs(line):
                     if code(target).startswith("self."):
                         made.setdefault(code(target), []).append(given)
@@ -208,17 +208,10 @@ def _without_fields(program: Program, owner: str) -> None:
 
 
 def _reads(tree: Any, attribute: str) -> bool:
-    reads = [False]
-
-    class Reads(Reading):
-        def visit_AssignTarget(self, node: cst.AssignTarget) -> bool:
-            return False
-
-        def visit_Attribute(self, node: cst.Attribute) -> None:
-            reads[0] = reads[0] or code(node) == attribute
-
-    Reads().read(tree)
-    return reads[0]
+    """Whether an attribute stands anywhere but in the target of an assignment."""
+    stored = {id(each) for target in walk(tree) if isinstance(target, cst.AssignTarget) for each in walk(target)}
+    everywhere = (each for each in walk(tree) if isinstance(each, cst.Attribute) and id(each) not in stored)
+    return any(code(each) == attribute for each in everywhere)
 
 
 def _not_assigning(lines: list[Any], attribute: str) -> list[Any]:
@@ -232,17 +225,6 @@ def _not_assigning(lines: list[Any], attribute: str) -> list[Any]:
         elif left:
             kept.append(nodes.of_pairs(left, like=line))
     return kept
-
-
-def _all_lines(function: Any) -> list[Any]:
-    found: list[Any] = []
-
-    class Lines(Reading):
-        def visit_SimpleStatementLine(self, node: cst.SimpleStatementLine) -> None:
-            found.append(node)
-
-    Lines().read(function)
-    return found
 
 
 def prune(program: Program, roots: set[tuple[str, str]]) -> None:

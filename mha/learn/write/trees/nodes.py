@@ -7,7 +7,7 @@ from typing import Any
 
 import libcst as cst
 
-from mha.learn.write.trees.walking import Changing, Reading
+from mha.learn.write.trees.walking import Changing, walk
 
 EMPTY = cst.Module([])
 NONE, TRUE, FALSE = (cst.Name(name) for name in ("None", "True", "False"))
@@ -149,29 +149,9 @@ def parameters(function: cst.FunctionDef) -> list[cst.Param]:
 @functools.lru_cache(maxsize=10_000)
 def names(node: cst.CSTNode) -> tuple[str, ...]:
     """The names that are read or written in a node, without attributes and keywords."""
-    if isinstance(node, cst.IndentedBlock):
+    if isinstance(node, cst.IndentedBlock):  # whose lines are cached, too
         return tuple(name for line in node.body for name in names(line))
-    found: list[str] = []
-
-    class Names(Reading):
-        def visit_Name(self, node: cst.Name) -> None:
-            found.append(node.value)
-
-        def visit_Attribute(self, node: cst.Attribute) -> bool:
-            self.read(node.value)
-            return False
-
-        def visit_Arg(self, node: cst.Arg) -> bool:
-            self.read(node.value)
-            return False
-
-        def visit_Param(self, node: cst.Param) -> bool:
-            if node.default is not None:
-                self.read(node.default)
-            return False
-
-    Names().read(node)
-    return tuple(found)
+    return tuple(each.value for each in walk(node) if isinstance(each, cst.Name))
 
 
 @functools.lru_cache(maxsize=10_000)
@@ -179,33 +159,14 @@ def targets(node: cst.CSTNode) -> tuple[str, ...]:
     """The names that a node assigns to, each as often as it is assigned."""
     if isinstance(node, cst.IndentedBlock):
         return tuple(name for line in node.body for name in targets(line))
-    found: list[str] = []
+    kinds = cst.AssignTarget, cst.AugAssign, cst.For, cst.CompFor, cst.NamedExpr
+    return tuple(name for each in walk(node) if isinstance(each, kinds) for name in _stored(each.target))
 
-    def take(target: cst.BaseExpression) -> None:
-        if isinstance(target, cst.Tuple | cst.List):
-            for each in target.elements:
-                take(each.value)
-        elif isinstance(target, cst.Name):
-            found.append(target.value)
 
-    class Targets(Reading):
-        def visit_AssignTarget(self, node: cst.AssignTarget) -> None:
-            take(node.target)
-
-        def visit_AugAssign(self, node: cst.AugAssign) -> None:
-            take(node.target)
-
-        def visit_For(self, node: cst.For) -> None:
-            take(node.target)
-
-        def visit_CompFor(self, node: cst.CompFor) -> None:
-            take(node.target)
-
-        def visit_NamedExpr(self, node: cst.NamedExpr) -> None:
-            take(node.target)
-
-    Targets().read(node)
-    return tuple(found)
+def _stored(target: Any) -> list[str]:
+    if isinstance(target, cst.Name):
+        return [target.value]
+    return [name for each in getattr(target, "elements", ()) for name in _stored(each.value)]
 
 
 class Replacing(Changing):
@@ -217,28 +178,14 @@ class Replacing(Changing):
     def visit_AssignTarget(self, node: cst.AssignTarget) -> bool:
         return self.stores
 
-    def visit_Attribute(self, node: cst.Attribute) -> bool:
-        return False  # its attr is no name
-
-    def leave_Attribute(self, node: cst.Attribute, same: cst.Attribute) -> Any:
+    def leave_Attribute(self, node: cst.Attribute, new: cst.Attribute) -> Any:
         made = self.found(code(node), node)
-        return made if made is not None else self._with(node, "value", in_brackets)
+        if made is not None or new is node:
+            return made or node
+        return new.with_changes(value=in_brackets(new.value))
 
-    def leave_Name(self, node: cst.Name, same: cst.Name) -> Any:
-        made = self.found(node.value, node)
-        return node if made is None else made
-
-    def visit_Arg(self, node: cst.Arg) -> bool:
-        return False
-
-    def leave_Arg(self, node: cst.Arg, same: cst.Arg) -> Any:
-        return self._with(node, "value")
-
-    def visit_Param(self, node: cst.Param) -> bool:
-        return False
-
-    def leave_Param(self, node: cst.Param, same: cst.Param) -> Any:
-        return node if node.default is None else self._with(node, "default")
+    def leave_Name(self, node: cst.Name, new: cst.Name) -> Any:
+        return self.found(node.value, node) or node
 
     def visit_CompFor(self, node: cst.CompFor) -> bool:
         return self.stores
@@ -248,12 +195,6 @@ class Replacing(Changing):
             return new
         inner = None if node.inner_for_in is None else self.change(node.inner_for_in)
         return node.with_changes(iter=self.change(node.iter), ifs=self.change_all(node.ifs), inner_for_in=inner)
-
-    def _with(self, node: Any, field: str, form: Callable[[Any], Any] = lambda value: value) -> Any:
-        """A node with another value in a field, if it changes."""
-        value = getattr(node, field)
-        new = self.change(value)
-        return node if new is value else node.with_changes(**{field: form(new)})
 
 
 def replace(node: Any, by: dict[str, cst.BaseExpression], stores: bool = False) -> Any:
@@ -286,27 +227,13 @@ def calls(node: cst.CSTNode) -> tuple[cst.Call, ...]:
     """The calls in a node."""
     if isinstance(node, cst.FunctionDef):
         return tuple(call for line in node.body.body for call in calls(line))
-    found: list[cst.Call] = []
-
-    class Calls(Reading):
-        def visit_Call(self, node: cst.Call) -> None:
-            found.append(node)
-
-    Calls().read(node)
-    return tuple(found)
+    return tuple(each for each in walk(node) if isinstance(each, cst.Call))
 
 
 @functools.lru_cache(maxsize=10_000)
 def returns(node: cst.CSTNode) -> int:
     """The number of returns in a node."""
-    found = [0]
-
-    class Returns(Reading):
-        def visit_Return(self, node: cst.Return) -> None:
-            found[0] += 1
-
-    Returns().read(node)
-    return found[0]
+    return sum(isinstance(each, cst.Return) for each in walk(node))
 
 
 def map_lines(node: Any, function: Callable[[list[Any]], list[Any]]) -> Any:

@@ -29,7 +29,7 @@ def tidy(function: Any, known: dict[str, Any]) -> Any:
         function = nodes.with_body(function, _without_aliases(nodes.body_of(function)))
         function = _unpack(function)
         function = nodes.with_body(function, _without_twins(nodes.body_of(function)))
-        function = _drop_dead(function)
+        function = nodes.with_body(function, _without_dead(nodes.body_of(function), set()))
         function = nodes.map_lines(function, _same_conditions)
         function = nodes.map_lines(function, _without_empty)
         if nodes.same(function, before):
@@ -41,21 +41,15 @@ def _parts(lines: list[Any]) -> list[Any]:
     """Assignments of tuples to tuples, without parts that assign themselves, and constants on lines of their own."""
     found: list[Any] = []
     for line in lines:
-        made = nodes.as_assignment(line)
-        pairs = None if made is None else _pairs(*made)
-        if pairs is None:
+        pairs = _pairs(line)
+        left = [(target, value) for target, value in pairs if code(target) != code(value)]
+        if not pairs or (len(pairs) == 1 and left == nodes.pairs(line)):
             found.append(line)
             continue
-        pairs = [(target, value) for target, value in pairs if code(target) != code(value)]
-        alone = [pair for pair in pairs if _is_alone(*pair)]
-        together = [pair for pair in pairs if not _is_alone(*pair)]
-        made_lines = []
-        if together:
-            made_lines.append(nodes.of_pairs(together))
-        made_lines += [nodes.assignment(*pair) for pair in alone]
-        if made_lines:
-            made_lines[0] = nodes.with_comments(made_lines[0], line)
-        found += made_lines
+        together = [pair for pair in left if not _is_alone(*pair)]
+        made = [nodes.of_pairs(together)] if together else []
+        made += [nodes.assignment(*pair) for pair in left if _is_alone(*pair)]
+        found += [nodes.with_comments(each, line) if each is made[0] else each for each in made]
     return found
 
 
@@ -65,20 +59,21 @@ def _is_alone(target: Any, value: Any) -> bool:
     return named and folding.value_of(value, {}) not in (folding.UNKNOWN, folding.PRESENT)
 
 
-def _pairs(target: Any, value: Any) -> list[tuple[Any, Any]] | None:
-    """Targets with their values, where both sides are tuples; one star among the values takes those in between."""
-    left, right = nodes.elements(target), nodes.elements(value)
-    if left is None:
-        return [(target, value)] if code(target) == code(value) else None
-    if right is not None and len(left) == len(right):
-        return list(zip(left, right, strict=True))
-    if isinstance(value, cst.Tuple) and isinstance(value.elements[0], cst.StarredElement):
-        rest = [each.value for each in value.elements[1:]]
-        if any(isinstance(each, cst.StarredElement) for each in value.elements[1:]):
-            return None
-        cut = len(left) - len(rest)
-        return [(nodes.tuple_of(left[:cut], bare=True), value.elements[0].value), *zip(left[cut:], rest, strict=True)]
-    return None
+def _pairs(line: Any) -> list[tuple[Any, Any]]:
+    """The pairs of target and value of an assignment, none where a tuple of targets gets the results of a call.
+
+    A star before the first value takes the targets that the other values leave.
+    """
+    pairs = nodes.pairs(line)
+    if len(pairs) != 1 or not isinstance(pairs[0][0], cst.Tuple):
+        return pairs
+    left, value = nodes.elements(pairs[0][0]) or [], pairs[0][1]
+    stars = [isinstance(each, cst.StarredElement) for each in value.elements] if isinstance(value, cst.Tuple) else []
+    if stars[:1] != [True] or any(stars[1:]):
+        return []
+    rest = [each.value for each in value.elements[1:]]
+    cut = len(left) - len(rest)
+    return [(nodes.tuple_of(left[:cut], bare=True), value.elements[0].value), *zip(left[cut:], rest, strict=True)]
 
 
 def _constants(function: Any) -> dict[str, Any]:
@@ -100,36 +95,29 @@ def _without_copies(function: Any) -> Any:
     """The function without second names: `x = y`, and two names for one value in one line."""
     count = Counter(nodes.targets(function.body))
     given = {each.name.value for each in nodes.parameters(function)}
+
+    def once(name: Any) -> bool:
+        return nodes.is_name(name) and count[name.value] == 1 and name.value not in given
+
     by: dict[str, Any] = {}
     body = []
     for line in nodes.body_of(function):
-        made = nodes.as_assignment(line)
-        if made is None:
+        pairs = nodes.pairs(line)
+        kept: dict[str, tuple[Any, Any]] = {}
+        for target, value in pairs:
+            first = kept.get(code(value))
+            if first is not None and once(target):
+                by[code(target)] = first[0]
+            elif once(target) and nodes.is_name(value) and count[value.value] + (value.value in given) <= 1:
+                by[code(target)] = value
+            else:
+                kept[code(value) if first is None else code(target)] = target, value
+        if len(kept) == len(pairs):
             body.append(line)
-            continue
-        target, value = made
-        if _is_copy(target, value, count, given):
-            by[code(target)] = value
-            continue
-        left, right = nodes.elements(target), nodes.elements(value)
-        if left is not None and right is not None and len(left) == len(right):
-            kept: dict[str, tuple[Any, Any]] = {}
-            for one, other in zip(left, right, strict=True):
-                first = kept.get(code(other))
-                if first is not None and nodes.is_name(one) and count[code(one)] == 1 and code(one) not in given:
-                    by[code(one)] = first[0]
-                elif _is_copy(one, other, count, given):
-                    by[code(one)] = other
-                else:
-                    kept[code(other) if code(other) not in kept else code(one)] = one, other
-            if len(kept) < len(left):
-                if not kept:
-                    continue
-                line = nodes.of_pairs([*kept.values()], like=line)
-        body.append(line)
-    if not by:
-        return function
-    return nodes.replace(nodes.with_body(function, body), _resolve(by))
+        elif kept:
+            body.append(nodes.of_pairs([*kept.values()], like=line))
+    by = {name: by.get(value.value, value) if isinstance(value, cst.Name) else value for name, value in by.items()}
+    return nodes.replace(nodes.with_body(function, body), by) if by else function
 
 
 def _without_aliases(lines: list[Any]) -> list[Any]:
@@ -145,22 +133,6 @@ def _without_aliases(lines: list[Any]) -> list[Any]:
     return lines
 
 
-def _resolve(by: dict[str, Any]) -> dict[str, Any]:
-    return {name: by.get(value.value, value) if isinstance(value, cst.Name) else value for name, value in by.items()}
-
-
-def _is_copy(target: Any, value: Any, count: Counter[str], given: set[str]) -> bool:
-    if not nodes.is_name(target) or not nodes.is_name(value):
-        return False
-    once = count[target.value] == 1 and target.value not in given
-    return once and count[value.value] + (value.value in given) <= 1
-
-
-def _drop_dead(function: Any) -> Any:
-    """The function without assignments to names that nothing reads later."""
-    return nodes.with_body(function, _without_dead(nodes.body_of(function), set()))
-
-
 def _without_dead(lines: list[Any], later: set[str]) -> list[Any]:
     """The statements of a block without assignments that nothing reads; later: the names that are read after it."""
     found: list[Any] = []
@@ -171,26 +143,20 @@ def _without_dead(lines: list[Any], later: set[str]) -> list[Any]:
             inner = _without_dead(list(line.body.body), live) or [nodes.statement("pass\n")]
             found.append(nodes.with_body(line, inner))
             continue
-        made = nodes.as_assignment(line)
-        if made is None:
-            found.append(line)
-            continue
-        pairs = _pairs(*made) if isinstance(made[0], cst.Tuple) else [made]
-        if pairs is None:
-            found.append(_with_dashes(line, made, live))
-            continue
+        pairs = _pairs(line)
         kept = [pair for pair in pairs if not (isinstance(pair[0], cst.Name) and pair[0].value not in live)]
         if len(kept) == len(pairs):
-            found.append(line)
+            found.append(_with_dashes(line, live))
         elif kept:
             found.append(nodes.of_pairs(kept, like=line))
     return found
 
 
-def _with_dashes(line: Any, made: tuple[Any, Any], live: set[str]) -> Any:
-    """An assignment of a call's results, with `_` for the parts that nothing reads."""
-    targets = nodes.elements(made[0])
-    if targets is None or not isinstance(made[1], cst.Call):
+def _with_dashes(line: Any, live: set[str]) -> Any:
+    """An assignment of a call's results, with `_` for the parts that nothing reads; or any other line as it is."""
+    made = nodes.as_assignment(line)
+    targets = None if made is None else nodes.elements(made[0])
+    if made is None or targets is None or not isinstance(made[1], cst.Call):
         return line
     new = [cst.Name("_") if nodes.is_name(each) and code(each) not in live else each for each in targets]
     if all(nodes.same(one, other) for one, other in zip(new, targets, strict=True)):
@@ -243,25 +209,18 @@ def _changes(test: Any, body: Any) -> bool:
     return bool(set(nodes.names(test)) & set(nodes.targets(body)))
 
 
-def _without_repeats(line: Any, made: Any, before: list[Any]) -> Any:
-    """An assignment without the parts that repeat an earlier one; None if nothing is left."""
-    said = [
-        (code(target), code(value))
-        for each in before
-        if (one := nodes.as_assignment(each)) is not None
-        for target, value in (_pairs(*one) if isinstance(one[0], cst.Tuple) else [one]) or []
-    ]
-    pairs = _pairs(*made) if isinstance(made[0], cst.Tuple) else [made]
-    if pairs is None:
-        return line
+def _without_repeats(line: Any, before: list[Any]) -> Any:
+    """A statement without assignments of an option that repeat an earlier one; None if nothing is left."""
+    said = {(code(target), code(value)) for each in before for target, value in _pairs(each)}
+    pairs = _pairs(line)
     left = [
-        pair for pair in pairs if not (code(pair[1]).startswith("config.") and (code(pair[0]), code(pair[1])) in said)
+        (target, value)
+        for target, value in pairs
+        if not (code(value).startswith("config.") and (code(target), code(value)) in said)
     ]
     if len(left) == len(pairs):
         return line
-    if not left:
-        return None
-    return nodes.of_pairs(left, like=line)
+    return nodes.of_pairs(left, like=line) if left else None
 
 
 def _unpack(function: Any) -> Any:
@@ -290,9 +249,9 @@ def _without_twins(lines: list[Any]) -> list[Any]:
     """Statements without repetitions, and without a name for a value that is returned at once."""
     found: list[Any] = []
     for line in lines:
-        made = nodes.as_assignment(line)
-        if made is not None and (line := _without_repeats(line, made, found)) is None:
+        if (line := _without_repeats(line, found)) is None:
             continue
+        made = nodes.as_assignment(line)
         last = found[-1] if found else None
         before = None if last is None else nodes.as_assignment(last)
         if made is not None and before is not None and _is_alone(*before) and code(made[0]) == code(before[0]):
