@@ -220,9 +220,9 @@ def of_masks(draw: Draw) -> list[Case]:
 def of_gradients(draw: Draw) -> list[Case]:
     """Level 7."""
     found = []
-    for words, how, scale in (("no lengths", "", 1.0), ("lengths (B,)", "B", 1.0)):
+    for words, how in (("no lengths", ""), ("lengths (B,)", "B")):
         B, Q, K, H, d = 2, 5, 7, 3, 5
-        made = of_layer(draw, words, B, Q, K, H, d, call=lengths_of(draw, how, B, Q, K), task="gradients", scale=scale)
+        made = of_layer(draw, words, B, Q, K, H, d, call=lengths_of(draw, how, B, Q, K), task="gradients")
         found.append(dataclasses.replace(made, inputs=made.inputs | {"cotangent": draw.normal(B, Q, H * d)}))
     return found
 

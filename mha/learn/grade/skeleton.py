@@ -1,7 +1,6 @@
 """The skeleton of an assignment, made from a framework's lesson: its imports, names, signatures and docstrings."""
 
 import ast
-import dataclasses
 from collections.abc import Iterator
 
 from mha.core import dispatch
@@ -25,14 +24,6 @@ A dict: queries, keys, values, W_q, W_k, W_v, W_o."""
 BEGUN = {"mxnet": ["", "npx.set_np()"]}  # what a file has after its imports
 
 
-@dataclasses.dataclass(frozen=True)
-class Method:
-    """A method of a class: its arguments, each with its default or "", and its docstring."""
-
-    arguments: dict[str, str]
-    docstring: str
-
-
 def text(backend: BackendName, levels: tuple[Level, ...]) -> str:
     """Write the skeleton for these levels: the definitions that each needs, with NotImplementedError for a body."""
     numbers = {level.number for level in levels}
@@ -45,7 +36,7 @@ def text(backend: BackendName, levels: tuple[Level, ...]) -> str:
             "Returns (B, Q, dv), or the pair of this and the weights (B, Q, K)."
         )
         given = {"queries": "", "keys": "", "values": "", "valid_lens": "None"}
-        parts.insert(1 in numbers, lesson.cls("DotProductAttention", SOFTMAX, init, [Method(given, docstring)]))
+        parts.insert(1 in numbers, lesson.cls("DotProductAttention", SOFTMAX, init, given, docstring))
     if numbers & set(range(4, 10)):
         parts.append(lesson.layer(numbers))
     head = f'"""Attention: write what raises {NOT_DONE[6:]}."""\n\n{lesson.imports()}'
@@ -108,16 +99,19 @@ class Lesson:
             call |= {"cache": "None"}
             said.append("cache: of earlier tokens, an empty dict at first; such a call is causal.")
         said.append("Returns (B, Q, D)" + (", with a cache (output, cache)." if 9 in numbers else "."))
-        methods = [Method(call, "\n".join(said))]
         dense, biases = DENSE.get(self.backend, "a dense layer"), BIASES.get(self.backend, "")
         docstring = LAYER.format(heads=heads, grouped=grouped, dense=dense, biases=biases)
-        made = self.cls("MultiHeadAttention", docstring, init, methods)
+        made = self.cls("MultiHeadAttention", docstring, init, call, "\n".join(said))
         if 7 in numbers and self.backend == "numpy":
             made += "\n\n" + "\n".join(method("backward", {"cotangent": ""}, BACKWARD))
         return made
 
-    def cls(self, name: str, docstring: str, init: dict[str, str], methods: list[Method]) -> str:
-        """A class of the framework's own kind, without bodies."""
+    def cls(self, name: str, docstring: str, init: dict[str, str], call: dict[str, str], called: str) -> str:
+        """A class of the framework's own kind, without bodies.
+
+        init, call: the arguments of the constructor and of a call, each with its default or ""; called: the docstring
+        of the method that is called.
+        """
         lines = [f"class {name}({self.base}):" if self.base else f"class {name}:", *quote(docstring, "    "), ""]
         if self.fields:
             kinds = {"num_hiddens": "int", "num_heads": "int", "dropout": "float", "bias": "bool"}
@@ -128,9 +122,7 @@ class Lesson:
         else:
             lines.append(f"    def __init__(self, {arguments(init)}):")
             lines += ["        super().__init__()"] * bool(self.base) + [f"        {NOT_DONE}"]
-        for one in methods:
-            lines += ["", *method(self.method, one.arguments, one.docstring)]
-        return "\n".join(lines)
+        return "\n".join([*lines, "", *method(self.method, call, called)])
 
 
 def method(name: str, given: dict[str, str], docstring: str) -> Iterator[str]:

@@ -1,5 +1,6 @@
 """The operations of each framework that a submission's arrays and layers need; each is imported on use."""
 
+import importlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,27 +12,23 @@ Array = Any
 class Framework:
     """The operations of NumPy; a subclass has those of another framework.
 
-    xp: the namespace of its functions.
+    name, module: of the framework, and of its functions of arrays.
     """
 
-    name = "numpy"
+    name = module = "numpy"
 
     @property
     def xp(self) -> Any:
         """The functions of arrays."""
-        return np
+        return importlib.import_module(self.module)
 
     def array(self, X: np.ndarray) -> Array:
         """Make an array of the framework."""
-        return X.copy()
+        return self.xp.array(X)
 
     def numpy(self, X: Array) -> np.ndarray:
         """Return an array as NumPy's; raises TypeError if it is none."""
         return plain(np.asarray(X))
-
-    def reshape(self, X: Array, shape: Sequence[int]) -> Array:
-        """Return X in another shape."""
-        return self.xp.reshape(X, tuple(shape))
 
     def permute(self, X: Array, axes: Sequence[int]) -> Array:
         """Return X with its axes in another order."""
@@ -42,69 +39,39 @@ class Framework:
         exponentials = np.exp(X - X.max(-1, keepdims=True))
         return exponentials / exponentials.sum(-1, keepdims=True)
 
-    def where(self, visible: Array, X: Array, number: float) -> Array:
-        """Put a number where something is not visible."""
-        return self.xp.where(visible, X, self.xp.zeros_like(X) + number)
-
-    def arange(self, n: int) -> Array:
-        """Return 0 .. n - 1."""
-        return self.xp.arange(n)
-
-    def concatenate(self, parts: Sequence[Array]) -> Array:
-        """Put arrays side by side, along the last axis."""
-        return self.xp.concatenate(list(parts), -1)
-
     def prepare(self, layer: Any, call: Callable[[], Any]) -> None:
         """Make a layer's weights, if its first call does, and switch training off."""
 
-    def gradients(
-        self, loss: Callable[[dict[str, Array]], Array], arrays: dict[str, Array], weights: dict[str, Any]
-    ) -> dict[str, Any] | None:
-        """The gradients of a loss, by name, by arrays and by a layer's weights; None if the framework has none."""
-        return None
+    def gradients(self, loss: Callable[[dict[str, Array]], Array], arrays: dict[str, Array], weights: Any) -> Any:
+        """The gradients of a loss, by name, by arrays and by a layer's weights; None for what does not matter to it.
+
+        The loss gets the weights, too, if the framework differentiates by nothing but arguments.
+        """
+        raise NotImplementedError  # in NumPy, submissions have `backward`
 
 
-class Torch(Framework):
-    """PyTorch."""
-
-    name = "torch"
-
-    @property
-    def xp(self) -> Any:
-        """The functions of tensors."""
-        import torch
-
-        return torch
+class _Torch(Framework):
+    name = module = "torch"
 
     def array(self, X: np.ndarray) -> Array:
-        """Make a tensor."""
-        return self.xp.from_numpy(X.copy())
+        return self.xp.tensor(X)
 
     def numpy(self, X: Array) -> np.ndarray:
-        """Return a tensor as NumPy's array."""
         return plain(X.detach().cpu().numpy() if isinstance(X, self.xp.Tensor) else np.asarray(X))
 
     def permute(self, X: Array, axes: Sequence[int]) -> Array:
-        """Return X with its axes in another order."""
         return X.permute(*axes)
 
     def softmax(self, X: Array) -> Array:
-        """Return the softmax over the last axis."""
         return self.xp.softmax(X, -1)
 
-    def concatenate(self, parts: Sequence[Array]) -> Array:
-        """Put tensors side by side, along the last axis."""
-        return self.xp.cat(list(parts), -1)
-
     def prepare(self, layer: Any, call: Callable[[], Any]) -> None:
-        """Call a layer once if it is lazy, and switch training off."""
         if isinstance(layer, self.xp.nn.Module):
             layer.eval()
             if any(isinstance(X, self.xp.nn.parameter.UninitializedParameter) for X in layer.parameters()):
                 call()
 
-    def gradients(self, loss: Any, arrays: dict[str, Array], weights: dict[str, Any]) -> dict[str, Any] | None:
-        """The gradients of a loss; those of what it does not depend on are None."""
+    def gradients(self, loss: Any, arrays: dict[str, Array], weights: Any) -> Any:
         everything = arrays | weights
         for X in everything.values():
             if X.is_leaf:
@@ -116,98 +83,34 @@ class Torch(Framework):
         return dict(zip(everything, found, strict=True))
 
 
-class Jax(Framework):
-    """JAX, with Flax."""
-
-    name = "jax"
-
-    @property
-    def xp(self) -> Any:
-        """The functions of arrays."""
-        import jax.numpy
-
-        return jax.numpy
-
-    def array(self, X: np.ndarray) -> Array:
-        """Make an array."""
-        return self.xp.asarray(X)
+class _Jax(Framework):
+    name, module = "jax", "jax.numpy"
 
     def softmax(self, X: Array) -> Array:
-        """Return the softmax over the last axis."""
         import jax
 
         return jax.nn.softmax(X, -1)
 
-    def gradients(self, loss: Any, arrays: dict[str, Array], weights: dict[str, Any]) -> dict[str, Any] | None:
-        """The gradients of a loss that takes all arrays, weights among them."""
+    def gradients(self, loss: Any, arrays: dict[str, Array], weights: Any) -> Any:
         import jax
 
         return jax.grad(loss)(arrays | weights)
 
 
-class TensorFlow(Framework):
-    """TensorFlow, with Keras."""
-
-    name = "tensorflow"
-
-    @property
-    def xp(self) -> Any:
-        """The functions of tensors."""
-        import tensorflow
-
-        return tensorflow.experimental.numpy
+class _TensorFlow(Framework):
+    name = module = "tensorflow"
 
     def array(self, X: np.ndarray) -> Array:
-        """Make a tensor."""
-        import tensorflow
-
-        return tensorflow.constant(X)
-
-    def reshape(self, X: Array, shape: Sequence[int]) -> Array:
-        """Return X in another shape."""
-        import tensorflow
-
-        return tensorflow.reshape(X, tuple(shape))
-
-    def permute(self, X: Array, axes: Sequence[int]) -> Array:
-        """Return X with its axes in another order."""
-        import tensorflow
-
-        return tensorflow.transpose(X, list(axes))
+        return self.xp.constant(X)
 
     def softmax(self, X: Array) -> Array:
-        """Return the softmax over the last axis."""
-        import tensorflow
-
-        return tensorflow.nn.softmax(X, -1)
-
-    def where(self, visible: Array, X: Array, number: float) -> Array:
-        """Put a number where something is not visible."""
-        import tensorflow
-
-        return tensorflow.where(visible, X, tensorflow.cast(number, X.dtype))
-
-    def arange(self, n: int) -> Array:
-        """Return 0 .. n - 1."""
-        import tensorflow
-
-        return tensorflow.range(n)
-
-    def concatenate(self, parts: Sequence[Array]) -> Array:
-        """Put tensors side by side, along the last axis."""
-        import tensorflow
-
-        return tensorflow.concat(list(parts), -1)
+        return self.xp.nn.softmax(X, -1)
 
     def prepare(self, layer: Any, call: Callable[[], Any]) -> None:
-        """Call a layer once, which makes its weights."""
         call()
 
-    def gradients(self, loss: Any, arrays: dict[str, Array], weights: dict[str, Any]) -> dict[str, Any] | None:
-        """The gradients of a loss; those of what it does not depend on are None."""
-        import tensorflow
-
-        with tensorflow.GradientTape() as tape:
+    def gradients(self, loss: Any, arrays: dict[str, Array], weights: Any) -> Any:
+        with self.xp.GradientTape() as tape:
             for X in arrays.values():
                 tape.watch(X)
             total = loss(arrays)
@@ -219,70 +122,40 @@ class TensorFlow(Framework):
         return dict(zip(everything, found, strict=True))
 
 
-class MLX(Framework):
-    """MLX."""
-
-    name = "mlx"
-
-    @property
-    def xp(self) -> Any:
-        """The functions of arrays."""
-        import mlx.core
-
-        return mlx.core
-
-    def array(self, X: np.ndarray) -> Array:
-        """Make an array."""
-        return self.xp.array(X)
+class _MLX(Framework):
+    name, module = "mlx", "mlx.core"
 
     def softmax(self, X: Array) -> Array:
-        """Return the softmax over the last axis."""
         return self.xp.softmax(X, -1)
 
     def prepare(self, layer: Any, call: Callable[[], Any]) -> None:
-        """Switch training off."""
         if hasattr(layer, "eval"):
             layer.eval()
 
-    def gradients(self, loss: Any, arrays: dict[str, Array], weights: dict[str, Any]) -> dict[str, Any] | None:
-        """The gradients of a loss that takes all arrays, weights among them."""
+    def gradients(self, loss: Any, arrays: dict[str, Array], weights: Any) -> Any:
         return self.xp.grad(loss)(arrays | weights)
 
 
-class MXNet(Framework):
-    """MXNet, with Gluon."""
-
-    name = "mxnet"
-
-    @property
-    def xp(self) -> Any:
-        """The functions of arrays."""
-        import mxnet
-
-        return mxnet.np
+class _MXNet(Framework):
+    name, module = "mxnet", "mxnet.numpy"
 
     def array(self, X: np.ndarray) -> Array:
-        """Make an array."""
         return self.xp.array(X, dtype=X.dtype)
 
     def numpy(self, X: Array) -> np.ndarray:
-        """Return an array as NumPy's."""
         return plain(X.asnumpy())
 
     def softmax(self, X: Array) -> Array:
-        """Return the softmax over the last axis."""
         import mxnet
 
         return mxnet.npx.softmax(X, axis=-1)
 
     def prepare(self, layer: Any, call: Callable[[], Any]) -> None:
-        """Make the weights of a block."""
         if hasattr(layer, "initialize"):
             layer.initialize()
             call()
 
-    def gradients(self, loss: Any, arrays: dict[str, Array], weights: dict[str, Any]) -> dict[str, Any] | None:
-        """The gradients of a loss."""
+    def gradients(self, loss: Any, arrays: dict[str, Array], weights: Any) -> Any:
         import mxnet
 
         for X in arrays.values():
@@ -302,4 +175,4 @@ def plain(X: np.ndarray) -> np.ndarray:
     return X
 
 
-FRAMEWORKS = {one.name: one for one in (Framework(), Torch(), Jax(), TensorFlow(), MLX(), MXNet())}
+FRAMEWORKS = {one.name: one for one in (Framework(), _Torch(), _Jax(), _TensorFlow(), _MLX(), _MXNet())}

@@ -14,38 +14,29 @@ WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 CHANGES = ("os.remove", "os.rename", "os.rmdir", "os.mkdir", "os.truncate", "os.symlink", "os.link", "shutil.rmtree")
 STARTS = ("os.fork", "os.forkpty", "os.exec", "os.posix_spawn", "os.system", "os.spawn", "subprocess.Popen")
 
-# By the framework that is imported: module, and what of it computes attention.
-OWN_ATTENTION: dict[str, tuple[tuple[str, str], ...]] = {
+# By the framework that is imported: what of it computes attention.
+OWN_ATTENTION: dict[str, tuple[str, ...]] = {
     "torch": (
-        ("torch.nn", "MultiheadAttention"),
-        ("torch.nn.functional", "scaled_dot_product_attention"),
-        ("torch.nn.functional", "multi_head_attention_forward"),
-        ("torch.nn.attention.flex_attention", "flex_attention"),
+        "torch.nn.MultiheadAttention", "torch.nn.functional.scaled_dot_product_attention",
+        "torch.nn.functional.multi_head_attention_forward", "torch.nn.attention.flex_attention.flex_attention",
     ),
     "tensorflow": (
-        ("keras.layers", "MultiHeadAttention"),
-        ("keras.layers", "GroupQueryAttention"),
-        ("keras.layers", "Attention"),
-        ("keras.layers", "AdditiveAttention"),
-        ("keras.ops", "dot_product_attention"),
+        "keras.layers.MultiHeadAttention", "keras.layers.GroupQueryAttention", "keras.layers.Attention",
+        "keras.layers.AdditiveAttention", "keras.ops.dot_product_attention",
     ),
     "jax": (
-        ("jax.nn", "dot_product_attention"),
-        ("flax.linen", "MultiHeadDotProductAttention"),
-        ("flax.linen", "MultiHeadAttention"),
-        ("flax.linen", "SelfAttention"),
-        ("flax.linen", "dot_product_attention"),
-        ("flax.linen", "dot_product_attention_weights"),
-        ("flax.nnx", "MultiHeadAttention"),
-        ("flax.nnx", "dot_product_attention"),
+        "jax.nn.dot_product_attention", "flax.linen.MultiHeadDotProductAttention", "flax.linen.MultiHeadAttention",
+        "flax.linen.SelfAttention", "flax.linen.dot_product_attention", "flax.linen.dot_product_attention_weights",
+        "flax.nnx.MultiHeadAttention", "flax.nnx.dot_product_attention",
     ),
-    "mlx": (("mlx.nn", "MultiHeadAttention"), ("mlx.core.fast", "scaled_dot_product_attention")),
+    "mlx": (
+        "mlx.nn.MultiHeadAttention", "mlx.core.fast.scaled_dot_product_attention",
+    ),
     "mxnet": (
-        ("mxnet.symbol.contrib", "interleaved_matmul_selfatt_qk"),
-        ("mxnet.ndarray.contrib", "interleaved_matmul_selfatt_qk"),
-        ("mxnet.ndarray.contrib", "interleaved_matmul_encdec_qk"),
+        "mxnet.symbol.contrib.interleaved_matmul_selfatt_qk", "mxnet.ndarray.contrib.interleaved_matmul_selfatt_qk",
+        "mxnet.ndarray.contrib.interleaved_matmul_encdec_qk",
     ),
-}
+}  # fmt: skip
 
 
 class RefusedError(Exception):
@@ -115,7 +106,8 @@ def watch(folder: str) -> None:
 
 def forbid_own_attention(framework: str) -> None:
     """Make the framework's own attention raise."""
-    for module, name in OWN_ATTENTION.get(framework, ()):
+    for path in OWN_ATTENTION.get(framework, ()):
+        module, _, name = path.rpartition(".")
         try:
             found: Any = importlib.import_module(module)
         except ImportError:
@@ -125,9 +117,9 @@ def forbid_own_attention(framework: str) -> None:
                 found = getattr(sys.modules[parent], last, None)
         own = getattr(found, name, None)
         if isinstance(own, type):
-            own.__new__ = refuse(f"{module}.{name}")  # type: ignore[method-assign]
+            own.__new__ = refuse(path)  # type: ignore[method-assign]
         elif own is not None:
-            setattr(found, name, refuse(f"{module}.{name}"))
+            setattr(found, name, refuse(path))
 
 
 def refuse(name: str) -> Callable[..., NoReturn]:

@@ -1,8 +1,7 @@
 """Make, fill, call and differentiate a submission's MultiHeadAttention, in any framework and any style."""
 
-import contextlib
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -67,10 +66,12 @@ def get_part(owner: Any, part: str) -> Any:
 class Slot:
     """The place of an array of weights (in, out) in a submission, which turns weights and gradients to its shape.
 
-    X: the framework's own object; transposed: whether it is (out, in); put: a function that sets it.
+    X: the framework's own object; transposed: whether it is (out, in); put: a function that sets it; W: what it holds.
     """
 
-    def __init__(self, X: Any, transposed: bool, put: Callable[[Any], None] | None = None) -> None:
+    W: np.ndarray
+
+    def __init__(self, X: Any, transposed: bool, put: Callable[[Any], None]) -> None:
         self.X, self.transposed, self.put = X, transposed, put
 
     def to_stored(self, W: np.ndarray) -> np.ndarray:
@@ -206,6 +207,7 @@ class Layer:
     def put(self, slot: Slot, W: np.ndarray) -> None:
         """Set one array of weights in the framework's own way."""
         X, W = slot.X, slot.to_stored(W)
+        slot.W = W
         if self.framework.name == "torch" and hasattr(X, "detach"):
             X.detach().copy_(self.framework.array(W).reshape(X.shape))
         elif hasattr(X, "assign"):
@@ -214,7 +216,7 @@ class Layer:
             X.set_data(self.framework.array(W))
         elif self.kind == "nnx" and type(X).__module__.startswith("flax"):
             X.value = self.framework.array(W)
-        elif slot.put is not None:
+        else:
             slot.put(self.framework.array(W))
 
     def __call__(self, inputs: list[Array], extra: dict[str, Any]) -> Any:
@@ -234,27 +236,30 @@ class Layer:
         """Whether a call takes an argument."""
         return takes(self.signature, name)
 
+    @property
+    def facts(self) -> dict[str, Any]:
+        """The biases that the layer has, and whether its constructor is asked for them."""
+        return {"biased": self.biased, "takes_bias": takes(self.cls, "bias")}
+
     def differentiate(
         self, inputs: dict[str, Array], extra: dict[str, Any], loss: Callable[[Any], Any]
     ) -> dict[str, np.ndarray | None] | None:
         """The gradients of loss(result) by inputs and weights, as (in, out); None if the layer has none."""
-        names = list(inputs)
-
-        def of(arrays: dict[str, Array]) -> Any:
-            with self.swap_in({name: X for name, X in arrays.items() if name not in inputs}):
-                return loss(self([arrays[name] for name in names], extra))
-
         if self.kind == "function":
             return None
         if self.kind == "nnx":
             return self.through_nnx(inputs, extra, loss)
         flat = {f"{name}/{at}": slot for name, slots in self.slots.items() for at, slot in enumerate(slots)}
-        held = {name: slot.X for name, slot in flat.items()}
-        if self.framework.name in ("jax", "mlx"):
-            held = {name: self.framework.array(self.framework.numpy(X)) for name, X in self.current(flat).items()}
+
+        def of(arrays: dict[str, Array]) -> Any:
+            for name, slot in flat.items():
+                if name in arrays:
+                    slot.put(arrays[name])
+            return loss(self([arrays[name] for name in inputs], extra))
+
+        by_arguments = self.framework.name in ("jax", "mlx")
+        held = {name: self.framework.array(slot.W) if by_arguments else slot.X for name, slot in flat.items()}
         found = self.framework.gradients(of, inputs, held)
-        if found is None:
-            return None
         result: dict[str, np.ndarray | None] = {}
         for name in inputs:
             result[name] = None if found[name] is None else self.framework.numpy(found[name])
@@ -293,37 +298,6 @@ class Layer:
             if bias is not None:
                 result[f"{name}.bias"] = self.framework.numpy(bias)
         return result
-
-    def current(self, flat: dict[str, Slot]) -> dict[str, Any]:
-        """The arrays of weights now, which a call may have replaced."""
-        weights = {}
-        for name, slot in flat.items():
-            base, at = name.split("/")
-            W = self.weights.get(base)
-            W = np.zeros(self.options["num_hiddens"], np.float32) if W is None else W
-            weights[name] = slot.to_stored(np.split(W, len(self.slots[base]), -1)[int(at)])
-        return weights
-
-    @contextlib.contextmanager
-    def swap_in(self, arrays: dict[str, Array]) -> Iterator[None]:
-        """Put other arrays in the place of weights for a while, such as those that JAX differentiates by."""
-        if self.framework.name not in ("jax", "mlx") or not arrays:
-            yield
-            return
-        before = self.current({name: self.slots[name.split("/")[0]][int(name.split("/")[1])] for name in arrays})
-        self.exchange(arrays)
-        try:
-            yield
-        finally:
-            self.exchange({name: self.framework.array(X) for name, X in before.items()})
-
-    def exchange(self, arrays: dict[str, Array]) -> None:
-        """Set arrays as they are."""
-        for name, X in arrays.items():
-            base, at = name.split("/")
-            slot = self.slots[base][int(at)]
-            if slot.put is not None:
-                slot.put(X)
 
 
 def call_with(function: Any, inputs: list[Array], extra: dict[str, Any], signature: Any) -> Any:

@@ -4,6 +4,8 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from .frameworks import Array, Framework
 
 
@@ -18,15 +20,16 @@ class Reference:
 
     def masked_softmax(self, X: Array, valid_lens: Array = None, *rest: Any, **named: Any) -> Array:
         """Softmax of X (B, Q, K) or (B, H, Q, K) over the first valid_lens keys, (B,) or (B, Q)."""
-        fw, lens = self.framework, valid_lens
+        xp, lens = self.framework.xp, valid_lens
+        hidden = xp.zeros_like(X) - 1e6
         if lens is not None:
             B, Q = lens.shape[0], 1 if len(lens.shape) == 1 else lens.shape[1]
-            lens = fw.reshape(lens, (B, *[1] * (len(X.shape) - 3), Q, 1))
-            X = fw.where(fw.arange(X.shape[-1]) < lens, X, -1e6)
+            lens = xp.reshape(lens, (B, *[1] * (len(X.shape) - 3), Q, 1))
+            X = xp.where(self.framework.array(np.arange(X.shape[-1], dtype="int32")) < lens, X, hidden)
         mask = named.get("mask")
         if mask is not None:
-            X = fw.where(mask, X, -1e6)
-        return fw.softmax(X)
+            X = xp.where(mask, X, hidden)
+        return self.framework.softmax(X)
 
     def dot_product_attention(
         self, queries: Array, keys: Array, values: Array, valid_lens: Array = None, *rest: Any, **named: Any
@@ -42,14 +45,14 @@ class Reference:
         """(B, T, H*d) -> (B*H, T, d), or (B, H, T, d)."""
         B, T, width = X.shape
         fw, d = self.framework, width // num_heads
-        X = fw.permute(fw.reshape(X, (B, T, num_heads, d)), (0, 2, 1, 3))  # (B, H, T, d)
-        return X if self.axes == 4 else fw.reshape(X, (B * num_heads, T, d))  # (B*H, T, d)
+        X = fw.permute(fw.xp.reshape(X, (B, T, num_heads, d)), (0, 2, 1, 3))  # (B, H, T, d)
+        return X if self.axes == 4 else fw.xp.reshape(X, (B * num_heads, T, d))  # (B*H, T, d)
 
     def transpose_output(self, X: Array, num_heads: int) -> Array:
         """(B*H, T, d), or (B, H, T, d) -> (B, T, H*d)."""
         fw, T, d = self.framework, X.shape[-2], X.shape[-1]
-        X = fw.reshape(X, (-1, num_heads, T, d))
-        return fw.reshape(fw.permute(X, (0, 2, 1, 3)), (-1, T, num_heads * d))  # (B, T, H*d)
+        X = fw.xp.reshape(X, (-1, num_heads, T, d))  # (B, H, T, d)
+        return fw.xp.reshape(fw.permute(X, (0, 2, 1, 3)), (-1, T, num_heads * d))  # (B, T, H*d)
 
     def pooling(self) -> type:
         """A class in place of DotProductAttention."""

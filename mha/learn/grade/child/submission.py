@@ -1,7 +1,9 @@
 """Load a submission statement by statement: an error is remembered, and the statements after it still run."""
 
 import ast
+import importlib
 import linecache
+import operator
 import sys
 import traceback
 import types
@@ -10,6 +12,14 @@ from typing import Any
 from .guard import RefusedError
 
 NAME = "submission"
+# Of the book, by framework: the module of its functions of arrays, those with other names there, and base classes.
+BOOK: dict[str, tuple[str, dict[str, str]]] = {
+    "torch": ("torch", {}),
+    "jax": ("jax.numpy", {"tensor": "array"}),
+    "tensorflow": ("tensorflow", {"tensor": "constant", "arange": "range"}),
+    "mxnet": ("mxnet.numpy", {"tensor": "array"}),
+}
+BASES = {"torch": "nn.Module", "tensorflow": "keras.Model", "mxnet": "gluon.nn.Block"}
 
 
 class FailureError(Exception):
@@ -59,8 +69,8 @@ def imitate_the_book(module_of: Any) -> None:
     package = types.ModuleType("d2l")
     package.__path__ = []
     sys.modules["d2l"] = package
-    for name, base in (("torch", "torch"), ("jax", "jax"), ("tensorflow", "tensorflow"), ("mxnet", "mxnet")):
-        book = _Book(f"d2l.{name}", base, module_of)
+    for name in BOOK:
+        book = _Book(name, module_of)
         setattr(package, name, book)
         sys.modules[f"d2l.{name}"] = book
 
@@ -68,8 +78,8 @@ def imitate_the_book(module_of: Any) -> None:
 class _Book(types.ModuleType):
     """The book's package for one framework: a base class, a decorator, arrays, and what the submission defines."""
 
-    def __init__(self, name: str, framework: str, module_of: Any) -> None:
-        super().__init__(name)
+    def __init__(self, framework: str, module_of: Any) -> None:
+        super().__init__(f"d2l.{framework}")
         self._framework, self._module_of = framework, module_of
 
     def __getattr__(self, name: str) -> Any:
@@ -83,7 +93,8 @@ class _Book(types.ModuleType):
         if name == "add_to_class":
             return lambda cls: lambda thing: setattr(cls, thing.__name__, thing)
         if name in ("tensor", "ones", "zeros", "reshape", "float32", "int32", "arange", "matmul", "exp"):
-            return _of_framework(self._framework, name)
+            module, others = BOOK[self._framework]
+            return getattr(importlib.import_module(module), others.get(name, name))
         if name in ("check_shape", "show_heatmaps", "plot", "use_svg_display", "set_figsize"):
             return lambda *given, **named: None
         raise AttributeError(f"d2l.{name} is not there: write it yourself, or leave it out")
@@ -91,22 +102,10 @@ class _Book(types.ModuleType):
 
 def _base(framework: str) -> Any:
     """The book's base class, with a save_hyperparameters that keeps the arguments."""
-    if framework == "torch":
-        import torch
-
-        parent: Any = torch.nn.Module
-    elif framework == "jax":
+    if framework == "jax":
         from flax import linen
 
         return linen.Module
-    elif framework == "tensorflow":
-        import tensorflow
-
-        parent = tensorflow.keras.Model
-    else:
-        import mxnet
-
-        parent = mxnet.gluon.nn.Block
 
     def save_hyperparameters(self: Any, ignore: Any = ()) -> None:
         frame = sys._getframe(1)
@@ -114,23 +113,5 @@ def _base(framework: str) -> Any:
             if name not in ("self", "__class__", *ignore) and not name.startswith("_"):
                 setattr(self, name, value)
 
+    parent = operator.attrgetter(BASES[framework])(importlib.import_module(framework))
     return type("Module", (parent,), {"save_hyperparameters": save_hyperparameters})
-
-
-def _of_framework(framework: str, name: str) -> Any:
-    if framework == "torch":
-        import torch
-
-        return torch.reshape if name == "reshape" else getattr(torch, name)
-    if framework == "jax":
-        import jax.numpy
-
-        return jax.numpy.array if name == "tensor" else getattr(jax.numpy, name)
-    if framework == "tensorflow":
-        import tensorflow
-
-        other = {"tensor": "constant", "arange": "range"}
-        return tensorflow.exp if name == "exp" else getattr(tensorflow, other.get(name, name))
-    import mxnet
-
-    return getattr(mxnet.np, "array" if name == "tensor" else name)

@@ -55,7 +55,7 @@ class Tasks:
         dropout = 0.0 if self.framework.name == "numpy" else options["dropout"]
         if isinstance(attend, type):
             layer = construct(attend, {"dropout": dropout}, {})
-            self.framework.prepare(layer, lambda: None) if self.framework.name != "tensorflow" else None
+            self.framework.prepare(layer, lambda: None)
             bound = next((one for name in ("forward", "call") if (one := getattr(layer, name, None))), layer)
             attend, signature = layer, bound if bound is not layer else type(layer).__call__.__get__(layer)
             if type(layer).__module__ == "submission" and hasattr(layer, "apply") and hasattr(layer, "init"):
@@ -116,11 +116,11 @@ class Tasks:
                 extra[name] = self.framework.array(given[name])
         if options.get("causal"):
             extra["causal"] = True
-        for name in (*extra, *(["cache"] if "portions" in options else [])):
-            if not layer.takes(name) and name != "causal":
+        # A call with a cache is causal, whether it takes `causal` or not.
+        portions = "portions" in options
+        for name in (*extra, "cache") if portions else extra:
+            if not layer.takes(name) and not (portions and name == "causal"):
                 raise FailureError("missing", f"a call of MultiHeadAttention takes no {name}")
-        if "causal" in extra and not layer.takes("causal") and "portions" not in options:
-            raise FailureError("missing", "a call of MultiHeadAttention takes no causal")
         layer.prepare(inputs, extra)
         return layer, inputs, extra
 
@@ -128,7 +128,7 @@ class Tasks:
         """Levels 4, 5, 6 and 8."""
         layer, inputs, extra = self.ready(given, options)
         arrays, facts = self.results(layer(inputs, extra))
-        return arrays, facts | {"biased": layer.biased, "takes_bias": takes(layer.cls, "bias")}
+        return arrays, facts | layer.facts
 
     def run_gradients(self, given: Given, options: dict[str, Any]) -> tuple[Found, dict[str, Any]]:
         """Level 7."""
@@ -137,11 +137,10 @@ class Tasks:
 
         def loss(result: Any) -> Any:
             output = result[0] if isinstance(result, (tuple, list)) else result
-            return (output * cotangent).sum() if self.framework.name != "tensorflow" else _sum(output * cotangent)
+            total = self.framework.xp.reduce_sum if self.framework.name == "tensorflow" else lambda X: X.sum()
+            return total(output * cotangent)
 
-        result = layer(inputs, extra)
-        arrays, facts = self.results(result)
-        facts |= {"biased": layer.biased, "takes_bias": takes(layer.cls, "bias")}
+        arrays, facts = self.results(layer(inputs, extra))
         named = dict(zip(INPUTS, inputs, strict=True))
         by_hand = self.framework.name == "numpy"
         found = self.by_hand(layer, cotangent) if by_hand else layer.differentiate(named, extra, loss)
@@ -150,7 +149,7 @@ class Tasks:
         for name, X in found.items():
             if X is not None:
                 arrays[f"gradient.{name}"] = X
-        return arrays, facts | {"none": [name for name, X in found.items() if X is None]}
+        return arrays, facts | layer.facts | {"none": [name for name, X in found.items() if X is None]}
 
     def by_hand(self, layer: Layer, cotangent: Any) -> dict[str, np.ndarray | None]:
         """The gradients by name that `backward(cotangent)` of a layer in NumPy returns."""
@@ -185,16 +184,10 @@ class Tasks:
             output, cache = found[0], found[-1]
             arrays[f"output.{at}"] = self.framework.numpy(output)
             start += length
-        return arrays, {"biased": layer.biased, "takes_bias": takes(layer.cls, "bias")}
+        return arrays, layer.facts
 
 
 def needs(function: Any, count: int) -> bool:
     """Whether a function requires so many arguments by position."""
     own = [one for one in parameters(function) if one.kind in (0, 1)]
     return len(own) >= count and own[count - 1].default is own[count - 1].empty
-
-
-def _sum(X: Any) -> Any:
-    import tensorflow
-
-    return tensorflow.reduce_sum(X)
