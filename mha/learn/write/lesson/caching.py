@@ -75,25 +75,21 @@ def use_tuple(program: Program, backend: BackendName) -> None:
     program.definitions = {"Cache": nodes.statement(CLASS.replace("ARRAY", ARRAY[backend])), **program.definitions}
     program.imports["NamedTuple"] = "from typing import NamedTuple"
     program.map_definitions(lambda tree: nodes.replace(tree, {"cache.frozen": nodes.FALSE}))
-    program.map_definitions(lambda tree: nodes.map_lines(tree, _each_pair))
+    program.map_definitions(lambda tree: nodes.map_each(tree, _each_pair))
     program.map_definitions(lambda tree: nodes.map_calls(tree, _change))
 
 
-def _each_pair(lines: list[Any]) -> list[Any]:
+def _each_pair(line: Any) -> list[Any]:
     """Write a dict of changed arrays of pairs as one statement for each array."""
-    found: list[Any] = []
-    for line in lines:
-        made: Any = nodes.as_assignment(line)
-        if made is None or not isinstance(made[1], cst.DictComp) or code(made[0]) != "pairs":
-            found.append(line)
-            continue
-        value = code(made[1].value)
-        condition = code(made[1].for_in.ifs[0].test)
-        for name in OF_PAIRS:
-            own = {"X": nodes.expression(f"call.{name}")}
-            test, new = (code(nodes.replace(nodes.expression(text), own)) for text in (condition, value))
-            then = f"call = call._replace({name}={new})  # (B, 1 or H, Q, T)"
-            found.append(nodes.statement(f"if call.{name} is not None and {test}:\n    {then}\n"))
+    made: Any = nodes.as_assignment(line)
+    if made is None or not isinstance(made[1], cst.DictComp) or code(made[0]) != "pairs":
+        return [line]
+    found = []
+    for name in OF_PAIRS:
+        own = {"X": nodes.expression(f"call.{name}")}
+        test, new = (code(nodes.replace(each, own)) for each in (made[1].for_in.ifs[0].test, made[1].value))
+        then = f"call = call._replace({name}={new})  # (B, 1 or H, Q, T)"
+        found.append(nodes.statement(f"if call.{name} is not None and {test}:\n    {then}\n"))
     return found
 
 

@@ -27,14 +27,8 @@ def finish(program: Program, recipe: Recipe, header: str) -> str:
     texts.put_docstrings(program, recipe.takes, given | {each.name.value: "" for each in own})
     parts = [code(tree).strip("\n") for tree in _in_order(program)]
     body = "\n\n\n".join(parts) + "\n"
-    imports = sorted(
-        {line for name, line in program.imports.items() if re.search(rf"\b{name}\b", _without_texts(body))}
-    )
+    imports = sorted({*program.imports.values()})  # of which ruff takes out those that nobody uses
     return format_text(header + "\n" + "\n".join(imports) + "\n\n\n" + body)
-
-
-def _without_texts(body: str) -> str:
-    return re.sub(r'""".*?"""|#[^\n]*', "", body, flags=re.DOTALL)
 
 
 def _in_order(program: Program) -> list[Any]:
@@ -50,73 +44,59 @@ def put_constructor(program: Program, config: Config, backend: BackendName) -> d
     """Give the layer a constructor with the numbers that it uses; return their defaults as text, by name."""
     known = facts.constructor(config)
     used = _config_reads(program)
-    unknown = used - known.keys()
-    if unknown:
+    if unknown := used - known.keys():
         raise ValueError(f"the lesson asks for {', '.join(sorted(unknown))}, which no argument of the layer says")
     by_width = facts.by_width(config) and "config.key_dim" in used
-    ordered = [name for name in known if name in used or name in ("config.num_hiddens", "config.num_heads")]
-    if by_width:
-        ordered.remove("config.key_dim")
-    given = {known[name][0]: known[name][1] for name in ordered}
+    asked = {*used, "config.num_hiddens", "config.num_heads"} - {"config.key_dim" if by_width else ""}
+    given = {name: text for expression, (name, text) in known.items() if expression in asked}
     if "dtype" in given and backend in DTYPES:
         given["dtype"] = f"{DTYPES[backend]}{config.dtype}"
     fields = program.setup != "__init__"
-    width = "num_hiddens // num_heads"
-    of_methods = _config_reads(program, methods=True)
+    width = "self.num_hiddens // self.num_heads" if fields else "num_hiddens // num_heads"
+    stored = {expression: nodes.expression(f"self.{name}") for expression, (name, _) in known.items()}
+    own = stored if fields else {expression: nodes.expression(name) for expression, (name, _) in known.items()}
+    own = own | ({"config.key_dim": nodes.expression(width)} if by_width else {})
+    later = _config_reads(program, methods=True)
+    kept = [name for expression, (name, _) in known.items() if expression in later]
     for owner, name, tree in list(program.functions()):
         if owner != LAYER:
             program.put(owner, name, _with_dtypes(tree, DTYPES.get(backend, "")))
-            continue
-        inside = name == program.setup
-        by: dict[str, cst.BaseExpression] = {}
-        for expression in used:
-            argument = known[expression][0]
-            by[expression] = nodes.expression(f"self.{argument}" if fields or not inside else argument)
-        if by_width and inside:
-            by["config.key_dim"] = nodes.expression("self.num_hiddens // self.num_heads" if fields else width)
-        made = nodes.replace(tree, by)
-        if inside:
-            made = _keep(made, [known[name][0] for name in known if name in of_methods], fields, by_width, width, given)
-            if not fields:
-                made = _taking(made, given)
-        program.put(owner, name, made)
+        elif name != program.setup:
+            program.put(owner, name, nodes.replace(tree, stored))
+        else:
+            lines = [] if fields else _keep([each for each in kept if each in given])
+            if by_width and "key_dim" in kept:
+                lines.append(nodes.statement(f"self.key_dim = {width}\n"))
+            body = nodes.body_of(nodes.replace(tree, own))
+            place = 1 if body and code(body[0]).strip().startswith("super().__init__") else 0
+            made = nodes.with_body(tree, [*body[:place], *lines, *body[place:]])
+            program.put(owner, name, made if fields else _taking(made, given))
     if fields:
         lines = [
             nodes.statement(f"{name}: {facts.annotation(name)}{f' = {value}' if value else ''}\n")
             for name, value in given.items()
         ]
         layer = program.definitions[LAYER]
-        body = list(layer.body.body)
-        place = 1 if nodes.is_docstring(body[0]) else 0
-        body[place:place] = lines
-        program.definitions[LAYER] = layer.with_changes(body=layer.body.with_changes(body=body))
+        program.definitions[LAYER] = nodes.with_body(layer, [*lines, *nodes.body_of(layer)])
     return given
 
 
 def _config_reads(program: Program, methods: bool = False) -> set[str]:
     """The expressions of a configuration that the layer reads; methods: without those that only its setup reads."""
+    texts_and_comments = r'""".*?"""|#[^\n]*'
     return {
         text
         for owner, name, tree in program.functions()
         if owner == LAYER and not (methods and name == program.setup)
-        for text in re.findall(r"\bconfig\.[\w.]+", _without_texts(code(tree)))
+        for text in re.findall(r"\bconfig\.[\w.]+", re.sub(texts_and_comments, "", code(tree), flags=re.DOTALL))
     }
 
 
-def _keep(tree: Any, names: list[str], fields: bool, by_width: bool, width: str, given: dict[str, str]) -> Any:
-    """The setup of the layer, which also keeps the numbers that other methods read."""
-    own = [] if fields else [name for name in names if name in given]
-    lines = []
-    for wide in (False, True):  # the long names on lines of their own
-        part = [name for name in own if (len(name) > LONG) == wide]
-        for some in [[name] for name in part] if wide else [part] * bool(part):
-            lines.append(nodes.statement(f"{', '.join(f'self.{name}' for name in some)} = {', '.join(some)}\n"))
-    if by_width and "key_dim" in names:
-        lines.append(nodes.statement(f"self.key_dim = {'self.num_hiddens // self.num_heads' if fields else width}\n"))
-    body = nodes.body_of(tree)
-    place = 1 if body and code(body[0]).strip().startswith("super().__init__") else 0
-    body[place:place] = lines
-    return nodes.with_body(tree, body)
+def _keep(names: list[str]) -> list[Any]:
+    """The statements by which a layer keeps the numbers that its other methods read, the long ones one by one."""
+    short = [name for name in names if len(name) <= LONG]
+    rows = [short] * bool(short) + [[name] for name in names if len(name) > LONG]
+    return [nodes.statement(f"{', '.join(f'self.{name}' for name in row)} = {', '.join(row)}\n") for row in rows]
 
 
 def _with_dtypes(tree: Any, of: str) -> Any:
@@ -142,19 +122,8 @@ def format_text(text: str, beside: str = "") -> str:
     """Format a text by ruff, with its imports in order; beside: a module in the same folder."""
     own = [] if not beside else ["--config", f'lint.isort.known-first-party=["{beside}"]']
     for options in (["check", "--select", "I,F401,F841,RUF100", "--fix"], ["format"]):
-        command = [
-            sys.executable,
-            "-m",
-            "ruff",
-            options[0],
-            "--isolated",
-            "--line-length",
-            "120",
-            "--quiet",
-            *own,
-            *options[1:],
-        ]
-        done = subprocess.run([*command, "-"], input=text, capture_output=True, text=True)
+        command = [sys.executable, "-m", "ruff", options[0], "--isolated", "--line-length", "120", "--quiet"]
+        done = subprocess.run([*command, *own, *options[1:], "-"], input=text, capture_output=True, text=True)
         if done.returncode not in (0, 1) or (options[0] == "format" and done.returncode):
             raise RuntimeError(f"ruff could not read the file that was made: {done.stderr}")
         text = done.stdout

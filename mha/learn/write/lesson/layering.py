@@ -7,7 +7,7 @@ import libcst as cst
 from mha.core.call import Plan
 from mha.learn.write.trees import nodes
 from mha.learn.write.trees.nodes import code
-from mha.learn.write.trees.program import LAYER, Program
+from mha.learn.write.trees.program import LAYER, Program, bound, methods, takes
 from mha.learn.write.trees.walking import Changing
 
 # What only a library needs: checks, and what is kept for whoever watches.
@@ -56,31 +56,23 @@ def _without_plan(program: Program) -> None:
 
 
 def _without_library(program: Program) -> None:
-    def without(lines: list[Any]) -> list[Any]:
-        found = []
-        for line in lines:
-            made = nodes.small(line)
-            value = made.value if isinstance(made, cst.Expr) else None
-            if not (isinstance(value, cst.Call) and code(value.func) in (*DROPPED, "record_step")):
-                found.append(line)
-        return found
+    def without(line: Any) -> list[Any]:
+        made = nodes.small(line)
+        call = made.value if isinstance(made, cst.Expr) else None
+        return [] if isinstance(call, cst.Call) and code(call.func) in (*DROPPED, "record_step") else [line]
 
-    def change(call: cst.Call) -> Any:
-        if code(call.func) == "record_step" and len(call.args) == 2:
-            return call.args[1].value
-        if (said := SAID.get(code(call))) is not None:
-            return nodes.in_brackets(nodes.expression(said))
-        if code(call.func) == "getattr" and code(call.args[0].value) in ("torch", "mx"):
-            return call.args[1].value  # a dtype, which is an object there
-        return call
+    class Simpler(Changing):
+        def leave_Call(self, node: cst.Call, call: cst.Call) -> Any:
+            if code(call.func) == "record_step" and len(call.args) == 2:
+                return call.args[1].value
+            if code(call.func) == "getattr" and code(call.args[0].value) in ("torch", "mx"):
+                return call.args[1].value  # a dtype, which is an object there
+            return nodes.in_brackets(nodes.expression(SAID[code(call)])) if code(call) in SAID else call
 
-    class Conditions(Changing):
         def leave_Comparison(self, node: cst.Comparison, new: cst.Comparison) -> Any:
-            said = SAID.get(code(new))
-            return new if said is None else nodes.expression(said)
+            return nodes.expression(SAID[code(new)]) if code(new) in SAID else new
 
-    program.map_definitions(lambda tree: nodes.map_lines(tree, without))
-    program.map_definitions(lambda tree: Conditions().change(nodes.map_calls(tree, change)))
+    program.map_definitions(lambda tree: Simpler().change(nodes.map_each(tree, without)))
 
 
 def _with_plain_names(program: Program) -> None:
@@ -89,30 +81,21 @@ def _with_plain_names(program: Program) -> None:
     handed: dict[str, cst.BaseExpression] = {}
     kept: list[Any] = []
     for line in layer.body.body:
-        made = nodes.as_assignment(line)
-        if made is not None and "staticmethod(" in code(made[1]):
-            handed |= {f"self.{code(one)}": value.args[0].value for one, value in nodes.pairs(line)}
-        elif (
-            (isinstance(line, cst.FunctionDef) and line.name.value in (program.entry, "get_config"))
-            or (isinstance(line, cst.FunctionDef) and line.decorators)
-            or isinstance(nodes.small(line), cst.AnnAssign)
-        ):
-            continue
-        else:
+        static = [(one, value) for one, value in nodes.pairs(line) if code(value).startswith("staticmethod(")]
+        handed |= {f"self.{code(one)}": value.args[0].value for one, value in static}
+        replaced = isinstance(line, cst.FunctionDef) and (
+            line.decorators or line.name.value in (program.entry, "get_config")
+        )
+        if not (static or replaced or isinstance(nodes.small(line), cst.AnnAssign)):
             kept.append(line)
     layer = layer.with_changes(body=layer.body.with_changes(body=kept), decorators=[])
     layer = nodes.replace(layer, handed | {"self.config": cst.Name("config")})
 
-    def plain(lines: list[Any]) -> list[Any]:
-        found = []
-        for line in lines:
-            made = nodes.as_assignment(line)
-            if made is not None and code(made[0]) in ("self.config", "config"):
-                continue
-            found.append(line)
-        return found
+    def plain(line: Any) -> list[Any]:
+        made = nodes.as_assignment(line)
+        return [] if made is not None and code(made[0]) in ("self.config", "config") else [line]
 
-    program.definitions[LAYER] = nodes.map_lines(layer, plain)
+    program.definitions[LAYER] = nodes.map_each(layer, plain)
     attend = program.function(LAYER, "attend")
     program.put(LAYER, "attend", attend.with_changes(name=cst.Name(program.entry)))
     # A configuration is known everywhere, so that nobody hands it on.
@@ -131,44 +114,27 @@ def _with_plain_names(program: Program) -> None:
 def _with_bases(program: Program) -> None:
     """Merge each class with its base class of the lesson."""
     for name, tree in list(program.definitions.items()):
-        if not isinstance(tree, cst.ClassDef):
-            continue
-        base = program.definitions.get(code(tree.bases[0].value)) if tree.bases else None
+        base = program.definitions.get(code(tree.bases[0].value)) if getattr(tree, "bases", ()) else None
         if not isinstance(base, cst.ClassDef):
             continue
-        own = {line.name.value: line for line in tree.body.body if isinstance(line, cst.FunctionDef)}
-        inherited = [
-            line for line in base.body.body if not (isinstance(line, cst.FunctionDef) and line.name.value in own)
-        ]
-        inherited = [line for line in inherited if nodes.as_assignment(line) is None and not nodes.is_docstring(line)]
-        first = [line for line in tree.body.body if not isinstance(line, cst.FunctionDef)]
-        fields = {code(nodes.small(line).target) for line in first if isinstance(nodes.small(line), cst.AnnAssign)}
-        annotated = [line for line in inherited if isinstance(nodes.small(line), cst.AnnAssign)]
-        annotated = [line for line in annotated if code(nodes.small(line).target) not in fields]
-        methods = [line for line in inherited if isinstance(line, cst.FunctionDef)]
-        setup = own.get(program.setup)
-        if setup is not None:
-            above = next(
-                line for line in base.body.body if getattr(getattr(line, "name", 0), "value", 0) == program.setup
-            )
-            own[program.setup] = _with_setup_above(setup, above)
-        docstring = [line for line in first if nodes.is_docstring(line)]
-        rest = [line for line in first if not nodes.is_docstring(line)]
-        made = [each for each in (own.pop(program.setup, None),) if each is not None]
-        body = [*docstring, *annotated, *rest, *made, *methods, *own.values()]
-        program.definitions[name] = tree.with_changes(bases=base.bases, body=tree.body.with_changes(body=body))
+        own, above, fields = methods(tree), methods(base), program.fields(name)
+        inherited = [line for line in base.body.body if isinstance(nodes.small(line), cst.AnnAssign)]
+        inherited = [line for line in inherited if code(nodes.small(line).target) not in fields]
+        rest = [line for line in nodes.body_of(tree) if not isinstance(line, cst.FunctionDef)]
+        setup = [_with_setup_above(own[program.setup], above[program.setup])] if program.setup in own else []
+        steps = [each for method, each in above.items() if method not in own]
+        steps += [each for method, each in own.items() if method != program.setup]
+        body = [*inherited, *rest, *setup, *steps]
+        program.definitions[name] = nodes.with_body(tree, body).with_changes(bases=base.bases)
 
 
 def _with_setup_above(setup: Any, above: Any) -> Any:
     """The method that makes a layer's parts, with the body of its base class's method in the place of `super()`."""
     lines: list[Any] = []
     for line in nodes.body_of(setup):
-        text = code(line).strip()
-        if not text.startswith("super()."):
+        if not code(line).strip().startswith("super()."):
             lines.append(line)
             continue
-        call: Any = nodes.small(line).value
-        given = [each.name.value for each in nodes.parameters(above) if each.name.value != "self"]
-        by = dict(zip(given, (each.value for each in call.args), strict=False))
+        by = bound(nodes.small(line).value, takes(above)) or {}
         lines += [nodes.replace(each, by) for each in nodes.body_of(above)]
     return nodes.with_body(setup, lines)

@@ -125,24 +125,18 @@ def _enter(program: Program, known: dict[str, Any], asked: Collection[str]) -> N
     tree = program.function(LAYER, program.entry)
     own = {name: nodes.expression(f"config.{name}") for name in ("window", "chunk")}
     tree = nodes.replace(tree, own)
-    gone = {name: known[name] for name in spreading.call_fields() if name in known and name not in asked}
-    constants = {
-        name: value
-        for name, value in gone.items()
-        if folding.literal(value) is not None and name not in ("window", "chunk")
-    }
     params = []
     for each in tree.params.params:
         name = each.name.value
-        if name in spreading.call_fields():
-            if name in asked:
-                params.append(cst.Param(cst.Name(name), default=nodes.expression(repr(ARGUMENTS[name]))))
-        else:
+        if name in asked:
+            params.append(cst.Param(cst.Name(name), default=nodes.expression(repr(ARGUMENTS[name]))))
+        elif name not in spreading.FIELDS:
             params.append(each.with_changes(comma=cst.MaybeSentinel.DEFAULT))
     tree = tree.with_changes(params=tree.params.with_changes(params=params))
     targets = nodes.targets(tree.body)
     changed = [name for name in (*ARGUMENTS, "columns") if name not in asked and name in targets]
-    by: Any = {name: folding.literal(value) for name, value in constants.items() if name not in changed}
     first = [nodes.assignment(cst.Name(name), nodes.expression(repr(ARGUMENTS.get(name)))) for name in changed]
     tree = nodes.with_body(tree, [*first, *nodes.body_of(tree)])
+    fixed = [name for name in spreading.FIELDS if name in known and name not in {*asked, *changed, "window", "chunk"}]
+    by: Any = {name: made for name in fixed if (made := folding.literal(known[name])) is not None}
     program.put(LAYER, program.entry, nodes.replace(tree, by))

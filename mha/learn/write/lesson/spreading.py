@@ -1,6 +1,7 @@
 """Spread a call, and options with parts, into arguments of their own: each function takes those that it uses."""
 
 import dataclasses
+import functools
 from typing import Any
 
 import libcst as cst
@@ -12,29 +13,23 @@ from mha.learn.write.trees import nodes
 from mha.learn.write.trees.nodes import code
 from mha.learn.write.trees.program import Program
 
-OWN = ("window", "chunk", "sinks", "gates", "traced", "columns")  # of a call, beside its arguments
+FIELDS = [*ARGUMENTS, "window", "chunk", "sinks", "gates", "traced", "columns"]  # of a call, those of its plan too
 PARTS = {part.__name__.lower(): part for part in options.PARTS.values()}
-
-
-def call_fields() -> list[str]:
-    """The names of the fields of a call, its plan's included."""
-    return [*ARGUMENTS, *OWN]
 
 
 def spread_call(program: Program) -> None:
     """Replace the parameter `call` of all functions by its fields."""
-    fields = call_fields()
-    changing = {name: _changes_of(tree, fields) for _, name, tree in program.functions() if _takes(tree, "call")}
+    changing = {name: _changes_of(tree) for _, name, tree in program.functions() if _takes(tree, "call")}
     own = {name: [each.name.value for each in nodes.parameters(tree)] for _, name, tree in program.functions()}
 
     def spread(owner: str, name: str, tree: Any) -> Any:
         if "call" not in nodes.names(tree) and not _takes(tree, "call"):
             return tree
-        tree = _taking(tree, "call", [field for field in fields if field not in own[name]])
-        tree = nodes.map_lines(tree, lambda lines: _assign_fields(lines, changing))
-        tree = nodes.map_lines(tree, lambda lines: [_return_fields(line, changing.get(name, [])) for line in lines])
-        tree = nodes.map_calls(tree, lambda call: _giving(call, fields, own))
-        return nodes.replace(tree, {f"call.{field}": cst.Name(field) for field in fields})
+        tree = _taking(tree, "call", [field for field in FIELDS if field not in own[name]])
+        tree = nodes.map_each(tree, lambda line: _assign_fields(line, changing))
+        tree = nodes.map_each(tree, lambda line: [_return_fields(line, changing.get(name, []))])
+        tree = nodes.map_calls(tree, lambda call: _giving(call, own))
+        return nodes.replace(tree, {f"call.{field}": cst.Name(field) for field in FIELDS})
 
     program.map_functions(spread)
 
@@ -54,37 +49,31 @@ def _taking(tree: Any, parameter: str, instead: list[str]) -> Any:
     return tree.with_changes(params=tree.params.with_changes(params=params))
 
 
-def _changes_of(tree: Any, fields: list[str]) -> list[str]:
+def _changes_of(tree: Any) -> list[str]:
     """The fields of a call that a function changes in the call that it returns, in their order."""
-    found: set[str] = set()
-    for call in nodes.calls(tree.body):
-        if code(call.func) == "call._replace":
-            found |= {each.keyword.value for each in call.args if each.keyword is not None}
-    return [field for field in fields if field in found]
+    changes = [call for call in nodes.calls(tree.body) if code(call.func) == "call._replace"]
+    found = {each.keyword.value for call in changes for each in call.args if each.keyword is not None}
+    return [field for field in FIELDS if field in found]
 
 
-def _assign_fields(lines: list[Any], changing: dict[str, list[str]]) -> list[Any]:
+def _assign_fields(line: Any, changing: dict[str, list[str]]) -> list[Any]:
     """Write `call = call._replace(a=b)` as `a = b`, and a call that a function returns as its changed fields."""
-    found: list[Any] = []
-    for line in lines:
-        made = nodes.as_assignment(line)
-        if made is not None and code(made[0]) == "call" and code(made[1]).startswith("call._replace("):
-            call: Any = made[1]
-            pairs = [(each.keyword, each.value) for each in call.args]
-            found += [nodes.assignment(*pair, like=line if n == 0 else None) for n, pair in enumerate(pairs)]
-            continue
-        if made is not None and (targets := nodes.elements(made[0])) is not None:
-            values = nodes.elements(made[1])
-            if values is not None and len(values) == len(targets):
-                line = _parallel(line, targets, values)
-            elif any(code(each) == "call" for each in targets) and isinstance(made[1], cst.Call):
-                fields = changing.get(code(made[1].func).removeprefix("self."), [])
-                new = [
-                    one for each in targets for one in ([*map(cst.Name, fields)] if code(each) == "call" else [each])
-                ]
-                line = nodes.assignment(nodes.tuple_of(new, bare=True), made[1], like=line)
-        found.append(line)
-    return found
+    made: Any = nodes.as_assignment(line)
+    if made is None:
+        return [line]
+    if code(made[0]) == "call" and code(made[1]).startswith("call._replace("):
+        pairs = [(each.keyword, each.value) for each in made[1].args]
+        return [nodes.assignment(*pair, like=line if n == 0 else None) for n, pair in enumerate(pairs)]
+    targets, values = nodes.elements(made[0]), nodes.elements(made[1])
+    if targets is None:
+        return [line]
+    if values is not None and len(values) == len(targets):
+        return [_parallel(line, targets, values)]
+    if any(code(each) == "call" for each in targets) and isinstance(made[1], cst.Call):
+        fields = [cst.Name(field) for field in changing.get(code(made[1].func).removeprefix("self."), [])]
+        new = [one for each in targets for one in (fields if code(each) == "call" else [each])]
+        return [nodes.assignment(nodes.tuple_of(new, bare=True), made[1], like=line)]
+    return [line]
 
 
 def _return_fields(line: Any, changed: list[str]) -> Any:
@@ -116,7 +105,7 @@ def _parallel(line: Any, targets: list[Any], values: list[Any]) -> Any:
     return nodes.of_pairs(pairs, like=line)
 
 
-def _giving(call: cst.Call, fields: list[str], own: dict[str, list[str]]) -> cst.Call:
+def _giving(call: cst.Call, own: dict[str, list[str]]) -> cst.Call:
     """Pass the fields by name in a call that passes `call` on; own: the other parameters of each function."""
     if not any(code(each.value) == "call" for each in call.args):
         return call
@@ -124,7 +113,7 @@ def _giving(call: cst.Call, fields: list[str], own: dict[str, list[str]]) -> cst
     arguments: list[cst.Arg] = []
     for number, each in enumerate(call.args):
         if code(each.value) == "call":
-            arguments += [nodes.keyword(field, cst.Name(field)) for field in fields if field not in takes]
+            arguments += [nodes.keyword(field, cst.Name(field)) for field in FIELDS if field not in takes]
         elif each.keyword is None and arguments and arguments[-1].keyword is not None:
             arguments.append(nodes.keyword(takes[number], each.value))
         else:
@@ -136,53 +125,45 @@ def spread_parts(program: Program) -> None:
     """Replace rotation, norm and temperature by their numbers, as parameters and arguments of their own."""
     for part, kind in PARTS.items():
         fields = [field.name for field in dataclasses.fields(kind)]
-        names = {f"{part}.{field}": cst.Name(f"{part}_{field}") for field in fields}
         own = {f"self.{part}.{field}": nodes.expression(f"self.{part}_{field}") for field in fields}
-
-        def spread(owner: str, name: str, tree: Any, part: str = part, fields: Any = fields, names: Any = names) -> Any:
-            tree = _taking(tree, part, [f"{part}_{field}" for field in fields])
-
-            def change(call: cst.Call) -> cst.Call:
-                arguments: list[cst.Arg] = []
-                for each in call.args:
-                    text = code(each.value)
-                    if text == part or options.PARTS.get(text.removeprefix("config.")) is PARTS[part]:
-                        parts = [f"{text}.{field}" if text != part else f"{part}_{field}" for field in fields]
-                        arguments += [cst.Arg(nodes.expression(one)) for one in parts]
-                    else:
-                        arguments.append(each)
-                return call if len(arguments) == len(call.args) else call.with_changes(args=arguments)
-
-            return nodes.replace(nodes.map_calls(tree, change), names)
-
-        program.map_functions(spread)
+        program.map_functions(functools.partial(_spread_part, part, fields))
         for name, tree in list(program.definitions.items()):
-            program.definitions[name] = _own_fields(nodes.replace(tree, own), part, fields)
+            new = functools.partial(_own_fields, part, fields)
+            program.definitions[name] = nodes.map_each(nodes.replace(tree, own), new)
 
 
-def _own_fields(tree: Any, part: str, fields: list[str]) -> Any:
+def _spread_part(part: str, fields: list[str], owner: str, name: str, tree: Any) -> Any:
+    """A function that takes, reads and passes on the fields of an option in its place."""
+
+    def change(call: cst.Call) -> cst.Call:
+        arguments: list[cst.Arg] = []
+        for each in call.args:
+            text = code(each.value)
+            if text == part:
+                arguments += [cst.Arg(cst.Name(f"{part}_{field}")) for field in fields]
+            elif options.PARTS.get(text.removeprefix("config.")) is PARTS[part]:
+                arguments += [cst.Arg(nodes.expression(f"{text}.{field}")) for field in fields]
+            else:
+                arguments.append(each)
+        return call if len(arguments) == len(call.args) else call.with_changes(args=arguments)
+
+    tree = nodes.map_calls(_taking(tree, part, [f"{part}_{field}" for field in fields]), change)
+    return nodes.replace(tree, {f"{part}.{field}": cst.Name(f"{part}_{field}") for field in fields})
+
+
+def _own_fields(part: str, fields: list[str], line: Any) -> list[Any]:
     """Write `self.norm = norm` as one assignment for each field, and `norm: Norm` as one annotation for each."""
-
-    def change(lines: list[Any]) -> list[Any]:
-        found: list[Any] = []
-        for line in lines:
-            small, pairs = nodes.small(line), nodes.pairs(line)
-            if isinstance(small, cst.AnnAssign) and code(small.target) == part:
-                found += [
-                    nodes.statement(f"{part}_{field}: {facts.annotation(f'{part}_{field}')}\n") for field in fields
-                ]
-                continue
-            if not any(code(target) == f"self.{part}" for target, _ in pairs):
-                found.append(line)
-                continue
-            new: list[Any] = []
-            for target, value in pairs:
-                if code(target) == f"self.{part}":
-                    own = [(f"self.{part}_{field}", f"{code(value)}_{field}") for field in fields]
-                    new += [(nodes.expression(one), nodes.expression(other)) for one, other in own]
-                else:
-                    new.append((target, value))
-            found += [nodes.assignment(*pair) for pair in new]
-        return found
-
-    return nodes.map_lines(tree, change)
+    small, pairs = nodes.small(line), nodes.pairs(line)
+    if isinstance(small, cst.AnnAssign) and code(small.target) == part:
+        names = [f"{part}_{field}" for field in fields]
+        return [nodes.statement(f"{name}: {facts.annotation(name)}\n") for name in names]
+    if not any(code(target) == f"self.{part}" for target, _ in pairs):
+        return [line]
+    new: list[Any] = []
+    for target, value in pairs:
+        if code(target) == f"self.{part}":
+            own = [(f"self.{part}_{field}", f"{code(value)}_{field}") for field in fields]
+            new += [(nodes.expression(one), nodes.expression(other)) for one, other in own]
+        else:
+            new.append((target, value))
+    return [nodes.assignment(*pair) for pair in new]

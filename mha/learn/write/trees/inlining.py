@@ -7,7 +7,6 @@ import libcst as cst
 from mha.learn.write.trees import folding, nodes
 from mha.learn.write.trees.nodes import code
 from mha.learn.write.trees.program import Program, bound, defaults, takes
-from mha.learn.write.trees.walking import Changing
 
 SIMPLE = cst.Name, cst.Attribute, cst.Integer, cst.Float, cst.SimpleString
 
@@ -18,15 +17,16 @@ def inline_one(program: Program, keep: set[str], only: str | None = None) -> boo
     keep: names that stay functions; only: the class whose methods may be inlined, None = all functions.
     """
     for owner, name, tree in list(program.functions()):
-        if only is not None and owner != only:
-            continue
-        if name in keep or name == program.setup or name.startswith("__") or tree.decorators:
+        if only not in (None, owner) or name in {*keep, program.setup} or name.startswith("__") or tree.decorators:
             continue
         sites = program.sites(owner, name)
-        guarded = not owner and len(sites) == 1 and _guard(tree) is not None
-        if not sites or not (_straight(tree) or guarded) or any(_itself(each, owner, name) for each in sites):
+        if not sites or (owner, name) in (site[:2] for site in sites):
             continue
-        if guarded or _is_one_line(tree, sites) or (len(sites) == 1 and _short(program, owner, name, tree)):
+        once = len(sites) == 1
+        guarded = once and not owner and _guard(tree) is not None
+        # A step of a layer reads better where it is called; a function, if it is short.
+        step = once and ((bool(owner) and name != program.entry) or len(nodes.body_of(tree)) <= 5)
+        if guarded or (_straight(tree) and (step or _is_one_line(tree, sites))):
             of_class, caller, _ = sites[0]
             before = program.function(of_class, caller)
             made = _with(program, of_class, caller, owner, name, tree)
@@ -34,15 +34,6 @@ def inline_one(program: Program, keep: set[str], only: str | None = None) -> boo
                 program.put(of_class, caller, made)
                 return True
     return False
-
-
-def _itself(site: tuple[str, str, cst.Call], owner: str, name: str) -> bool:
-    return site[:2] == (owner, name)
-
-
-def _short(program: Program, owner: str, name: str, tree: Any) -> bool:
-    """Whether a function that is called once reads better where it is called, as a step of its layer does."""
-    return (bool(owner) and name != program.entry) or len(nodes.body_of(tree)) <= 5
 
 
 def _straight(tree: Any) -> bool:
@@ -196,7 +187,7 @@ def _body_for(line: Any, call: cst.Call, tree: Any, used_after: set[str]) -> lis
         result = result.with_changes(lpar=[cst.LeftParen()], rpar=[cst.RightParen()])
     elif not isinstance(result, SIMPLE):
         result = nodes.in_brackets(result)
-    new = _One(call, result).change(line)
+    new = nodes.map_calls(line, lambda each: result if each is call else each)
     if isinstance(new, cst.SimpleStatementLine) and new.trailing_whitespace.comment is None:
         new = new.with_changes(trailing_whitespace=last.trailing_whitespace)
     lines = [*before, *moved, new]
@@ -217,13 +208,3 @@ def _read_first(body: list[Any], parameter: str, value: cst.BaseExpression) -> A
 def _fresh(name: str, taken: set[str]) -> str:
     """A name like this one that is free."""
     return next(each for each in (name, *(f"{name}_{n}" for n in range(2, 100))) if each not in taken)
-
-
-class _One(Changing):
-    """Puts a result in the place of one call."""
-
-    def __init__(self, call: cst.Call, result: cst.BaseExpression) -> None:
-        self.call, self.result = call, result
-
-    def leave_Call(self, node: cst.Call, new: cst.Call) -> Any:
-        return self.result if node is self.call else new

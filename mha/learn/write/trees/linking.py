@@ -31,8 +31,8 @@ def _without_parameters(program: Program, owner: str, name: str, tree: Any) -> N
     fields = program.fields(owner) if owner and name == program.setup and program.setup != "__init__" else None
     if not sites or isinstance(tree.params.star_arg, cst.Param):
         return
-    given = takes(tree) if fields is None else fields
-    default = defaults(tree) if fields is None else _field_defaults(program, owner)
+    given = takes(tree) if fields is None else [*fields]
+    default = defaults(tree) if fields is None else fields
     calls = [bound(call, given) for _, _, call in sites]
     if any(call is None for call in calls):
         return
@@ -76,29 +76,25 @@ def _without_results(program: Program, owner: str, name: str) -> None:
         return
     double: dict[int, Any] = {}  # of results that are not returned: what their caller says instead, if anything
 
-    def less(lines: list[Any]) -> list[Any]:
-        found: list[Any] = []
-        for line in lines:
-            made = nodes.as_assignment(line)
-            targets = nodes.elements(made[0]) if made is not None and made[1] is call else None
-            if targets is None or len(targets) != len(values):
-                found.append(line)
-                continue
-            for n, value in enumerate(values):
-                first = next((m for m in range(n) if nodes.same(values[m], value) and nodes.is_name(targets[m])), None)
-                if code(targets[n]) == "_":
-                    double[n] = None
-                elif (constant := _constant_after(body, value)) is not None:
-                    double[n] = constant
-                elif first is not None:
-                    double[n] = targets[first]
-            left = nodes.tuple_of([each for n, each in enumerate(targets) if n not in double], bare=True)
-            said = [nodes.assignment(targets[n], value) for n, value in double.items() if value is not None]
-            found += [nodes.assignment(left, call, like=line), *said] if double else [line]
-        return found
+    def less(line: Any) -> list[Any]:
+        made = nodes.as_assignment(line)
+        targets = nodes.elements(made[0]) if made is not None and made[1] is call else None
+        if targets is None or len(targets) != len(values):
+            return [line]
+        for n, value in enumerate(values):
+            first = next((m for m in range(n) if nodes.same(values[m], value) and nodes.is_name(targets[m])), None)
+            if code(targets[n]) == "_":
+                double[n] = None
+            elif (constant := _constant_after(body, value)) is not None:
+                double[n] = constant
+            elif first is not None:
+                double[n] = targets[first]
+        left = nodes.tuple_of([each for n, each in enumerate(targets) if n not in double], bare=True)
+        said = [nodes.assignment(targets[n], value) for n, value in double.items() if value is not None]
+        return [nodes.assignment(left, call, like=line), *said] if double else [line]
 
     function = program.function(of_class, caller)
-    made = nodes.map_lines(function, less)
+    made = nodes.map_each(function, less)
     if double and made is not function:
         returned = nodes.tuple_of([each for n, each in enumerate(values) if n not in double], bare=True)
         new = last.with_changes(body=[cst.Return(returned)])
@@ -162,13 +158,6 @@ def _giving_less(program: Program, owner: str, name: str, given: list[str], gone
         program.put(of_class, caller, nodes.map_calls(program.function(of_class, caller), change))
 
 
-def _field_defaults(program: Program, owner: str) -> dict[str, cst.BaseExpression]:
-    lines = [nodes.small(line) for line in program.definitions[owner].body.body]
-    return {
-        code(line.target): line.value for line in lines if isinstance(line, cst.AnnAssign) and line.value is not None
-    }
-
-
 def _with_field(tree: Any, field: str, value: cst.BaseExpression | None) -> Any:
     """A class without one of its fields, and with a constant where it is read."""
     lines = [
@@ -203,7 +192,7 @@ def _without_fields(program: Program, owner: str) -> None:
         if constant or not read:
             if not constant and f".{attribute.removeprefix('self.')}" in everything.replace(attribute, ""):
                 continue
-            tree = nodes.map_lines(tree, functools.partial(_not_assigning, attribute=attribute))
+            tree = nodes.map_each(tree, functools.partial(_not_assigning, attribute=attribute))
     program.definitions[owner] = tree
 
 
@@ -214,17 +203,13 @@ def _reads(tree: Any, attribute: str) -> bool:
     return any(code(each) == attribute for each in everywhere)
 
 
-def _not_assigning(lines: list[Any], attribute: str) -> list[Any]:
-    """Statements without the assignment to an attribute."""
-    kept = []
-    for line in lines:
-        pairs = nodes.pairs(line)
-        left = [pair for pair in pairs if code(pair[0]) != attribute]
-        if len(left) == len(pairs):
-            kept.append(line)
-        elif left:
-            kept.append(nodes.of_pairs(left, like=line))
-    return kept
+def _not_assigning(line: Any, attribute: str) -> list[Any]:
+    """A statement without the assignment to an attribute."""
+    pairs = nodes.pairs(line)
+    left = [pair for pair in pairs if code(pair[0]) != attribute]
+    if len(left) == len(pairs):
+        return [line]
+    return [nodes.of_pairs(left, like=line)] if left else []
 
 
 def prune(program: Program, roots: set[tuple[str, str]]) -> None:

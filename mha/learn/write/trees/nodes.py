@@ -254,6 +254,11 @@ def map_lines(node: Any, function: Callable[[list[Any]], list[Any]]) -> Any:
     return node
 
 
+def map_each(node: Any, function: Callable[[Any], list[Any]]) -> Any:
+    """A function, class or statement with the statements function(statement) in the place of each, the inner first."""
+    return map_lines(node, lambda lines: [new for line in lines for new in function(line)])
+
+
 def live(lines: list[Any]) -> set[str]:
     """The names that statements read before they assign them."""
     found: set[str] = set()

@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import libcst as cst
@@ -120,10 +120,10 @@ class Program:
                     found.append((of_class, caller, call))
         return found
 
-    def fields(self, owner: str) -> list[str]:
-        """The fields of a class: its annotated names."""
+    def fields(self, owner: str) -> dict[str, cst.BaseExpression | None]:
+        """The fields of a class, its annotated names, with their defaults."""
         lines = [nodes.small(line) for line in self.definitions[owner].body.body]
-        return [code(line.target) for line in lines if isinstance(line, cst.AnnAssign)]
+        return {code(line.target): line.value for line in lines if isinstance(line, cst.AnnAssign)}
 
 
 @functools.lru_cache(maxsize=1000)
@@ -140,14 +140,12 @@ def _calls_by_attribute(tree: cst.FunctionDef) -> list[tuple[str, str]]:
     return [(name.removeprefix("self."), code(value.func)) for name, value in calls if name.startswith("self.")]
 
 
-def bound(call: cst.Call, takes: list[str]) -> dict[str, cst.BaseExpression] | None:
+def bound(call: cst.Call, takes: Iterable[str]) -> dict[str, cst.BaseExpression] | None:
     """The arguments of a call by the names of parameters; None if stars hide them."""
-    found: dict[str, cst.BaseExpression] = {}
-    for number, argument in enumerate(call.args):
-        if argument.star:
-            return None
-        found[takes[number] if argument.keyword is None else argument.keyword.value] = argument.value
-    return found
+    if any(each.star for each in call.args):
+        return None
+    order = list(takes)
+    return {order[n] if each.keyword is None else each.keyword.value: each.value for n, each in enumerate(call.args)}
 
 
 def takes(tree: cst.FunctionDef) -> list[str]:

@@ -22,7 +22,7 @@ def tidy(function: Any, known: dict[str, Any]) -> Any:
         return function
     while True:
         before = function
-        function = nodes.map_lines(function, _parts)
+        function = nodes.map_each(function, _parts)
         function = nodes.map_lines(function, folding.without_what_never_runs)
         function = folding.fold(function, known | _constants(function))
         function = _without_copies(function)
@@ -37,20 +37,16 @@ def tidy(function: Any, known: dict[str, Any]) -> Any:
             return before
 
 
-def _parts(lines: list[Any]) -> list[Any]:
-    """Assignments of tuples to tuples, without parts that assign themselves, and constants on lines of their own."""
-    found: list[Any] = []
-    for line in lines:
-        pairs = _pairs(line)
-        left = [(target, value) for target, value in pairs if code(target) != code(value)]
-        if not pairs or (len(pairs) == 1 and left == nodes.pairs(line)):
-            found.append(line)
-            continue
-        together = [pair for pair in left if not _is_alone(*pair)]
-        made = [nodes.of_pairs(together)] if together else []
-        made += [nodes.assignment(*pair) for pair in left if _is_alone(*pair)]
-        found += [nodes.with_comments(each, line) if each is made[0] else each for each in made]
-    return found
+def _parts(line: Any) -> list[Any]:
+    """An assignment of tuples to tuples, without parts that assign themselves, and constants on lines of their own."""
+    pairs = _pairs(line)
+    left = [(target, value) for target, value in pairs if code(target) != code(value)]
+    if not pairs or (len(pairs) == 1 and left == nodes.pairs(line)):
+        return [line]
+    together = [pair for pair in left if not _is_alone(*pair)]
+    made = [nodes.of_pairs(together)] if together else []
+    made += [nodes.assignment(*pair) for pair in left if _is_alone(*pair)]
+    return [nodes.with_comments(each, line) if each is made[0] else each for each in made]
 
 
 def _is_alone(target: Any, value: Any) -> bool:

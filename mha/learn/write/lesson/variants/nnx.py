@@ -6,7 +6,8 @@ import libcst as cst
 
 from mha.learn.write.trees import nodes
 from mha.learn.write.trees.nodes import code
-from mha.learn.write.trees.program import LAYER, Program
+from mha.learn.write.trees.program import LAYER, Program, methods
+from mha.learn.write.trees.walking import walk
 
 SAME = {f"nn.{name}": nodes.expression(f"nnx.{name}") for name in ("Module", "Dropout", "sigmoid")}
 DENSE = "nnx.Linear(in_size, out_size, use_bias=bias, dtype=dtype, param_dtype=dtype, rngs=rngs)"
@@ -37,17 +38,12 @@ def _drawing(tree: Any) -> Any:
 def _with_constructor(tree: Any, draws: bool) -> Any:
     """A class with a constructor in the place of its fields and of `setup`; draws: whether it takes `rngs`."""
     fields = [nodes.small(line) for line in tree.body.body if isinstance(nodes.small(line), cst.AnnAssign)]
-    setup, others = None, []
-    for line in tree.body.body:
-        if isinstance(line, cst.FunctionDef) and line.name.value == "setup":
-            setup = line
-        elif not isinstance(nodes.small(line), cst.AnnAssign):
-            others.append(line)
+    setup = methods(tree).get("setup")
     if setup is None and not fields:
         return tree
-    names = [field.target for field in fields]
+    others = [line for line in nodes.body_of(tree) if line is not setup and nodes.small(line) not in fields]
     lines = nodes.body_of(nodes.map_lines(setup, _with_any_dtype)) if setup is not None else []
-    arguments = {f"self.{code(name)}": name for name in names}
+    arguments = {f"self.{code(field.target)}": field.target for field in fields}
     lines = [nodes.replace(line, arguments) for line in lines]
     read = "".join(code(line) for line in others)
     kept = [(nodes.expression(text), name) for text, name in arguments.items() if text in read]
@@ -57,21 +53,12 @@ def _with_constructor(tree: Any, draws: bool) -> Any:
     made = nodes.with_body(made.with_changes(params=made.params.with_changes(params=params)), lines)
     own = {
         code(target): nodes.expression(f"{code(target)}[...]")
-        for line in lines
-        for target, value in _all_pairs(line)
+        for each in walk(made)
+        for target, value in nodes.pairs(each)
         if code(value).startswith("self.param(")
     }
-    place = 1 if others and nodes.is_docstring(others[0]) else 0
     others = [nodes.replace(line, own) for line in others]
-    others.insert(place, _drawing(made) if draws else made)
-    return tree.with_changes(body=tree.body.with_changes(body=others))
-
-
-def _all_pairs(line: Any) -> list[tuple[Any, Any]]:
-    """The assignments of a statement, with those of its block."""
-    if isinstance(line, cst.If):
-        return [pair for each in line.body.body for pair in _all_pairs(each)]
-    return nodes.pairs(line)
+    return nodes.with_body(tree, [_drawing(made) if draws else made, *others])
 
 
 def _with_any_dtype(lines: list[Any]) -> list[Any]:
