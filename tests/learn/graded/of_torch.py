@@ -1,39 +1,16 @@
 """Mistakes in PyTorch."""
 
-from .mistaken import AXIS, IGNORED, LONG, MERGE, MIXED, NO_SCALE, OF_D, SHORT, SPLIT, TILED, ZERO, one
+from .mistaken import MIXED, OF_D, SHORT, SPLIT, ZERO, one
 
 IN_TORCH = (
-    one("torch_book", {1: LONG}, "[None, :] < valid_len[:, None]", "[None, :] <= valid_len[:, None]"),
     one("torch_book", {1: SHORT}, "[None, :] < valid_len[:, None]", "[None, :] + 1 < valid_len[:, None]"),
     one("torch_book", {1: ZERO}, "value=-1e6", "value=0"),
-    one(
-        "torch_book",
-        {1: AXIS},
-        "nn.functional.softmax(X.reshape(shape), dim=-1)",
-        "nn.functional.softmax(X.reshape(shape), dim=1)",
-        "nn.functional.softmax(X, dim=-1)",
-        "nn.functional.softmax(X, dim=1)",
-    ),
-    one("torch_book", {2: NO_SCALE}, " / math.sqrt(d)", ""),
     one(
         "torch_book",
         {2: "dropout left on"},
         "self.dropout = nn.Dropout(dropout)",
         "self.dropout = lambda X: nn.functional.dropout(X, dropout)",
     ),
-    one(
-        "torch_book",
-        {3: SPLIT},
-        "    X = X.permute(0, 2, 1, 3)\n    return X.reshape(-1, X.shape[2], X.shape[3])",
-        "    return X.reshape(-1, X.shape[1], X.shape[3])",
-    ),
-    one(
-        "torch_book",
-        {6: TILED},
-        "torch.repeat_interleave(valid_lens, repeats=self.num_heads, dim=0)",
-        "valid_lens.repeat(self.num_heads, *[1] * (valid_lens.dim() - 1))",
-    ),
-    one("torch_book", {4: "W_o is left out"}, "return self.W_o(output_concat)", "return output_concat"),
     one(
         "torch_book",
         {4: "K and V are swapped"},
@@ -44,24 +21,11 @@ IN_TORCH = (
     ),
     one(
         "torch_book",
-        {6: IGNORED},
-        "self.attention(queries, keys, values, valid_lens)",
-        "self.attention(queries, keys, values)",
-    ),
-    one(
-        "torch_book",
         {7: "a projection gets no gradient"},
         "self.W_o(output_concat)",
         "nn.functional.linear(output_concat, self.W_o.weight.detach(), self.W_o.bias)",
         "        self.W_o = nn.LazyLinear(num_hiddens, bias=bias)",
         "        self.W_o = nn.Linear(num_hiddens, num_hiddens, bias=bias)",
-    ),
-    one("torch_layer", {2: "keys are pooled, not values"}, "self.training) @ values", "self.training) @ keys"),
-    one(
-        "torch_layer",
-        {3: MERGE},
-        "X.view(BH // num_heads, num_heads, T, d).transpose(1, 2).reshape(BH // num_heads, T, num_heads * d)",
-        "X.reshape(BH // num_heads, T, num_heads * d)",
     ),
     one(
         "torch_layer",
@@ -75,18 +39,11 @@ IN_TORCH = (
         "X.view(X.shape[0], X.shape[1], heads, self.d).transpose(1, 2)",
         "X.view(X.shape[0], X.shape[1], self.d, heads).permute(0, 3, 1, 2)",
     ),
-    one("torch_layer", {5: OF_D}, "/ self.d**0.5", "/ queries.shape[-1]**0.5"),
     one(
         "torch_layer",
         {4: "dropout left on"},
         "self.dropout(weights) @ v",
         "nn.functional.dropout(weights, self.dropout.p) @ v",
-    ),
-    one(
-        "torch_layer",
-        {6: "the mask is inverted"},
-        "(mask if mask.dim() == 2 else mask[:, None])",
-        "~(mask if mask.dim() == 2 else mask[:, None])",
     ),
     one(
         "torch_layer",
@@ -100,12 +57,6 @@ IN_TORCH = (
         {7: "attention weights are detached"},
         "pooled = self.dropout(weights) @ v",
         "pooled = self.dropout(weights.detach()) @ v",
-    ),
-    one(
-        "torch_layer",
-        {8: "heads of keys are tiled, not repeated"},
-        "k.repeat_interleave(times, 1), v.repeat_interleave(times, 1)",
-        "k.repeat(1, times, 1, 1), v.repeat(1, times, 1, 1)",
     ),
     one(
         "torch_layer",
@@ -124,12 +75,6 @@ IN_TORCH = (
         {9: "the rotation begins again at every offset"},
         "rotate(q, start + torch.arange(Q)",
         "rotate(q, torch.arange(Q)",
-    ),
-    one(
-        "torch_layer",
-        {9: "causal order begins again at every offset"},
-        "<= start + torch.arange(Q)[:, None]",
-        "<= torch.arange(Q)[:, None]",
     ),
     one(
         "torch_layer",
@@ -167,7 +112,6 @@ IN_TORCH = (
     ),
     one("torch_loops", {1: "raised"}, "X[b, i, n:] = -1e6", "X[b, i, n::0] = -1e6"),
     one("torch_layer", {6: "weak mask fill", 9: "unknown"}, "-1e9), -1)", "-5.0), -1)"),
-    one("torch_layer", {6: LONG}, "torch.arange(K) < lens", "torch.arange(K) <= lens"),
     one(
         "torch_layer",
         {8: "the rotation is off by one"},
