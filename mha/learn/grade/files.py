@@ -88,18 +88,21 @@ def tree(text: str) -> ast.Module | None:
         return None
 
 
+def parse(path: Path) -> ast.Module:
+    """Parse a file; an empty module if that is impossible."""
+    return tree(path.read_text(encoding="utf-8", errors="replace")) or ast.Module([], [])
+
+
 def level_names(path: Path) -> list[str]:
     """List the names of levels that a file defines."""
-    parsed = tree(path.read_text(encoding="utf-8", errors="replace"))
-    found = [getattr(one, "name", "") for one in (parsed.body if parsed else [])]
+    found = [getattr(one, "name", "") for one in parse(path).body]
     return [name for name in NAMES if name in found]
 
 
 def reachable_names(path: Path) -> set[str]:
     """The names of levels that a file defines, or imports from files beside it."""
     found = set(level_names(path))
-    parsed = tree(path.read_text(encoding="utf-8", errors="replace"))
-    for one in parsed.body if parsed else ():
+    for one in parse(path).body:
         if isinstance(one, ast.ImportFrom) and one.module and (beside := path.parent / f"{one.module}.py").exists():
             names = [alias.name for alias in one.names]
             found |= {name for name in level_names(beside) if name in names or "*" in names}
@@ -108,9 +111,8 @@ def reachable_names(path: Path) -> set[str]:
 
 def frameworks(path: Path) -> list[str]:
     """List the frameworks that a file imports, the first first; [] = none of them."""
-    parsed = tree(path.read_text(encoding="utf-8", errors="replace"))
     found = []
-    for one in ast.walk(parsed) if parsed else ():
+    for one in ast.walk(parse(path)):
         if isinstance(one, ast.Import):
             names = [alias.name for alias in one.names]
         elif isinstance(one, ast.ImportFrom) and one.module and not one.level:

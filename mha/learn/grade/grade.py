@@ -17,8 +17,6 @@ from mha.learn.grade.process import Answer, Child, EndedError
 from mha.learn.grade.results import MISSING, PASSED, LevelResult, Result
 from mha.parity.diagnosis.search.explanations import Explanation
 
-WORDS = {"memory": "it took more memory than 4 GB"}
-
 
 @dataclasses.dataclass(frozen=True)
 class Grader:
@@ -100,7 +98,7 @@ class Submission:
                 self.child = Child(self.file, self.folder, self.frameworks, grader.allow, grader.limit)
                 self.problem = self.child.problem
         except EndedError as ended:
-            self.broken = f"while it was loaded, {ended.text or WORDS[ended.failure]}"
+            self.broken = f"while it was loaded, {ended.text}"
             return Answer(failure=ended.failure, text=self.broken)
         try:
             return self.child.ask(case.task, inputs or case.inputs, options or case.options, failed, self.like)
@@ -149,7 +147,7 @@ class Submission:
                 if answer.failure == MISSING and case.optional:
                     skipped.append(case.words)
                     continue
-                text = answer.text or WORDS.get(answer.failure, "")
+                text = answer.text
                 if answer.failure == MISSING and self.problem:
                     text = f"{text}; loading it raised {self.problem}"
                 return LevelResult(level, answer.failure, text, case.words)
@@ -177,8 +175,8 @@ class Submission:
                     given = given if self.like["axes"] == 4 else given.reshape(-1, *given.shape[2:])  # (B*H, T, d)
                 answer = self.ask(case, [], {"X": np.ascontiguousarray(given)}, case.options | {"name": name})
                 if answer.failure:
-                    text = answer.text or WORDS.get(answer.failure, "")
-                    return LevelResult(level, answer.failure, f"{name}: {text}" * (answer.failure != MISSING) or text)
+                    named = "" if answer.failure == MISSING else f"{name}: "
+                    return LevelResult(level, answer.failure, f"{named}{answer.text}")
                 theirs = answer.arrays["heads"]
                 if name == "transpose_qkv":
                     self.like["axes"] = 4 if theirs.ndim == 4 else 3
@@ -189,8 +187,9 @@ class Submission:
                     found.append((mistake, differs))
         if not found:
             return LevelResult(level, PASSED)
-        named = tuple(dict.fromkeys(mistake for mistake, _ in found if mistake))
-        return LevelResult(level, "wrong", found[0][1], "", (heads.explanation(named),) if named else ())
+        mistakes = dict.fromkeys(mistake for mistake, _ in found if mistake)
+        why = (judging.certain({name: heads.WHAT[name] for name in mistakes}),) if mistakes else ()
+        return LevelResult(level, "wrong", found[0][1], "", why)
 
 
 def without(one: Explanation, made: set[str]) -> Explanation:

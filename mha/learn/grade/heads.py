@@ -4,8 +4,6 @@ from collections.abc import Callable
 
 import numpy as np
 
-from mha.parity.diagnosis.search.explanations import Explanation
-
 Array = np.ndarray
 LACKS, MIXED = "the {} lacks the permute", "the heads are interleaved"
 FIRST, STAYS, SWAPPED = "heads come before samples", "the heads stay behind the tokens", "the last two axes are swapped"
@@ -73,8 +71,3 @@ def judge_merge(heads: Array, theirs: Array) -> tuple[bool, str, str]:
     if theirs.shape != shape:
         return False, "", f"transpose_output gives shape {theirs.shape}, expected {shape}: (B, T, H*d)"
     return False, "", "transpose_output gives other numbers"
-
-
-def explanation(names: tuple[str, ...]) -> Explanation:
-    """Make an explanation of these mistakes."""
-    return Explanation(names, ("",) * len(names), tuple(WHAT[name] for name in names), 0.0, 0.0, True)

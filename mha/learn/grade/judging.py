@@ -122,10 +122,13 @@ def why(wrong: Sequence[CaseVerdict], level: int) -> list[Explanation]:
     return sorted(found, key=rank)
 
 
-LEFT_ON = Explanation(
-    ("dropout left on",), ("",), ("attention weights are dropped outside of training",), 0.0, 0.0, True
-)
-NOTHING = Explanation((), (), (), 0.0, 0.0, True)
+def certain(mistakes: dict[str, str]) -> Explanation:
+    """Make an explanation of these mistakes, each with its effect in words, that leaves nothing over."""
+    return Explanation(tuple(mistakes), ("",) * len(mistakes), tuple(mistakes.values()), 0.0, 0.0, True)
+
+
+LEFT_ON = certain({"dropout left on": "attention weights are dropped outside of training"})
+NOTHING = certain({})
 
 
 def join(one: Explanation, other: Explanation) -> Explanation:
@@ -180,5 +183,5 @@ def explain_case(one: CaseVerdict, known: tuple[Mistake, ...]) -> list[Explanati
     if any(each.sure for each in over_samples):
         return over_samples
     if more := more_than_attention(one.problem, steps):
-        return [Explanation(("there is more than attention",), ("",), (f"{more}; leave that out",), 0.0, 0.0, True)]
+        return [certain({"there is more than attention": f"{more}; leave that out"})]
     return attempts(one.problem, steps, known, far, Effort())[0]

@@ -20,6 +20,7 @@ from mha.core import import_mxnet
 from mha.learn.grade.levels import NAMES
 
 MEMORY, FILE_SIZE, OUTPUT = 4 * 2**30, 64 * 2**20, 64 * 2**10  # bytes
+FULL = "it took more memory than 4 GB"
 START = 180.0  # seconds for the framework alone
 CHILD = Path(__file__).parent / "child"
 MXNET = Path(import_mxnet.__file__)
@@ -118,7 +119,7 @@ class Child:
         if -status in (signal.SIGXCPU, signal.SIGKILL):
             return "slow", "it used too much processor time"
         if "alloc" in self.output[-2000:]:
-            return "memory", ""
+            return "memory", FULL
         return "left", f"its process was ended by signal {-status} ({signal.Signals(-status).name})"
 
     def ask(self, task: str, inputs: Named, options: dict[str, Any], failed: list[str], like: dict[str, Any]) -> Answer:
@@ -139,7 +140,7 @@ class Child:
             raise EndedError(*self.why()) from None
         if "failure" in answer:
             memory = answer["failure"] == "memory" or "allocate memory" in answer["text"] or "OOM" in answer["text"]
-            return Answer(failure="memory" if memory else answer["failure"], text=answer["text"])
+            return Answer(failure="memory" if memory else answer["failure"], text=answer["text"] or FULL)
         try:
             with np.load(results, allow_pickle=False) as file:
                 arrays = {name: file[name] for name in file.files}

@@ -167,10 +167,8 @@ def tests(backend: BackendName, levels: tuple[Level, ...]) -> str:
 
 def readme(packages: str, levels: tuple[Level, ...]) -> str:
     """Write the readme for students."""
-    rows = [f"| {level.number} | {level.title}: {' and '.join(_words(level))} |" for level in levels]
+    rows = []
+    for level in levels:
+        names = level.names if level.every else level.names[:1]
+        rows.append(f"| {level.number} | {level.title}: {' and '.join(f'`{name}`' for name in names)} |")
     return GUIDE.format(packages=packages, table="\n".join(rows))
-
-
-def _words(level: Level) -> list[str]:
-    names = level.names if level.every else level.names[:1]
-    return [f"`{name}`" for name in names]

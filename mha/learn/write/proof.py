@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import operator
 import re
 from collections.abc import Collection, Iterator
 from pathlib import Path
@@ -69,7 +70,7 @@ def small(config: Config, names: str | None = None) -> Config:
 def cases(recipe: Recipe) -> bytes:
     """The case file: weights, inputs, calls, and NumPy's results in float64 with their bounds."""
     made, random = small(recipe.config, recipe.names), np.random.default_rng(SEED)
-    layers = {dtype: _layer(made, dtype) for dtype in DTYPES}
+    layers = {dtype: MultiHeadAttention(**vars(made) | {"dtype": dtype}, backend="numpy") for dtype in DTYPES}
     weights = {name: _draw(random, X.shape, 0.5) for name, X in layers["float64"].weights.items()}
     for name in weights:
         if name.endswith(".scale"):
@@ -89,9 +90,8 @@ def cases(recipe: Recipe) -> bytes:
         arrays |= {f"file/{name}": X for name, X in arranged.items()}
     else:
         arrays |= {f"weights/{name}": X for name, X in weights.items()}
-    as_in: dict[FloatName, FloatName] = {"float32": "float32", "float64": "float64"}
-    if recipe.fused and recipe.backend in BY_HEADS:
-        as_in["float64"] = "float32"
+    rounds: FloatName = "float32" if recipe.fused and recipe.backend in BY_HEADS else "float64"
+    as_in: dict[FloatName, FloatName] = {"float32": "float32", "float64": rounds}
     calls: dict[str, Any] = {}
     every = list(_calls(random, made, recipe.takes))
     together = sum("cache" not in call for call in every) - 1  # the number of the call with all arguments
@@ -107,7 +107,8 @@ def cases(recipe: Recipe) -> bytes:
         kept = [one for one in found["float64"] if not one.startswith(GRADIENT) or one[len(GRADIENT) :] in gradients]
         arrays |= {f"expected/{number}/{one}": found["float64"][one][_corner(one, number)] for one in kept}
         calls[f"{number}"] = {
-            "plain": {one: X for one, X in call.items() if one not in given} | steps.step_data(call),
+            "plain": {one: X for one, X in call.items() if one not in given}
+            | ({"steps": steps.steps(call)} if "cache" in call else {}),
             "bounds": {one: _bounds(one, found, as_in) for one in kept},
         }
     meta = {"padded": f"{PADDED}", "names": own, "sizes": _constructor(made), "calls": calls}
@@ -129,11 +130,6 @@ def _bounds(one: str, found: dict[FloatName, dict[str, Any]], as_in: dict[FloatN
         dtype: bound(of, double[one], found[of][one], gradient=gradient, scale=steep) for dtype, of in as_in.items()
     }
     return {dtype: float(f"{size:.2e}") for dtype, size in bounds.items()}
-
-
-def _layer(config: Config, dtype: FloatName) -> MultiHeadAttention:
-    options = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
-    return MultiHeadAttention(**options | {"dtype": dtype}, backend="numpy")
 
 
 def _draw(random: np.random.Generator, shape: tuple[int, ...], scale: float = 1.0) -> np.ndarray:
@@ -164,15 +160,10 @@ def _calls(random: Any, config: Config, asked: Collection[str]) -> Iterator[dict
     yield {"mask": random.random((Q, K)) > 0.3}
     yield {"causal": True}
     for name in names:
-        if name not in ("valid_lens", "mask", "causal"):
-            alone = {name: whole[name]}
-            if name == "key_segments":
-                continue
-            if name == "segments":
-                alone["key_segments"] = whole["key_segments"]
-            if name == "key_positions":
-                alone["positions"] = whole["positions"]
-            yield alone | ({"causal": True} if name in ("offset", "positions", "key_positions") else {})
+        if name not in ("valid_lens", "mask", "causal", "key_segments"):
+            beside = {"segments": "key_segments", "key_positions": "positions"}.get(name, name)
+            order = {"causal": True} if name in ("offset", "positions", "key_positions") else {}
+            yield {name: whole[name], beside: whole[beside]} | order
     left_out = {"offset"} | ({"positions"} if "segments" in asked and "key_positions" not in asked else set())
     yield {name: whole[name] for name in names if name not in left_out}
     if "cache" in asked:
@@ -200,10 +191,6 @@ def _results(layer: MultiHeadAttention, dtype: str, inputs: dict[str, Any], call
 def _constructor(made: Config) -> dict[str, Any]:
     """The numbers for the constructor, under its own names."""
     found: dict[str, Any] = {"num_hiddens": made.num_hiddens, "num_heads": made.num_heads, "bias": made.bias}
-    named = facts.constructor(made)
-    for expression, (name, _) in named.items():
-        value: Any = made
-        for step in expression.split(".")[1:]:
-            value = getattr(value, step)
-        found[name] = value
+    for expression, (name, _) in facts.constructor(made).items():
+        found[name] = operator.attrgetter(expression.removeprefix("config."))(made)
     return found

@@ -23,12 +23,7 @@ def calls(asked: Any, whole: dict[str, Any], random: np.random.Generator) -> Ite
     yield {"cache": 0, "causal": True} | lengths | places | mask | (bias if "score_bias" in asked else {}) | more
 
 
-def step_data(call: dict[str, Any]) -> dict[str, Any]:
-    """The steps of a call for JSON; {} if it has no cache."""
-    return {"steps": _steps(call)} if "cache" in call else {}
-
-
-def _steps(call: dict[str, Any]) -> list[tuple[int, int, list[str]]]:
+def steps(call: dict[str, Any]) -> list[tuple[int, int, list[str]]]:
     """The steps of a call with a cache: their first and last tokens, and the names of their arguments."""
     names = [name for name in call if name not in ("cache", "valid_lens", "positions", *OF_PAIRS)]
     own = [["valid_lens"], ["positions"], list(OF_PAIRS)]
@@ -52,7 +47,7 @@ def results(layer: MultiHeadAttention, inputs: list[Any], call: dict[str, Any]) 
     """Output and weights of all steps together, as one call gives them; inputs: queries, keys and values of tokens."""
     cache = layer.cache(len(inputs[0]), call["cache"])
     found: dict[str, list[Any]] = {}
-    for start, end, names in _steps(call):
+    for start, end, names in steps(call):
         part = [X[:, start:end] for X in inputs]
         *arrays, cache = layer(*part, cache=cache, **{name: call[name] for name in names})
         for name, X in zip(AXES, arrays, strict=False):
