@@ -30,9 +30,11 @@ class Mistaken(NamedTuple):
         return text
 
 
-def one(style, failed, *changes):
-    pairs = tuple(zip(changes[::2], changes[1::2], strict=True))
-    return Mistaken(style, failed, pairs)
+def of_style(style, *mistakes):
+    """Mistakes in a style, each what fails by level, then what changes: old and new texts in turn."""
+    return tuple(
+        Mistaken(style, failed, tuple(zip(changes[::2], changes[1::2], strict=True))) for failed, *changes in mistakes
+    )
 
 
 NO_SCALE, OF_D = "no scale", "the scale of D for that of d"
