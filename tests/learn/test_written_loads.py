@@ -13,7 +13,8 @@ from mha import parity
 from mha.core import dispatch
 from mha.core.options.config import Config
 from mha.learn.write import check, files
-from mha.learn.write.lesson.named import loading, own_names
+from mha.learn.write.lesson.named import loading
+from mha.learn.write.lesson.named.renaming import own_names
 from mha.learn.write.recipe import Recipe
 from mha.weights import SCHEMES, schemes
 

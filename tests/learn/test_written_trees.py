@@ -30,13 +30,6 @@ TIDIED = {
         "if n:\n    x = x + 1\n    y = y + 1\nreturn x, y",
     ),
     "branches of a condition that changes": ("if n:\n    n = x + 1\nif n:\n    y = y + 1\nreturn n, y", None),
-    "branches that belong together": (
-        "if n:\n    z = x + 1\ny = y * 2\nif n:\n    y = y + z\nreturn y",
-        "y = y * 2\nif n:\n    z = x + 1\n    y = y + z\nreturn y",
-    ),
-    "branches of which the first reads what changes": (
-        "if n:\n    z = y + 1\ny = y * 2\nif n:\n    y = y + z\nreturn y", None,
-    ),
     "a tuple after a star": ("pair = x, y\nreturn f(*pair)", "return f(x, y)"),
     "a tuple that is read twice": ("pair = x, y\nreturn f(*pair), pair", None),
 }  # fmt: skip

@@ -98,7 +98,8 @@ def check(path: str | Path) -> str:
 def file_text(recipe: Recipe) -> str:
     """The text of a file, with its recipe on the first lines."""
     try:
-        from mha.learn.write.lesson import finishing, named, specialise
+        from mha.learn.write.lesson import finishing, specialise
+        from mha.learn.write.lesson.named import loading, renaming
         from mha.learn.write.lesson.variants import kernels
     except ModuleNotFoundError as error:
         if error.name != "libcst":
@@ -107,9 +108,9 @@ def file_text(recipe: Recipe) -> str:
         raise ImportError(message) from None
     if recipe.fused:
         kernels.refuse(recipe)
-    named.refuse(recipe.config, recipe.names)
+    renaming.refuse(recipe.config, recipe.names)
     program = specialise.specialise(recipe)
-    named.name(program, recipe)
+    loading.take_names(program, recipe)
     text = finishing.finish(program, recipe, header(recipe))
     made_of = f"{MADE_OF}{json.dumps(recipe.as_json() | {'digest': digest(text)})}"
     return "\n".join([*fold_line(made_of, GOES_ON), text])

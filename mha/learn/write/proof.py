@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save
 
+from mha.core.call import OF_PAIRS
 from mha.core.options.config import Config
 from mha.core.options.names import FloatName
 from mha.layer import MultiHeadAttention
-from mha.learn.write import steps
-from mha.learn.write.lesson import facts, named
+from mha.learn.write.lesson import facts
+from mha.learn.write.lesson.named import renaming
 from mha.learn.write.recipe import BY_HEADS, Recipe
 from mha.parity.rule.rules import bound, largest
 from mha.weights import schemes
@@ -27,6 +28,8 @@ GRADIENT = "gradient/"
 PADDED = 1  # the number of the call whose padding the test fills with what is no number
 B, Q, K = 2, 5, 7
 FEATURES = 5  # of most results, that are kept
+AXES = {"output": 1, "weights": 2}  # along which the results of steps stand side by side
+TOKENS = 5  # that come in steps
 DTYPES: tuple[FloatName, ...] = ("float32", "float64")
 
 
@@ -36,7 +39,7 @@ def test(recipe: Recipe, module: str) -> str:
     text = (FOLDER / "test.txt").read_text().replace("MODULE", module)
     for place, part in parts.items():
         text = text.replace(f"# {place}\n", (FOLDER / f"{part}.txt").read_text())
-    return re.sub(r"# SET\n(.*?)# LOAD\n(.*?)# END\n", rf"\{2 if named.loads(recipe) else 1}", text, flags=re.DOTALL)
+    return re.sub(r"# SET\n(.*?)# LOAD\n(.*?)# END\n", rf"\{2 if renaming.loads(recipe) else 1}", text, flags=re.DOTALL)
 
 
 def small(config: Config, names: str | None = None) -> Config:
@@ -52,7 +55,7 @@ def small(config: Config, names: str | None = None) -> Config:
     sizes["value_dim"] = d if config.value_dim == config.key_dim else 5
     for name, size in {"query_size": 7, "key_size": 5, "value_size": 11}.items():
         sizes[name] = D if getattr(config, name) == config.num_hiddens else size
-    if named.packs(names):
+    if renaming.packs(names):
         sizes["key_size"] = sizes["value_size"] = sizes["query_size"]
     if config.window is not None:
         sizes["window"] = tuple(None if side is None else n for side, n in zip(config.window, (2, 1), strict=True))
@@ -64,7 +67,7 @@ def small(config: Config, names: str | None = None) -> Config:
         sizes["rotary"] = dataclasses.replace(config.rotary, **changes)
     if config.temperature is not None:
         sizes["temperature"] = dataclasses.replace(config.temperature, floor=2)
-    return dataclasses.replace(config, dropout=0.0, bias=named.may_have_biases(names), dtype="float32", **sizes)
+    return dataclasses.replace(config, dropout=0.0, bias=renaming.may_have_biases(names), dtype="float32", **sizes)
 
 
 def cases(recipe: Recipe) -> bytes:
@@ -83,9 +86,9 @@ def cases(recipe: Recipe) -> bytes:
         "values": _draw(random, (B, K, made.value_size)),
         "cotangent": _draw(random, (B, Q, made.num_hiddens)),
     }
-    own = named.own_names(made, recipe.backend, recipe.names)
+    own = renaming.own_names(made, recipe.backend, recipe.names)
     arrays = {f"inputs/{name}": X for name, X in inputs.items()}
-    if named.loads(recipe):
+    if renaming.loads(recipe):
         arranged = schemes.arrange(made, weights, recipe.names)  # type: ignore[arg-type]
         arrays |= {f"file/{name}": X for name, X in arranged.items()}
     else:
@@ -97,7 +100,7 @@ def cases(recipe: Recipe) -> bytes:
     together = sum("cache" not in call for call in every) - 1  # the number of the call with all arguments
     for number, call in enumerate(every):
         if "cache" in call:
-            call = steps.fitting(layers["float32"], [inputs[one] for one in BY[:3]], call)
+            call = _fitting(layers["float32"], [inputs[one] for one in BY[:3]], call)
         given = {one: X for one, X in call.items() if isinstance(X, np.ndarray)}
         arrays |= {
             f"call/{number}/{one}": X.astype("float32") if X.dtype == "float64" else X for one, X in given.items()
@@ -108,7 +111,7 @@ def cases(recipe: Recipe) -> bytes:
         arrays |= {f"expected/{number}/{one}": found["float64"][one][_corner(one, number)] for one in kept}
         calls[f"{number}"] = {
             "plain": {one: X for one, X in call.items() if one not in given}
-            | ({"steps": steps.steps(call)} if "cache" in call else {}),
+            | ({"steps": _steps(call)} if "cache" in call else {}),
             "bounds": {one: _bounds(one, found, as_in) for one in kept},
         }
     meta = {"padded": f"{PADDED}", "names": own, "sizes": _constructor(made), "calls": calls}
@@ -167,7 +170,50 @@ def _calls(random: Any, config: Config, asked: Collection[str]) -> Iterator[dict
     left_out = {"offset"} | ({"positions"} if "segments" in asked and "key_positions" not in asked else set())
     yield {name: whole[name] for name in names if name not in left_out}
     if "cache" in asked:
-        yield from steps.calls(asked, whole, random)
+        yield from _calls_in_steps(asked, whole, random)
+
+
+def _calls_in_steps(asked: Any, whole: dict[str, Any], random: np.random.Generator) -> Iterator[dict[str, Any]]:
+    """The arguments of calls with a cache, without and with others; whole: all arguments that calls may have."""
+    lengths = {"valid_lens": np.array([3, 2], "int32")}
+    yield {"cache": 0, "causal": True} | lengths
+    mask = {"mask": random.random((2, 1, 1, TOKENS)) > 0.3}
+    bias = {"score_bias": random.standard_normal((1, 1, 1, TOKENS)).astype("float32")}
+    more = {name: whole[name] for name in ("head_gates", "return_weights") if name in asked}
+    places = {"positions": np.array([[4], [7]], "int32")}
+    yield {"cache": 0, "causal": True} | lengths | places | mask | (bias if "score_bias" in asked else {}) | more
+
+
+def _steps(call: dict[str, Any]) -> list[tuple[int, int, list[str]]]:
+    """The steps of a call with a cache: their first and last tokens, and the names of their arguments."""
+    names = [name for name in call if name not in ("cache", "valid_lens", "positions", *OF_PAIRS)]
+    own = [["valid_lens"], ["positions"], list(OF_PAIRS)]
+    ends = 0, 3, 4, TOKENS
+    return [(*ends[n : n + 2], [*names, *(name for name in own[n] if name in call)]) for n in range(3)]  # type: ignore
+
+
+def _fitting(layer: MultiHeadAttention, inputs: list[Any], call: dict[str, Any]) -> dict[str, Any]:
+    """The call with as few slots as it can have, and its mask and bias cut to so many."""
+    for size in range(1, TOKENS):
+        cut = {name: X[..., :size] if name in OF_PAIRS else X for name, X in call.items()} | {"cache": size}
+        try:
+            _results_in_steps(layer, inputs, cut)
+        except ValueError:
+            continue
+        return cut
+    return call | {"cache": TOKENS}
+
+
+def _results_in_steps(layer: MultiHeadAttention, inputs: list[Any], call: dict[str, Any]) -> dict[str, Any]:
+    """Output and weights of all steps together, as one call gives them; inputs: queries, keys and values of tokens."""
+    cache = layer.cache(len(inputs[0]), call["cache"])
+    found: dict[str, list[Any]] = {}
+    for start, end, names in _steps(call):
+        part = [X[:, start:end] for X in inputs]
+        *arrays, cache = layer(*part, cache=cache, **{name: call[name] for name in names})
+        for name, X in zip(AXES, arrays, strict=False):
+            found.setdefault(name, []).append(X)
+    return {name: np.concatenate(arrays, AXES[name]) for name, arrays in found.items()}
 
 
 def _results(layer: MultiHeadAttention, dtype: str, inputs: dict[str, Any], call: dict[str, Any]) -> dict[str, Any]:
@@ -179,7 +225,7 @@ def _results(layer: MultiHeadAttention, dtype: str, inputs: dict[str, Any], call
     given = {name: cast(X) for name, X in call.items()}
     arrays = [cast(inputs[name]) for name in ("queries", "keys", "values")]
     if "cache" in given:
-        return steps.results(layer, arrays, given)
+        return _results_in_steps(layer, arrays, given)
     output = layer(*arrays, **given)
     weights = {}
     if given.pop("return_weights", False):

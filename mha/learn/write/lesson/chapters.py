@@ -9,7 +9,7 @@ import libcst as cst
 from mha.core import dispatch
 from mha.core.options import checks
 from mha.core.options.names import BackendName
-from mha.learn.write.lesson import caching, idioms, layering
+from mha.learn.write.lesson import caching, layering
 from mha.learn.write.lesson.variants import nnx
 from mha.learn.write.trees import nodes
 from mha.learn.write.trees.nodes import code
@@ -45,8 +45,7 @@ def _read(backend: BackendName, kind: str | None) -> Program:
     entry = dispatch.facts("METHOD", "__call__")[backend]
     setup = "setup" if "def setup" in code(definitions[LAYER]) else "__init__"
     lesson = Program(definitions, imports, entry, setup, ASKED.get(backend, ()))
-    layering.to_one_class(lesson)
-    idioms.apply_idioms(lesson, backend)
+    layering.to_one_class(lesson, backend)
     if kind == "nnx":
         nnx.use_nnx(lesson)
     caching.use_tuple(lesson, backend)

@@ -173,26 +173,22 @@ def _without_fields(program: Program, owner: str) -> None:
     """Take attributes out of a class that are constant, or that nothing reads."""
     tree = program.definitions[owner]
     made: dict[str, list[Any]] = {}
-    for of_class, _, function in program.functions():
-        if of_class == owner:
-            for line in (each for each in walk(function) if isinstance(each, cst.SimpleStatementLine)):
-                for target, given in nodes.pairs(line):
-                    if code(target).startswith("self."):
-                        made.setdefault(code(target), []).append(given)
+    for line in walk(tree):
+        for target, value in nodes.pairs(line):
+            if code(target).startswith("self."):
+                made.setdefault(code(target), []).append(value)
     everything = program.text()
     for attribute, values in made.items():
-        if len(values) != 1 or attribute.removeprefix("self.") in program.asked:
+        name, value = attribute.removeprefix("self."), values[0]
+        if len(values) != 1 or name in program.asked:
             continue
-        constant = folding.is_constant(values[0])
-        read = _reads(tree, attribute)
-        if isinstance(values[0], cst.Call) and "." in code(values[0].func) and not constant:
+        if folding.is_constant(value):
+            tree = nodes.replace(tree, {attribute: value})
+        elif isinstance(value, cst.Call) and "." in code(value.func):
             continue  # a part or a parameter of a framework, which it finds by itself
-        if constant:
-            tree = nodes.replace(tree, {attribute: values[0]})
-        if constant or not read:
-            if not constant and f".{attribute.removeprefix('self.')}" in everything.replace(attribute, ""):
-                continue
-            tree = nodes.map_each(tree, functools.partial(_not_assigning, attribute=attribute))
+        elif _reads(tree, attribute) or f".{name}" in everything.replace(attribute, ""):
+            continue
+        tree = nodes.map_each(tree, functools.partial(_not_assigning, attribute=attribute))
     program.definitions[owner] = tree
 
 

@@ -280,24 +280,21 @@ def plain_brackets(tree: Any) -> Any:
 
     class Brackets(Changing):
         def leave_Arg(self, node: cst.Arg, new: cst.Arg) -> Any:
-            return new.with_changes(value=_bare(new.value)) if not new.star else new
+            return new if new.star else self.leave_Element(node, new)
+
+        def leave_Element(self, node: Any, new: Any) -> Any:
+            return new.with_changes(value=_bare(new.value))
 
         def leave_Assign(self, node: cst.Assign, new: cst.Assign) -> Any:
-            return new.with_changes(value=_bare(new.value))
-
-        def leave_Return(self, node: cst.Return, new: cst.Return) -> Any:
-            value = new.value
-            if value is None:
-                return new
-            if isinstance(value, cst.Tuple) and len(value.elements) > 1:
-                return new.with_changes(value=value.with_changes(lpar=[], rpar=[]))
-            return new.with_changes(value=_bare(value))
-
-        def leave_Element(self, node: cst.Element, new: cst.Element) -> Any:
-            return new.with_changes(value=_bare(new.value))
+            return self.leave_Element(node, new)
 
         def leave_Index(self, node: cst.Index, new: cst.Index) -> Any:
-            return new.with_changes(value=_bare(new.value))
+            return self.leave_Element(node, new)
+
+        def leave_Return(self, node: cst.Return, new: cst.Return) -> Any:
+            if isinstance(new.value, cst.Tuple) and len(new.value.elements) > 1:
+                return new.with_changes(value=new.value.with_changes(lpar=[], rpar=[]))
+            return new if new.value is None else self.leave_Element(node, new)
 
         def leave_If(self, node: cst.If, new: cst.If) -> Any:
             return new.with_changes(test=_bare(new.test))

@@ -161,33 +161,16 @@ def _with_dashes(line: Any, live: set[str]) -> Any:
 
 
 def _same_conditions(lines: list[Any]) -> list[Any]:
-    """Merge branches of the same condition that follow each other, or could."""
+    """Merge branches of the same condition that follow each other."""
     found: list[Any] = []
-    for line in _bring_together(lines):
+    for line in lines:
         last: Any = found[-1] if found else None
         both = isinstance(line, cst.If) and isinstance(last, cst.If) and not (line.orelse or last.orelse)
-        if both and nodes.same(line.test, last.test) and not _changes(line.test, last.body):
-            body = [*last.body.body, *line.body.body]
-            found[-1] = last.with_changes(body=last.body.with_changes(body=body))
+        if both and nodes.same(line.test, last.test) and not {*nodes.names(line.test)} & {*nodes.targets(last.body)}:
+            found[-1] = nodes.with_body(last, [*last.body.body, *line.body.body])
         else:
             found.append(line)
     return found
-
-
-def _bring_together(lines: list[Any]) -> list[Any]:
-    """Move a branch whose results only a later branch of the same condition reads to just before that branch."""
-    for number, line in enumerate(lines):
-        if not isinstance(line, cst.If) or line.orelse or not all(map(nodes.as_assignment, line.body.body)):
-            continue
-        made = set(nodes.targets(line.body))
-        for later in range(number + 1, len(lines)):
-            other = lines[later]
-            same = isinstance(other, cst.If) and not other.orelse and nodes.same(line.test, other.test)
-            if same and later > number + 1 and made & set(nodes.names(other.body)):
-                return [*lines[:number], *lines[number + 1 : later], line, *lines[later:]]
-            if made & set(nodes.names(other)) or {*nodes.names(line)} & {*nodes.targets(other)}:
-                break
-    return lines
 
 
 def _without_empty(lines: list[Any]) -> list[Any]:
@@ -198,11 +181,6 @@ def _without_empty(lines: list[Any]) -> list[Any]:
         if not (isinstance(line, cst.If) and line.orelse is None and code(line.body).strip() == "pass")
         and not (isinstance(nodes.small(line), cst.Pass) and len(lines) > 1)
     ]
-
-
-def _changes(test: Any, body: Any) -> bool:
-    """Whether statements change what a condition reads."""
-    return bool(set(nodes.names(test)) & set(nodes.targets(body)))
 
 
 def _without_repeats(line: Any, before: list[Any]) -> Any:

@@ -9,6 +9,7 @@ from textwrap import indent
 from mha.core.options.config import Config
 from mha.learn.write.lesson import facts
 from mha.learn.write.lesson.named import renaming
+from mha.learn.write.recipe import Recipe
 from mha.learn.write.trees import nodes
 from mha.learn.write.trees.program import LAYER, Program
 from mha.weights import SCHEMES
@@ -138,20 +139,22 @@ if config.bias:
 """
 
 
-def put(program: Program, config: Config, of: str, scheme: str) -> None:
-    """Give the layer a method that takes its weights from a file with the names and the layout of a scheme.
-
-    of: a key of `IDIOMS`, its framework or the kind of its modules.
-    """
+def take_names(program: Program, recipe: Recipe) -> None:
+    """Let a layer take the arrays of a scheme's files: rename its parts, or add a method `load` if that cannot do."""
+    config, scheme = recipe.config, recipe.names
+    if scheme is None:
+        return
+    if own := renaming.own_names(config, recipe.backend, scheme):
+        renaming.rename_parts(program, own)
+        return
+    of = recipe.kind or recipe.backend
     same = {name: nodes.expression(one) for name, one in facts.names(config).items()}
-    tree = nodes.replace(nodes.statement(method(config, of, scheme)), same)
-    program.add(LAYER, tree)
-    needed = {"safe_open": "from safetensors import safe_open", **IDIOMS[of].imports}
-    program.imports = needed | program.imports
+    program.add(LAYER, nodes.replace(nodes.statement(method(config, of, scheme)), same))
+    program.imports = {"safe_open": "from safetensors import safe_open", **IDIOMS[of].imports} | program.imports
 
 
 def method(config: Config, of: str, scheme: str) -> str:
-    """The text of the method, in which the numbers of a layer are those of `config`."""
+    """The text of the method, in which the numbers of a layer are those of `config`; of: a key of `IDIOMS`."""
     idiom, places = IDIOMS[of], renaming.places(config, scheme)
     said = {"library": idiom.library, "split": idiom.split, "own": idiom.own}
     if places["W_q.kernel"].part:

@@ -5,6 +5,7 @@ import dataclasses
 from mha.core.options import checks
 from mha.core.options.config import Config, shapes
 from mha.core.options.names import BackendName
+from mha.learn.write.recipe import Recipe
 from mha.learn.write.trees import nodes
 from mha.learn.write.trees.program import LAYER, Program
 from mha.weights import SCHEMES
@@ -69,6 +70,11 @@ def own_names(config: Config, backend: BackendName, scheme: str | None) -> dict[
         for place in found.values()
     )
     return {name: place.name for name, place in found.items()} if plain and backend in ALIKE else {}
+
+
+def loads(recipe: Recipe) -> bool:
+    """Whether a layer needs a method `load` for a scheme's files, because no renaming of its parts fits."""
+    return recipe.names is not None and not own_names(recipe.config, recipe.backend, recipe.names)
 
 
 def rename_parts(program: Program, own: dict[str, str]) -> None:
