@@ -14,6 +14,7 @@ from typing import Any
 
 from mha.learn.grade import files
 from mha.learn.grade.grade import Grader
+from mha.learn.grade.results import STATUS
 
 Row = dict[str, Any]
 
@@ -96,16 +97,11 @@ def mistakes(rows: Iterable[Row]) -> list[tuple[int, str, int]]:
         for one in row["levels"]:
             if one["status"] == "passed":
                 continue
-            made = one["mistakes"][0] if one["mistakes"] else [STATUS_IN_TABLE.get(one["status"], one["status"])]
+            status = "unknown" if one["status"] == "wrong" else STATUS[one["status"]]
+            made = one["mistakes"][0] if one["mistakes"] else [f"({status})"]
             counts.update((one["level"], name) for name in made)
     ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     return [(level, name, count) for (level, name), count in ordered]
-
-
-STATUS_IN_TABLE = {
-    "wrong": "(unknown)", "missing": "(not done)", "raised": "(raises an error)", "left": "(left early)",
-    "slow": "(took too long)", "memory": "(took too much memory)",
-}  # fmt: skip
 
 
 def gradescope(row: Row) -> dict[str, Any]:

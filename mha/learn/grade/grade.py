@@ -1,7 +1,6 @@
 """Grade one submission, level by level, in its own process, with our functions in the place of those that failed."""
 
 import dataclasses
-import shutil
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -42,20 +41,20 @@ class Grader:
 
     def grade(self, path: Path) -> Result:
         """Grade a submission: a file or a folder."""
-        folder = Path(tempfile.mkdtemp(prefix="mha-grade-"))
-        try:
+        with tempfile.TemporaryDirectory(prefix="mha-grade-", ignore_cleanup_errors=True) as folder:
             try:
-                file = files.copy_submission(path, folder)
+                file = files.copy_submission(path, Path(folder))
             except ValueError as error:
                 return self.nothing(path, "", str(error))
             frameworks = files.frameworks(file) or [self.backend]
             if problem := dispatch.backends()[frameworks[0]].problem:  # type: ignore[index]
                 return self.nothing(path, frameworks[0], problem)
-            with Submission(self, file, folder, frameworks) as submission:
+            submission = Submission(self, file, Path(folder), frameworks)
+            try:
                 levels = tuple(submission.level(level) for level in self.levels)
-                return Result(path.name, frameworks[0], levels, submission.problem, self.hints)
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
+            finally:
+                submission.end()
+            return Result(path.name, frameworks[0], levels, submission.problem, self.hints)
 
     def nothing(self, path: Path, framework: str, why: str) -> Result:
         """Return the result of a submission that cannot be run at all."""
@@ -81,12 +80,11 @@ class Submission:
         self.made: set[str] = set()
         self.like = {"pair": frameworks[0] == "jax", "axes": 3}
 
-    def __enter__(self) -> "Submission":
-        return self
-
-    def __exit__(self, *error: object) -> None:
+    def end(self) -> None:
+        """End the submission's process."""
         if self.child is not None:
             self.child.end()
+            self.child = None
 
     def ask(self, case: Case, failed: list[str], inputs: Any = None, options: Any = None) -> Answer:
         """Let the submission run a case, in a new process where the last one has ended."""
@@ -103,8 +101,7 @@ class Submission:
         try:
             return self.child.ask(case.task, inputs or case.inputs, options or case.options, failed, self.like)
         except EndedError as ended:
-            self.child.end()
-            self.child = None
+            self.end()
             return Answer(failure=ended.failure, text=ended.text)
 
     def level(self, level: Level) -> LevelResult:

@@ -55,17 +55,17 @@ def judge(case: Case, answer: Answer, empty_rows: bool) -> CaseVerdict:
     """Judge arrays of a case by its problem."""
     asked = case.problem(biases(case, answer), empty_rows)
     wanted = [name for name in answer.arrays if name.startswith(GRADIENT) or _fits(asked, name, answer.arrays[name])]
+    if case.task != "gradients":
+        wanted.sort(key=["weights", "output"].index)
+    arrays = {name: answer.arrays[name] for name in wanted}
+    for name in (f"{GRADIENT}{name}" for name in answer.facts.get("none", ())):
+        arrays[name] = np.zeros(asked.expected(name).X.shape, np.float32)
     rows, steps = [], {}
-    for name in sorted(wanted, key=["weights", "output"].index) if case.task != "gradients" else wanted:
-        row, X = compare_array(asked, name, answer.arrays[name], "(B, H, T, d)")
+    for name, given in arrays.items():
+        row, X = compare_array(asked, name, given, "(B, H, T, d)")
         rows.append(row)
         if X is not None:
             steps[name] = X
-    for name in answer.facts.get("none", ()):
-        full = f"{GRADIENT}{name}"
-        row, X = compare_array(asked, full, np.zeros(asked.expected(full).X.shape, np.float32), None)
-        rows.append(row)
-        steps[full] = np.zeros(asked.expected(full).X.shape, np.float32)
     wrong = [row for row in rows if not row.passed]
     return CaseVerdict(case, not wrong, describe_row(wrong[0]) if wrong else "", asked, steps, tuple(rows))
 

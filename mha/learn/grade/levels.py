@@ -10,7 +10,6 @@ class Level:
     Attributes:
         names: functions or classes of a submission for it; one is enough unless `every`.
         points: for passing it.
-        replaced: names that our own functions stand in for in later levels, if it fails.
     """
 
     number: int
@@ -18,23 +17,25 @@ class Level:
     names: tuple[str, ...]
     points: int = 10
     every: bool = False
-    replaced: tuple[str, ...] = ()
+
+    @property
+    def replaced(self) -> tuple[str, ...]:
+        """The names that our own functions stand in for in later levels, if it fails."""
+        return () if self.names == LAYER else self.names
 
 
 LAYER = ("MultiHeadAttention", "multi_head_attention")
 LEVELS = (
-    Level(1, "masked softmax", ("masked_softmax",), replaced=("masked_softmax",)),
-    Level(2, "dot-product attention", ("DotProductAttention", "dot_product_attention"),
-          replaced=("DotProductAttention", "dot_product_attention")),
-    Level(3, "heads, split and merged", ("transpose_qkv", "transpose_output"), every=True,
-          replaced=("transpose_qkv", "transpose_output")),
+    Level(1, "masked softmax", ("masked_softmax",)),
+    Level(2, "dot-product attention", ("DotProductAttention", "dot_product_attention")),
+    Level(3, "heads, split and merged", ("transpose_qkv", "transpose_output"), every=True),
     Level(4, "one head", LAYER),
     Level(5, "many heads", LAYER),
     Level(6, "lengths and masks", LAYER),
     Level(7, "gradients", LAYER),
     Level(8, "grouped heads and rotation", LAYER),
     Level(9, "cache", LAYER),
-)  # fmt: skip
+)
 NAMES = tuple(dict.fromkeys(name for level in LEVELS for name in level.names))
 
 

@@ -18,7 +18,7 @@ STATUS = {
     PASSED: "passed", MISSING: "not done", "wrong": "differs", "raised": "raises an error", "left": "left early",
     "slow": "took too long", "memory": "took too much memory",
 }  # fmt: skip
-# By the part that a mistake changes: the step, and the axis to look at.
+# By the part that a mistake changes, in the order of the steps: the step, and the axis to look at.
 STEPS = {
     "q": "the projection or split of queries; look at the axes of features and heads",
     "k": "the projection or split of keys; look at the axes of features and heads",
@@ -87,10 +87,8 @@ class LevelResult:
         name = self.mistakes[0][0]
         if any(one.name == name for one in GRADIENT_MISTAKES):
             return STEPS["gradients"]
-        known = next((one for one in of_level(9) if one.name == name), None)
-        order = ("q", "k", "v", "scores", "weights", "pooled", "output", "cache")
-        parts = known.parts if known else ()
-        return STEPS[next(part for part in order if part in parts)] if parts else ""
+        parts = next((one.parts for one in of_level(9) if one.name == name), ())
+        return next((text for part, text in STEPS.items() if part in parts), "")
 
     def feedback(self, hints: int) -> Iterator[str]:
         """The lines for a student; hints: 0 names the level, 1 the step and axis as well, 2 the mistake, too."""
