@@ -7,7 +7,6 @@ import pytest
 from commands import run
 
 from mha.learn.grade.cases import cases
-from mha.learn.grade.levels import LEVELS, parse_levels
 
 from .graded.hostile import IN_A_LEVEL, WHILE_LOADED
 from .graded.mistaken import RIGHT
@@ -30,7 +29,7 @@ def test_right_submissions_pass(tmp_path, style):
     assert result.points == 90 - 10 * len(lacking(style))
 
 
-@pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=LONG) for seed in (2, 3, 4, 5))])
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=LONG)])
 def test_right_submissions_pass_with_any_seed(tmp_path, seed):
     assert graded(tmp_path, LAYER, seed=seed)
 
@@ -184,8 +183,3 @@ def test_wrong_commands(tmp_path, arguments, words):
     done = run("grade", *(one.format(path) for one in arguments))
     assert done.exit_code == 2
     assert words in done.stderr
-
-
-def test_levels_are_numbered():
-    assert [level.number for level in LEVELS] == [*range(1, 10)]
-    assert [level.number for level in parse_levels("2-3,5")] == [2, 3, 5]

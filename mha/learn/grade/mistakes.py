@@ -8,7 +8,7 @@ import numpy as np
 from mha.parity.diagnosis.mistakes.catalogue import CACHED_CATALOGUE, CATALOGUE
 from mha.parity.diagnosis.mistakes.mistake import Mistake, forms_of, one, with_weights
 from mha.parity.diagnosis.mistakes.of_softmax import fill_hidden
-from mha.parity.diagnosis.mistakes.of_weights import PART, PROJECTIONS
+from mha.parity.diagnosis.mistakes.of_weights import PART, PROJECTIONS, other_inputs
 from mha.parity.diagnosis.pipeline import pieces
 from mha.parity.diagnosis.pipeline.pieces import Array
 from mha.parity.diagnosis.pipeline.plan import Plan
@@ -60,14 +60,6 @@ def again(name: str, source: str, plan: Plan) -> Plan | None:
     if kernel.shape != other.shape or np.array_equal(kernel, other):
         return None
     return with_weights(plan, {f"{name}.{kind}": plan.weights.get(f"{source}.{kind}") for kind in ("kernel", "bias")})
-
-
-def from_other_input(name: str, source: str, plan: Plan) -> Plan | None:
-    """Take one input for another one, where the widths are the same."""
-    X, other = getattr(plan, name), getattr(plan, source)
-    if X.shape[2] != other.shape[2] or X.shape[1] != other.shape[1]:
-        return None
-    return replace(plan, **{name: other})
 
 
 def self_attention(plan: Plan) -> Plan | None:
@@ -134,7 +126,7 @@ OF_STUDENTS = (
     Mistake("keys and values are taken from queries", "it is self-attention, whatever comes in", ("k", "v"),
             one(self_attention)),
     *(Mistake(f"{source} are taken for {name}", f"{name} are not used", ("q", "k", "v"),
-              one(partial(from_other_input, name, source)))
+              one(partial(other_inputs, ("queries", source, source))))
       for name, source in (("keys", "values"), ("values", "keys"))),
     Mistake("keys are pooled, not values", "the weights are multiplied by keys", ("v",), one(pools_keys)),
     Mistake("the heads are added up", "their sum or mean is merged in place of each", ("output",),

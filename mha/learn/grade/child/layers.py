@@ -1,6 +1,7 @@
 """Make, fill, call and differentiate a submission's MultiHeadAttention, in any framework and any style."""
 
 import functools
+import importlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -16,19 +17,13 @@ EVALUATION = {"training": False, "deterministic": True, "train": False, "inferen
 
 def makers(framework: Framework) -> dict[str, Callable[[], Any]]:
     """The functions that make what a constructor may need besides sizes."""
+    if framework.name != "jax":
+        return {"seed": lambda: 0, "rng": lambda: np.random.default_rng(0)}
 
     def key() -> Any:
-        import jax
+        return importlib.import_module("jax").random.PRNGKey(0)
 
-        return jax.random.PRNGKey(0)
-
-    def rngs() -> Any:
-        from flax import nnx
-
-        return nnx.Rngs(0)
-
-    drawn = {"key": key, "rng": key} if framework.name == "jax" else {"rng": lambda: np.random.default_rng(0)}
-    return {"rngs": rngs, "seed": lambda: 0, **drawn}
+    return {"seed": lambda: 0, "key": key, "rng": key, "rngs": lambda: importlib.import_module("flax.nnx").Rngs(0)}
 
 
 def layer_kind(cls: Any) -> str:
@@ -45,9 +40,8 @@ def layer_kind(cls: Any) -> str:
 
 def follow_path(thing: Any, path: str) -> tuple[Any, str, Any]:
     """Follow a path as `blocks.0.W_q`: return the owner of its last part, this part, and the value there."""
-    owner, part = thing, ""
-    for step in path.split("."):
-        owner, part = (thing, step) if part == "" else (get_part(owner, part), step)
+    *before, part = path.split(".")
+    owner = functools.reduce(get_part, before, thing)
     try:
         return owner, part, get_part(owner, part)
     except (AttributeError, KeyError, IndexError, TypeError, ValueError):
@@ -93,13 +87,13 @@ class Slot:
 def parts(dense: Any, framework: Framework) -> tuple[Any, Any, bool]:
     """The kernel and the bias of a dense layer, and whether the kernel is (out, in)."""
     for name in ("kernel", "weight", "W", "w", "weights"):
-        kernel = dense.get(name) if isinstance(dense, Mapping) else getattr(dense, name, None)
+        kernel = _held(dense, name)
         if kernel is not None and not callable(getattr(kernel, "append", None)):
             break
     else:
         raise FailureError("wrong", f"a projection is a {type(dense).__name__}, expected an array or a dense layer")
-    found = [dense.get(one) if isinstance(dense, Mapping) else getattr(dense, one, None) for one in ("bias", "b")]
-    bias = next((one for one in found if one is not None and one is not False and one is not True), None)
+    found = (_held(dense, "bias"), _held(dense, "b"))
+    bias = next((one for one in found if one is not None and not isinstance(one, bool)), None)
     own = type(dense).__module__.startswith(("torch.", "mlx.", "mxnet."))
     return kernel, bias, own and name == "weight"
 
@@ -322,6 +316,11 @@ def _several(X: Any) -> list[Any] | None:
     return None
 
 
+def _held(owner: Any, name: str) -> Any:
+    """An item or an attribute by name; None if there is none."""
+    return owner.get(name) if isinstance(owner, Mapping) else getattr(owner, name, None)
+
+
 def _set_in(owner: Any, part: str) -> Callable[[Any], None]:
     """Make a function that sets an attribute or an item."""
 
@@ -339,8 +338,7 @@ def _set_in(owner: Any, part: str) -> Callable[[Any], None]:
 def _setter(owner: Any, *names: str, X: Any) -> Callable[[Any], None]:
     """Make a function that sets the attribute or the item of an owner whose value is X."""
     for name in names:
-        held = owner.get(name) if isinstance(owner, Mapping) else getattr(owner, name, None)
-        if held is X:
+        if _held(owner, name) is X:
             return _set_in(owner, name)
     raise FailureError("wrong", f"a {type(owner).__name__} holds its weights in an unknown way")
 
