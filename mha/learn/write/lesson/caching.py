@@ -58,8 +58,8 @@ METHOD = f'''def {EMPTY}(self, batch_size, size):
     """An empty cache of so many slots: as many as there will be tokens, or as a window lets a query see."""
     like = self.W_k.weight
     heads = batch_size, config.num_key_value_heads, size
-    keys = ZEROS((*heads, config.key_dim))  # (B, G, S, d)
-    values = ZEROS((*heads, config.value_dim))  # (B, G, S, dv)
+    keys = ZEROS(key_dim)  # (B, G, S, d)
+    values = ZEROS(value_dim)  # (B, G, S, dv)
     positions = SLOTS  # (B, S)
     lengths = SAMPLES  # (B,)
     return Cache(keys, values, positions, lengths, lengths - 1)
@@ -125,15 +125,11 @@ def without_what_is_not_asked(program: Program, asked: Collection[str]) -> None:
 def with_empty(program: Program, backend: BackendName, config: Config) -> None:
     """Give the layer a method that makes an empty cache."""
     zeros, slots, samples = (text.replace("SLOTS", "(batch_size, size)") for text in FILLED[backend])
-    made: Any = nodes.statement(METHOD.replace("SLOTS", slots).replace("SAMPLES", samples))
-
-    def fill(call: cst.Call) -> Any:
-        return (
-            nodes.expression(zeros.replace("SHAPE", code(call.args[0].value))) if code(call.func) == "ZEROS" else call
-        )
-
-    same = {name: nodes.expression(text) for name, text in facts.names(config).items()}
-    made = nodes.replace(tidying.tidy(nodes.map_calls(made, fill), {}), same)
+    text = METHOD.replace("SLOTS", slots).replace("SAMPLES", samples)
+    for width in ("key_dim", "value_dim"):
+        text = text.replace(f"ZEROS({width})", zeros.replace("SHAPE", f"(*heads, config.{width})"))
+    same = {name: nodes.expression(one) for name, one in facts.names(config).items()}
+    made: Any = nodes.replace(tidying.tidy(nodes.statement(text), {}), same)
     if program.setup != "__init__" and facts.by_width(config):  # outside of a call, a module has its fields alone
         made = nodes.replace(made, {"config.key_dim": nodes.expression("config.num_hiddens // config.num_heads")})
     program.add(LAYER, made)

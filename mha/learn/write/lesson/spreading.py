@@ -68,7 +68,8 @@ def _assign_fields(line: Any, changing: dict[str, list[str]]) -> list[Any]:
     if targets is None:
         return [line]
     if values is not None and len(values) == len(targets):
-        return [_parallel(line, targets, values)]
+        pairs = zip(targets, values, strict=True)
+        return [nodes.of_pairs([pair for pair in pairs if code(pair[0]) != "call"], like=line)]
     if any(code(each) == "call" for each in targets) and isinstance(made[1], cst.Call):
         fields = [cst.Name(field) for field in changing.get(code(made[1].func).removeprefix("self."), [])]
         new = [one for each in targets for one in (fields if code(each) == "call" else [each])]
@@ -84,25 +85,12 @@ def _return_fields(line: Any, changed: list[str]) -> Any:
         return line
     new: list[Any] = []
     for value in values:
-        if code(value) == "call":
-            new += map(cst.Name, changed)
-        elif code(value).startswith("call._replace("):
+        if code(value).startswith("call._replace("):
             given = {each.keyword.value: each.value for each in value.args}  # type: ignore[attr-defined]
             new += [given.get(name, cst.Name(name)) for name in changed]
         else:
             new.append(value)
     return line.with_changes(body=[made.with_changes(value=nodes.tuple_of(new, bare=True))])
-
-
-def _parallel(line: Any, targets: list[Any], values: list[Any]) -> Any:
-    """Write `a, call = b, call._replace(c=d)` as `a, c = b, d`."""
-    pairs: list[tuple[Any, Any]] = []
-    for target, value in zip(targets, values, strict=True):
-        if code(target) == "call" and code(value).startswith("call._replace("):
-            pairs += [(each.keyword, each.value) for each in value.args]
-        elif code(target) != "call" or code(value) != "call":
-            pairs.append((target, value))
-    return nodes.of_pairs(pairs, like=line)
 
 
 def _giving(call: cst.Call, own: dict[str, list[str]]) -> cst.Call:

@@ -177,24 +177,15 @@ def _body_for(line: Any, call: cst.Call, tree: Any, used_after: set[str]) -> lis
             before.append(nodes.assignment(cst.Name(fresh), value))
             by[parameter] = cst.Name(fresh)
     for local in set(written) - set(given):
-        if local in used_after - own_targets or (local in beside - own_targets and local not in given):
+        if local in (used_after | beside) - own_targets:
             by[local] = cst.Name(_fresh(local, used_after | beside))
-    by = {name: value for name, value in by.items() if not (isinstance(value, cst.Name) and value.value == name)}
     moved = [nodes.replace(one, by, stores=True) for one in body]
     last = moved.pop()
-    result: Any = nodes.small(last).value
-    if isinstance(result, cst.Tuple):
-        result = result.with_changes(lpar=[cst.LeftParen()], rpar=[cst.RightParen()])
-    elif not isinstance(result, SIMPLE):
-        result = nodes.in_brackets(result)
+    result = nodes.in_brackets(nodes.small(last).value)
     new = nodes.map_calls(line, lambda each: result if each is call else each)
     if isinstance(new, cst.SimpleStatementLine) and new.trailing_whitespace.comment is None:
         new = new.with_changes(trailing_whitespace=last.trailing_whitespace)
-    lines = [*before, *moved, new]
-    if line.leading_lines:
-        lines[-1] = lines[-1].with_changes(leading_lines=[])
-        lines[0] = lines[0].with_changes(leading_lines=[*line.leading_lines, *lines[0].leading_lines])
-    return lines
+    return [*before, *moved, new]
 
 
 def _read_first(body: list[Any], parameter: str, value: cst.BaseExpression) -> Any:

@@ -53,8 +53,6 @@ def _without_parameters(program: Program, owner: str, name: str, tree: Any) -> N
             new = nodes.replace(tree, {parameter: own[0]}) if used else tree
             if parameter in nodes.targets(tree.body) and used:
                 new = _put_constant(tree, parameter, own[0])
-                if new is None:
-                    continue
             tree = _taking_less(new, parameter)
             program.put(owner, name, tree)
         else:
@@ -112,16 +110,12 @@ def _constant_after(lines: list[Any], value: cst.BaseExpression) -> cst.BaseExpr
 
 
 def _put_constant(tree: Any, parameter: str, value: cst.BaseExpression) -> Any:
-    """Put a constant for a parameter into the first statement that reads it, if that assigns it another value."""
+    """Put a constant for a parameter into the first statement that reads it, which assigns it another value."""
     body = nodes.body_of(tree)
-    for number, line in enumerate(body):
-        if parameter in nodes.names(line):
-            made = nodes.as_assignment(line)
-            if made is None or code(made[0]) != parameter:
-                return None
-            new = nodes.assignment(made[0], nodes.replace(made[1], {parameter: value}), like=line)
-            return nodes.with_body(tree, [*body[:number], new, *body[number + 1 :]])
-    return None
+    at = next(n for n, line in enumerate(body) if parameter in nodes.names(line))
+    target, old = nodes.as_assignment(body[at])  # type: ignore[misc]
+    body[at] = nodes.assignment(target, nodes.replace(old, {parameter: value}), like=body[at])
+    return nodes.with_body(tree, body)
 
 
 def _taking_less(tree: Any, parameter: str) -> Any:

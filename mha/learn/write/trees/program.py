@@ -53,12 +53,9 @@ class Program:
         return tree if isinstance(tree, cst.FunctionDef) else None
 
     def put(self, owner: str, name: str, tree: Any) -> None:
-        """Put another tree in the place of a function or method; None removes it."""
+        """Put another tree in the place of a function or method; None removes a method."""
         if not owner:
-            if tree is None:
-                del self.definitions[name]
-            else:
-                self.definitions[name] = tree
+            self.definitions[name] = tree
             return
         of_class = self.definitions[owner]
         lines: list[Any] = []

@@ -64,8 +64,7 @@ def _pairs(line: Any) -> list[tuple[Any, Any]]:
     if len(pairs) != 1 or not isinstance(pairs[0][0], cst.Tuple):
         return pairs
     left, value = nodes.elements(pairs[0][0]) or [], pairs[0][1]
-    stars = [isinstance(each, cst.StarredElement) for each in value.elements] if isinstance(value, cst.Tuple) else []
-    if stars[:1] != [True] or any(stars[1:]):
+    if not isinstance(value, cst.Tuple) or not isinstance(value.elements[0], cst.StarredElement):
         return []
     rest = [each.value for each in value.elements[1:]]
     cut = len(left) - len(rest)
