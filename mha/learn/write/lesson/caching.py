@@ -74,7 +74,7 @@ def use_tuple(program: Program, backend: BackendName) -> None:
     program.definitions["left_of"] = source.with_changes(params=source.params.with_changes(params=bare), returns=None)
     program.definitions = {"Cache": nodes.statement(CLASS.replace("ARRAY", ARRAY[backend])), **program.definitions}
     program.imports["NamedTuple"] = "from typing import NamedTuple"
-    never = {"cache.frozen": nodes.FALSE}
+    never: Any = {"cache.frozen": nodes.FALSE}
     program.map_definitions(
         lambda tree: nodes.map_calls(nodes.map_each(nodes.replace(tree, never), _each_pair), _change)
     )

@@ -68,8 +68,8 @@ def _assign_fields(line: Any, changing: dict[str, list[str]]) -> list[Any]:
     if targets is None:
         return [line]
     if values is not None and len(values) == len(targets):
-        pairs = zip(targets, values, strict=True)
-        return [nodes.of_pairs([pair for pair in pairs if code(pair[0]) != "call"], like=line)]
+        left = [pair for pair in zip(targets, values, strict=True) if code(pair[0]) != "call"]
+        return [nodes.of_pairs(left, like=line)]
     if any(code(each) == "call" for each in targets) and isinstance(made[1], cst.Call):
         fields = [cst.Name(field) for field in changing.get(code(made[1].func).removeprefix("self."), [])]
         new = [one for each in targets for one in (fields if code(each) == "call" else [each])]

@@ -90,9 +90,7 @@ class _Folding(nodes.Replacing):
 
     def leave_IfExp(self, node: cst.IfExp, new: cst.IfExp) -> Any:
         holds = truth(new.test, self.known)
-        if holds is None:
-            return new.body if nodes.same(new.body, new.orelse) else new
-        return new.body if holds else new.orelse
+        return new if holds is None else new.body if holds else new.orelse
 
     def leave_BooleanOperation(self, node: cst.BooleanOperation, new: cst.BooleanOperation) -> Any:
         left, right = new.left, new.right

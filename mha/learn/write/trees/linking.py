@@ -32,17 +32,14 @@ def _without_parameters(program: Program, owner: str, name: str, tree: Any) -> N
     if not sites or isinstance(tree.params.star_arg, cst.Param):
         return
     given = takes(tree) if fields is None else [*fields]
-    default = defaults(tree) if fields is None else fields
+    default: Any = defaults(tree) if fields is None else fields
     calls = [bound(call, given) for _, _, call in sites]
     if any(call is None for call in calls):
         return
     gone = []
     for parameter in given:
-        values = [(call or {}).get(parameter, default.get(parameter)) for call in calls]
-        own = [value for value in values if value is not None]
-        if len(own) < len(values):
-            continue
-        alike = folding.is_constant(own[0]) and all(nodes.same(value, own[0]) for value in own)
+        first, *others = [(call or {}).get(parameter, default.get(parameter)) for call in calls]
+        alike = folding.is_constant(first) and all(nodes.same(value, first) for value in others)
         if fields is None:
             used = parameter in nodes.live(nodes.body_of(tree))
         else:
@@ -50,13 +47,13 @@ def _without_parameters(program: Program, owner: str, name: str, tree: Any) -> N
         if used and not alike:
             continue
         if fields is None:
-            new = nodes.replace(tree, {parameter: own[0]}) if used else tree
+            new = nodes.replace(tree, {parameter: first}) if used else tree
             if parameter in nodes.targets(tree.body) and used:
-                new = _put_constant(tree, parameter, own[0])
+                new = _put_constant(tree, parameter, first)
             tree = _taking_less(new, parameter)
             program.put(owner, name, tree)
         else:
-            program.definitions[owner] = _with_field(program.definitions[owner], parameter, own[0] if used else None)
+            program.definitions[owner] = _with_field(program.definitions[owner], parameter, first if used else None)
         gone.append(parameter)
     if gone:
         _giving_less(program, owner, name, given, gone)
