@@ -128,8 +128,7 @@ def with_empty(program: Program, backend: BackendName, config: Config) -> None:
     text = METHOD.replace("SLOTS", slots).replace("SAMPLES", samples)
     for width in ("key_dim", "value_dim"):
         text = text.replace(f"ZEROS({width})", zeros.replace("SHAPE", f"(*heads, config.{width})"))
-    same = {name: nodes.expression(one) for name, one in facts.names(config).items()}
-    made: Any = nodes.replace(tidying.tidy(nodes.statement(text), {}), same)
+    made: Any = nodes.replace(tidying.tidy(nodes.statement(text), {}), facts.names(config))
     if program.setup != "__init__" and facts.by_width(config):  # outside of a call, a module has its fields alone
         made = nodes.replace(made, {"config.key_dim": nodes.expression("config.num_hiddens // config.num_heads")})
     program.add(LAYER, made)

@@ -7,6 +7,7 @@ from typing import Any
 
 from mha.core.call import ARGUMENTS
 from mha.core.options.config import MODERN, PARTS, ROWS, Config
+from mha.learn.write.trees import nodes
 from mha.learn.write.trees.folding import PRESENT
 
 SIZES = "query_size", "key_size", "value_size"
@@ -34,8 +35,8 @@ def values_of(config: Config, asked: Collection[str]) -> dict[str, Any]:
     return found
 
 
-def names(config: Config) -> dict[str, str]:
-    """The expressions of a configuration that equal another one in this layer, with that other one."""
+def names(config: Config) -> dict[str, Any]:
+    """The expressions of a configuration that equal another one in this layer, each with the tree of that one."""
     found = {f"config.{name}": "config.num_hiddens" for name in SIZES if getattr(config, name) == config.num_hiddens}
     if config.num_key_value_heads == config.num_heads:
         found["config.num_key_value_heads"] = "config.num_heads"
@@ -47,7 +48,7 @@ def names(config: Config) -> dict[str, str]:
         )
     if config.rotary is not None and config.rotary.dim == config.key_dim:
         found["config.rotary.dim"] = "config.key_dim"
-    return found
+    return {name: nodes.expression(text) for name, text in found.items()}
 
 
 def constructor(config: Config) -> dict[str, tuple[Any, str]]:

@@ -1,12 +1,10 @@
 """Simplify the pooling of a layer: give it one method, and without weights make it a step of the layer itself."""
 
-from typing import Any
-
 import libcst as cst
 
 from mha.learn.write.trees import nodes
 from mha.learn.write.trees.nodes import code
-from mha.learn.write.trees.program import LAYER, Program, bound, defaults, takes
+from mha.learn.write.trees.program import LAYER, Program, bound, defaults, methods, takes
 
 POOLING = {"dot": "DotProductAttention", "additive": "AdditiveAttention"}
 
@@ -31,32 +29,27 @@ def without_part(program: Program) -> None:
     name = POOLING["dot"]
     if program.parts(LAYER).get("attention") != name:
         return
-    setup = program.function(LAYER, program.setup)
-    made: Any = next(
-        nodes.as_assignment(line) for line in nodes.body_of(setup) if code(line).strip().startswith("self.attention =")
-    )
-    part = program.function(name, "__init__")
-    fields = program.fields(name)
-    given = bound(made[1], fields if part is None else takes(part)) or {}
+    setup, steps = program.function(LAYER, program.setup), methods(program.definitions[name])
+    call = next(call for call in nodes.calls(setup) if code(call.func) == name)
+    part = steps.get("__init__")
+    given = bound(call, program.fields(name) if part is None else takes(part)) or {}
     if part is not None:
         given = defaults(part) | given
     own = {f"self.{field}": value for field, value in given.items()}
-    lines: list[Any] = []
-    inside = part if part is not None else program.function(name, program.setup)
-    for line in nodes.body_of(inside) if inside is not None else []:
-        for target, value in nodes.pairs(line):
-            if not (isinstance(value, cst.Name) and value.value in given):
-                lines.append(nodes.assignment(target, nodes.replace(value, own | given)))
-    body = []
-    for line in nodes.body_of(setup):
-        body += lines if code(line).strip().startswith("self.attention =") else [line]
-    program.put(LAYER, program.setup, nodes.with_body(setup, body))
-    methods = []
-    for owner, method, tree in program.functions():
-        if owner == name and method not in (program.setup, "__init__"):
+    inside = part if part is not None else steps.get(program.setup)
+    lines = [
+        nodes.assignment(target, nodes.replace(value, own | given))
+        for line in (nodes.body_of(inside) if inside is not None else [])
+        for target, value in nodes.pairs(line)
+        if not (isinstance(value, cst.Name) and value.value in given)
+    ]
+    program.put(
+        LAYER, program.setup, nodes.map_each(setup, lambda line: lines if call in nodes.calls(line) else [line])
+    )
+    for method, tree in steps.items():
+        if method not in (program.setup, "__init__"):
             tree = tree.with_changes(name=cst.Name("weigh")) if method == program.entry else tree
-            methods.append(nodes.replace(tree, own))
-    program.add(LAYER, *methods)
+            program.add(LAYER, nodes.replace(tree, own))
     program.definitions[LAYER] = nodes.replace(
         program.definitions[LAYER], {"self.attention": nodes.expression("self.weigh")}
     )

@@ -26,7 +26,7 @@ def specialise(recipe: Recipe) -> Program:
     pooled.with_one_method(program, blanks="cache" in asked)
     if recipe.fused:
         kernels.fuse(program, backend, blanks="cache" in asked)
-    same: Any = {name: nodes.expression(text) for name, text in facts.names(config).items()}
+    same = facts.names(config)
     program.map_definitions(lambda tree: nodes.replace(tree, same))
     _in_one(program, known)
     pooled.without_part(program)

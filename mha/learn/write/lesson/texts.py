@@ -1,6 +1,5 @@
 """Write the docstrings of a file: those of the lesson, without words about absent options, and those of its layer."""
 
-import inspect
 import re
 import textwrap
 from collections.abc import Collection, Iterable
@@ -52,18 +51,13 @@ def put_docstrings(program: Program, asked: Collection[str], given: dict[str, st
 
 def _filter_docstring(tree: Any, absent: Iterable[str], indent: int) -> Any:
     """Take the sentences with one of these words, or about `mha`, out of the docstring of a function or class."""
-    if not (tree.body.body and nodes.is_docstring(tree.body.body[0])):
+    text = tree.get_docstring()
+    if text is None:
         return tree
-    text = inspect.cleandoc(nodes.small(tree.body.body[0]).value.evaluated_value)
     first, _, rest = text.partition("\n\n")
-    pattern = re.compile(rf"(?<![\w.])({'|'.join(map(re.escape, sorted(absent)))})(?!\w)|\bmha\b") if absent else None
-    kept = []
-    for paragraph in rest.split("\n\n"):
-        sentences = re.split(r"(?<=\.)\s+(?=[A-Za-z(`])", " ".join(paragraph.split()))
-        lines = [each for each in sentences if not (pattern and pattern.search(each))]
-        if lines and lines != [""]:
-            kept.append(" ".join(lines))
-    rest = " ".join(kept)
+    pattern = re.compile(rf"(?<![\w.])({'|'.join(map(re.escape, sorted(absent)))})(?!\w)|\bmha\b")
+    sentences = re.split(r"(?<=\.)\s+(?=[A-Za-z(`])", " ".join(rest.split()))
+    rest = " ".join(each for each in sentences if not pattern.search(each))
     return _with_docstring(tree, " ".join(first.split()) + (f"\n\n{rest}" if rest else ""), indent)
 
 
@@ -71,17 +65,12 @@ def _with_docstring(tree: Any, text: str, indent: int) -> Any:
     """A function or class with this docstring; text: a line, then, after an empty line, the rest."""
     first, _, rest = text.partition("\n\n")
     space = " " * indent
-    lines = [f'"""{first}']
-    if rest:
-        lines += textwrap.wrap(
-            rest, WIDTH, initial_indent=space, subsequent_indent=space, break_long_words=False, break_on_hyphens=False
-        )
-        lines.append(f'{space}"""')
-    else:
-        lines[0] += '"""'
-    made = nodes.statement("\n".join(lines) + "\n")
-    body = [line for number, line in enumerate(tree.body.body) if number or not nodes.is_docstring(line)]
-    return tree.with_changes(body=tree.body.with_changes(body=[made, *body]))
+    wrapped = textwrap.wrap(
+        rest, WIDTH, initial_indent=space, subsequent_indent=space, break_long_words=False, break_on_hyphens=False
+    )
+    text = "\n".join([f'"""{first}', *wrapped, f'{space}"""']) if rest else f'"""{first}"""'
+    body = [nodes.statement(f"{text}\n"), *nodes.body_of(tree)]
+    return tree.with_changes(body=tree.body.with_changes(body=body))
 
 
 MEANINGS = {name: row.meaning for name, row in OPTIONS.items()} | {

@@ -148,8 +148,7 @@ def take_names(program: Program, recipe: Recipe) -> None:
         renaming.rename_parts(program, own)
         return
     of = recipe.kind or recipe.backend
-    same = {name: nodes.expression(one) for name, one in facts.names(config).items()}
-    program.add(LAYER, nodes.replace(nodes.statement(method(config, of, scheme)), same))
+    program.add(LAYER, nodes.replace(nodes.statement(method(config, of, scheme)), facts.names(config)))
     program.imports = {"safe_open": "from safetensors import safe_open", **IDIOMS[of].imports} | program.imports
 
 

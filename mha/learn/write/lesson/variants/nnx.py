@@ -42,7 +42,7 @@ def _with_constructor(tree: Any, draws: bool) -> Any:
     if setup is None and not fields:
         return tree
     others = [line for line in nodes.body_of(tree) if line is not setup and nodes.small(line) not in fields]
-    lines = nodes.body_of(nodes.map_lines(setup, _with_any_dtype)) if setup is not None else []
+    lines = nodes.body_of(_with_any_dtype(setup)) if setup is not None else []
     arguments = {f"self.{code(field.target)}": field.target for field in fields}
     lines = [nodes.replace(line, arguments) for line in lines]
     read = "".join(code(line) for line in others)
@@ -61,17 +61,16 @@ def _with_constructor(tree: Any, draws: bool) -> Any:
     return nodes.with_body(tree, [_drawing(made) if draws else made, *others])
 
 
-def _with_any_dtype(lines: list[Any]) -> list[Any]:
-    """Statements with the dtype that a parameter asks for, not JAX's substitute for one that is switched off."""
-    found: list[Any] = []
-    by: dict[str, Any] = {}
-    for line in lines:
-        made: Any = nodes.as_assignment(line)
-        if made is not None and code(made[1]).startswith("jax.dtypes.canonicalize_dtype("):
-            by[code(made[0])] = made[1].args[0].value
-        else:
-            found.append(nodes.replace(line, by))
-    return found
+def _with_any_dtype(setup: Any) -> Any:
+    """A setup with the dtype that a parameter asks for, not JAX's substitute for one that is switched off."""
+    asked = {
+        code(target): value.args[0].value
+        for line in walk(setup)
+        for target, value in nodes.pairs(line)
+        if code(value).startswith("jax.dtypes.canonicalize_dtype(")
+    }
+    left = nodes.map_each(setup, lambda line: [] if asked.keys() & nodes.targets(line) else [line])
+    return nodes.replace(left, asked)
 
 
 def _change(call: cst.Call) -> Any:
