@@ -120,10 +120,8 @@ def test_a_notebook_that_cannot_be_read(tmp_path):
 
 
 def test_a_notebook_whose_cells_have_no_names_is_read_in_silence(tmp_path):
-    path, cell = (
-        tmp_path / "student.ipynb",
-        {"cell_type": "code", "metadata": {}, "execution_count": None, "outputs": []},
-    )
+    path = tmp_path / "student.ipynb"
+    cell = {"cell_type": "code", "metadata": {}, "execution_count": None, "outputs": []}
     book = {"cells": [cell | {"source": "%matplotlib\nx = 1"}], "metadata": {}, "nbformat": 4, "nbformat_minor": 5}
     path.write_text(json.dumps(book), encoding="utf-8")
     with warnings.catch_warnings():

@@ -15,7 +15,6 @@ IN_NUMPY = (
             "np.where(np.arange(X.shape[-1]) < lens[..., None], X, -1e6)",
             "np.where(np.arange(X.shape[-1]) >= lens[..., None], X, -1e6)",
         ),
-        ({1: "weak mask fill"}, "X, -1e6)", "X, -10.0)"),
         ({1: IGNORED}, "        X = np.where(", "        np.where("),
         ({1: "the softmax overflows"}, "np.exp(X - X.max(axis=-1, keepdims=True))", "np.exp(X)"),
         (
@@ -40,7 +39,6 @@ IN_NUMPY = (
             "X.reshape(-1, T, num_heads * d)",
         ),
         ({5: OF_D}, "/ np.sqrt(q.shape[-1])\n        Q, K", "/ np.sqrt(queries.shape[-1])\n        Q, K"),
-        ({4: NO_SCALE}, "k.transpose(0, 2, 1) / np.sqrt(q.shape[-1])\n", "k.transpose(0, 2, 1)\n"),
         (
             {4: "Q and K are swapped", 8: "raised"},
             'self.dense(queries, "q")',
@@ -50,11 +48,6 @@ IN_NUMPY = (
         ),
         ({4: "W_o is left out"}, 'output = self.dense(merged, "o")', "output = merged"),
         ({4: "W_k is used for W_v, too"}, 'self.dense(values, "v")', 'self.dense(values, "k")'),
-        (
-            {4: "W_q.kernel is not transposed"},
-            'q = transpose_qkv(self.dense(queries, "q"), H)',
-            "q = transpose_qkv(queries @ self.W_q.T + getattr(self, 'b_q', 0), H)",
-        ),
         (
             {6: TILED},
             "np.repeat(np.arange(K) < lens[..., None], H, 0)",
