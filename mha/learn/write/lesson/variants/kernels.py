@@ -11,13 +11,15 @@ from mha.learn.write.trees import nodes
 from mha.learn.write.trees.nodes import code
 from mha.learn.write.trees.program import LAYER, Program
 
-# What pools queries, keys and values as they come to `weigh`: its statements.
 MEANT = "# The kernel's softmax is in float32, and of a query that sees no key it makes a mean, which is not taken.\n"
 NOT_CUDNN = "# On a GPU, cuDNN's kernel gives a query that sees no key a value, and gradients.\n"
+SCALE = "scale = 1 / math.sqrt(queries.shape[-1]) if self.scale is None else self.scale"
+SEES = f"{MEANT}sees = None if visible is None else visible.any(-1, keepdims=True)  # (B or 1, H or 1, Q or 1, 1)"
+# What pools queries, keys and values as they come to `weigh`: its statements.
 KERNELS: dict[str, tuple[str, ...]] = {
     "torch": (
         "training = self.training if training is None else training",
-        "scale = 1 / math.sqrt(queries.shape[-1]) if self.scale is None else self.scale",
+        SCALE,
         "heads = queries[None], keys[None], values[None]  # (1, B*H, T, d)",
         "given = visible, self.dropout if training else 0.0",
         f"{NOT_CUDNN}kinds = nn.attention.SDPBackend",
@@ -26,36 +28,30 @@ KERNELS: dict[str, tuple[str, ...]] = {
         "return pooled, None",
     ),
     "jax": (
-        f"{MEANT}sees = None if visible is None else visible.any(-1, keepdims=True)  # (B or 1, H or 1, Q or 1, 1)",
+        SEES,
         "queries, keys, values = (X.swapaxes(1, 2) for X in (queries, keys, values))  # (B, T, H or G, d)",
-        "scale = 1 / math.sqrt(queries.shape[-1]) if self.scale is None else self.scale",
+        SCALE,
         "pooled = jax.nn.dot_product_attention(queries, keys, values, mask=visible, scale=scale)  # (B, Q, H, dv)",
         "pooled = pooled.swapaxes(1, 2)  # (B, H, Q, dv)",
         "return pooled if sees is None else jnp.where(sees, pooled, 0), None",
     ),
     "mlx": (
-        f"{MEANT}sees = None if visible is None else visible.any(-1, keepdims=True)  # (B or 1, H or 1, Q or 1, 1)",
-        "scale = 1 / math.sqrt(queries.shape[-1]) if self.scale is None else self.scale",
+        SEES,
+        SCALE,
         "heads = queries, keys, values",
         "pooled = mx.fast.scaled_dot_product_attention(*heads, scale=scale, mask=visible)  # (B, H, Q, dv)",
         "return pooled if sees is None else where(sees, pooled, mx.zeros_like(pooled)), None",
     ),
 }
 # Zeros for what is hidden from all beside a cache, whose slots nobody looked at before: of `weigh`, before the kernel.
+SEEN = """if visible is not None:
+    seen = visible.any((1, 2))[:, None, :, None]  # (B or 1, 1, K, 1)
+    queries = WHERE(visible.any(-1, keepdims=True), queries, 0)
+    keys, values = WHERE(seen, keys, 0), WHERE(seen, values, 0)"""
 BLANK = {
-    "torch": ("queries, keys, values = zero_unused(queries, keys, values, visible)",),
-    "jax": (
-        "if visible is not None:\n"
-        "    seen = visible.any((1, 2))[:, None, :, None]  # (B or 1, 1, K, 1)\n"
-        "    queries = jnp.where(visible.any(-1, keepdims=True), queries, 0)\n"
-        "    keys, values = jnp.where(seen, keys, 0), jnp.where(seen, values, 0)",
-    ),
-    "mlx": (
-        "if visible is not None:\n"
-        "    seen = visible.any((1, 2))[:, None, :, None]  # (B or 1, 1, K, 1)\n"
-        "    queries = where(visible.any(-1, keepdims=True), queries, 0)\n"
-        "    keys, values = where(seen, keys, 0), where(seen, values, 0)",
-    ),
+    "torch": "queries, keys, values = zero_unused(queries, keys, values, visible)",
+    "jax": SEEN.replace("WHERE", "jnp.where"),
+    "mlx": SEEN.replace("WHERE", "where"),
 }
 # What hands heads on to the kernels that take them as they are: statements of the layer's `pool`.
 POOL = (
@@ -86,7 +82,8 @@ def refuse(recipe: Recipe) -> None:
 def fuse(program: Program, backend: BackendName, blanks: bool) -> None:
     """Let the kernel compute scores, weights and pooled values; blanks: as of `pooled.with_one_method`."""
     owner = POOLING["dot"]
-    _put(program, owner, program.entry, (*(BLANK[backend] if blanks else ()), *KERNELS[backend]))
+    first = [BLANK[backend]] if blanks else []
+    _put(program, owner, program.entry, [*first, *KERNELS[backend]])
     if backend in BY_HEADS:
         _put(program, LAYER, "pool", POOL)
         setup = program.function(owner, program.setup)
