@@ -102,18 +102,15 @@ def cases(recipe: Recipe) -> bytes:
         if "cache" in call:
             call = _fitting(layers["float32"], [inputs[one] for one in BY[:3]], call)
         given = {one: X for one, X in call.items() if isinstance(X, np.ndarray)}
-        arrays |= {
-            f"call/{number}/{one}": X.astype("float32") if X.dtype == "float64" else X for one, X in given.items()
-        }
+        arrays |= {f"call/{number}/{one}": X for one, X in given.items()}
         found = {dtype: _results(layer, dtype, inputs, call) for dtype, layer in layers.items()}
         gradients = {PADDED: BY, together: BY[:3]}.get(number, ())
         kept = [one for one in found["float64"] if not one.startswith(GRADIENT) or one[len(GRADIENT) :] in gradients]
         arrays |= {f"expected/{number}/{one}": found["float64"][one][_corner(one, number)] for one in kept}
-        calls[f"{number}"] = {
-            "plain": {one: X for one, X in call.items() if one not in given}
-            | ({"steps": _steps(call)} if "cache" in call else {}),
-            "bounds": {one: _bounds(one, found, as_in) for one in kept},
-        }
+        plain = {one: X for one, X in call.items() if one not in given}
+        if "cache" in call:
+            plain["steps"] = _steps(call)
+        calls[f"{number}"] = {"plain": plain, "bounds": {one: _bounds(one, found, as_in) for one in kept}}
     meta = {"padded": f"{PADDED}", "names": own, "sizes": _constructor(made), "calls": calls}
     return save({name: np.ascontiguousarray(X) for name, X in arrays.items()}, {"case": json.dumps(meta)})
 

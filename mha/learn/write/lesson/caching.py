@@ -71,7 +71,7 @@ def use_tuple(program: Program, backend: BackendName) -> None:
     program.definitions["LOST"] = nodes.statement(LOST)
     source: Any = nodes.statement(inspect.getsource(cache.left_of).replace("limits", "call"))
     bare = [each.with_changes(annotation=None) for each in source.params.params]
-    program.definitions["left_of"] = source.with_changes(params=source.params.with_changes(params=bare), returns=None)
+    program.definitions["left_of"] = nodes.with_parameters(source, bare).with_changes(returns=None)
     program.definitions = {"Cache": nodes.statement(CLASS.replace("ARRAY", ARRAY[backend])), **program.definitions}
     program.imports["NamedTuple"] = "from typing import NamedTuple"
     never: Any = {"cache.frozen": nodes.FALSE}

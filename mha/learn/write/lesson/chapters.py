@@ -54,15 +54,12 @@ def _read(backend: BackendName, kind: str | None) -> Program:
 
 def _imports(line: Any) -> dict[str, str]:
     """The statements that import each name, of modules outside of `mha`."""
-    if isinstance(line, cst.ImportFrom):
-        if line.relative or line.module is None or code(line.module).split(".")[0] == "mha":
-            return {}
-        module = code(line.module)
-        return {_bound(each): f"from {module} import {code(each).rstrip(', ')}" for each in line.names}  # type: ignore
+    module = "" if isinstance(line, cst.Import) else "." if line.relative else code(line.module)
+    if module.startswith((".", "mha")):
+        return {}
+    start = f"from {module} import" if module else "import"
     return {
-        _bound(each): f"import {code(each).rstrip(', ')}" for each in line.names if not code(each).startswith("mha")
+        each.evaluated_alias or each.evaluated_name.split(".")[0]: f"{start} {code(each).rstrip(', ')}"
+        for each in line.names
+        if not each.evaluated_name.startswith("mha")
     }
-
-
-def _bound(alias: cst.ImportAlias) -> str:
-    return code(alias.asname.name) if alias.asname is not None else code(alias.name).split(".")[0]

@@ -32,12 +32,12 @@ def finish(program: Program, recipe: Recipe, header: str) -> str:
 
 
 def _in_order(program: Program) -> list[Any]:
-    """The definitions in the order of the lesson, the layer last."""
-    trees_of = dict(program.definitions)
-    layer = trees_of.pop(LAYER)
-    constants = [tree for tree in trees_of.values() if isinstance(tree, cst.SimpleStatementLine)]
-    others = [tree for tree in trees_of.values() if not isinstance(tree, cst.SimpleStatementLine)]
-    return [*constants, *others, layer]
+    """The definitions in the order of the lesson, constants first and the layer last."""
+
+    def place(item: tuple[str, Any]) -> tuple[bool, bool]:
+        return item[0] == LAYER, not isinstance(item[1], cst.SimpleStatementLine)
+
+    return [tree for _, tree in sorted(program.definitions.items(), key=place)]
 
 
 def put_constructor(program: Program, config: Config, backend: BackendName) -> dict[str, str]:
@@ -107,15 +107,15 @@ def _with_dtypes(tree: Any, of: str) -> Any:
         else each
         for each in tree.params.params
     ]
-    return tree.with_changes(params=tree.params.with_changes(params=params))
+    return nodes.with_parameters(tree, params)
 
 
 def _taking(tree: Any, given: dict[str, str]) -> Any:
     """The constructor with these parameters and defaults."""
-    made = [cst.Param(cst.Name("self"))]
-    for name, value in given.items():
-        made.append(cst.Param(cst.Name(name), default=None if not value else nodes.expression(value)))
-    return tree.with_changes(params=tree.params.with_changes(params=made))
+    params = [
+        cst.Param(cst.Name(name), default=nodes.expression(text) if text else None) for name, text in given.items()
+    ]
+    return nodes.with_parameters(tree, [cst.Param(cst.Name("self")), *params])
 
 
 def format_text(text: str, beside: str = "") -> str:

@@ -123,7 +123,7 @@ def _with_plain_names(program: Program) -> None:
     for owner, name, tree in list(program.functions()):
         if "config" in (each.name.value for each in nodes.parameters(tree)):
             left = [each for each in tree.params.params if each.name.value != "config"]
-            program.put(owner, name, tree.with_changes(params=tree.params.with_changes(params=left)))
+            program.put(owner, name, nodes.with_parameters(tree, left))
 
     def less(call: cst.Call) -> cst.Call:
         left = [each for each in call.args if code(each.value) != "config"]

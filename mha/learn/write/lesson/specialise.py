@@ -131,8 +131,8 @@ def _enter(program: Program, known: dict[str, Any], asked: Collection[str]) -> N
         if name in asked:
             params.append(cst.Param(cst.Name(name), default=nodes.expression(repr(ARGUMENTS[name]))))
         elif name not in spreading.FIELDS:
-            params.append(each.with_changes(comma=cst.MaybeSentinel.DEFAULT))
-    tree = tree.with_changes(params=tree.params.with_changes(params=params))
+            params.append(each)
+    tree = nodes.with_parameters(tree, params)
     targets = nodes.targets(tree.body)
     changed = [name for name in (*ARGUMENTS, "columns") if name not in asked and name in targets]
     first = [nodes.assignment(cst.Name(name), nodes.expression(repr(ARGUMENTS.get(name)))) for name in changed]

@@ -40,13 +40,9 @@ def _takes(tree: Any, parameter: str) -> bool:
 
 def _taking(tree: Any, parameter: str, instead: list[str]) -> Any:
     """A function with several parameters in the place of one, if it has that."""
-    params: list[cst.Param] = []
-    for each in tree.params.params:
-        if each.name.value == parameter:
-            params += [cst.Param(cst.Name(name)) for name in instead]
-        else:
-            params.append(each.with_changes(comma=cst.MaybeSentinel.DEFAULT))
-    return tree.with_changes(params=tree.params.with_changes(params=params))
+    new = [cst.Param(cst.Name(name)) for name in instead]
+    params = [one for each in tree.params.params for one in (new if each.name.value == parameter else [each])]
+    return nodes.with_parameters(tree, params)
 
 
 def _changes_of(tree: Any) -> list[str]:

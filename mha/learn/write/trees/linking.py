@@ -117,17 +117,11 @@ def _put_constant(tree: Any, parameter: str, value: cst.BaseExpression) -> Any:
 
 def _taking_less(tree: Any, parameter: str) -> Any:
     """A function without one of its parameters."""
-
-    def without(parameters: Any) -> list[cst.Param]:
-        left = [each for each in parameters if each.name.value != parameter]
-        return [each.with_changes(comma=cst.MaybeSentinel.DEFAULT) for each in left]
-
-    parameters = tree.params.with_changes(
-        params=without(tree.params.params), kwonly_params=without(tree.params.kwonly_params)
-    )
-    if not parameters.kwonly_params:
-        parameters = parameters.with_changes(star_arg=cst.MaybeSentinel.DEFAULT)
-    return tree.with_changes(params=parameters)
+    tree = nodes.with_parameters(tree, [each for each in tree.params.params if each.name.value != parameter])
+    by_name = [each for each in tree.params.kwonly_params if each.name.value != parameter]
+    by_name = [each.with_changes(comma=cst.MaybeSentinel.DEFAULT) for each in by_name]
+    star = tree.params.star_arg if by_name else cst.MaybeSentinel.DEFAULT
+    return tree.with_changes(params=tree.params.with_changes(kwonly_params=by_name, star_arg=star))
 
 
 def _giving_less(program: Program, owner: str, name: str, given: list[str], gone: list[str]) -> None:
@@ -201,19 +195,18 @@ def _not_assigning(line: Any, attribute: str) -> list[Any]:
 
 def prune(program: Program, roots: set[tuple[str, str]]) -> None:
     """Take out definitions, methods and imports that no root reaches."""
-    reached = {owner for owner, _ in roots}
-    waiting = list(reached)
-    while waiting:
-        tree = program.definitions[waiting.pop()]
-        for name in _mentions(tree):
-            if name in program.definitions and name not in reached:
-                reached.add(name)
-                waiting.append(name)
-        for name, other in program.definitions.items():  # what completes a function stands in its decorators
-            completed = {code(each.decorator).split(".")[0] for each in getattr(other, "decorators", ())}
-            if name not in reached and completed & reached & program.definitions.keys():
-                reached.add(name)
-                waiting.append(name)
+    # What completes a function stands in its decorators.
+    completes = {
+        name: {code(each.decorator).split(".")[0] for each in getattr(tree, "decorators", ())}
+        for name, tree in program.definitions.items()
+    }
+    reached: set[str] = set()
+    new = {owner for owner, _ in roots}
+    while new:
+        reached |= new
+        new = {other for name in reached for other in _mentions(program.definitions[name])}
+        new |= {name for name, functions in completes.items() if functions & reached}
+        new = (new & program.definitions.keys()) - reached
     program.definitions = {name: tree for name, tree in program.definitions.items() if name in reached}
     kept = {name for _, name in roots} | {program.entry, program.setup, "__init__", "setup"}
     for owner, name, _ in list(program.functions()):
@@ -226,11 +219,7 @@ def prune(program: Program, roots: set[tuple[str, str]]) -> None:
 def _mentions(tree: Any) -> set[str]:
     """The names of other definitions that a definition mentions."""
     if isinstance(tree, cst.FunctionDef):
-        return (
-            set(nodes.names(tree))
-            - set(nodes.targets(tree.body))
-            - {each.name.value for each in nodes.parameters(tree)}
-        )
+        return {*nodes.names(tree)} - {*nodes.targets(tree.body), *takes(tree)}
     if isinstance(tree, cst.ClassDef):
         heads = [each.value for each in tree.bases]
         return set().union(*(_mentions(line) for line in (*tree.body.body, *heads)))

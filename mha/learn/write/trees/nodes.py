@@ -2,6 +2,7 @@
 
 import functools
 import operator
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -146,6 +147,12 @@ def parameters(function: cst.FunctionDef) -> list[cst.Param]:
     return [*function.params.params, *function.params.kwonly_params]
 
 
+def with_parameters(function: cst.FunctionDef, parameters: Sequence[cst.Param]) -> cst.FunctionDef:
+    """A function with other parameters in the place of those that come by position."""
+    made = [each.with_changes(comma=cst.MaybeSentinel.DEFAULT) for each in parameters]
+    return function.with_changes(params=function.params.with_changes(params=made))
+
+
 @functools.lru_cache(maxsize=10_000)
 def names(node: cst.CSTNode) -> tuple[str, ...]:
     """The names that are read or written in a node, without attributes and keywords."""
@@ -264,14 +271,9 @@ def live(lines: list[Any]) -> set[str]:
     found: set[str] = set()
     dead: set[str] = set()
     for line in lines:
-        written = targets(line)
-        read = list(names(line))
-        if isinstance(line, cst.SimpleStatementLine):
-            for each in written:
-                read.remove(each)
-        found |= set(read) - dead
-        if isinstance(line, cst.SimpleStatementLine):
-            dead |= set(written)
+        written = targets(line) if isinstance(line, cst.SimpleStatementLine) else ()
+        found |= (Counter(names(line)) - Counter(written)).keys() - dead
+        dead |= set(written)
     return found
 
 

@@ -50,7 +50,7 @@ def _with_constructor(tree: Any, draws: bool) -> Any:
     lines = [*([nodes.of_pairs(kept)] if kept else []), *lines]
     made: Any = nodes.statement("def __init__(self):\n    pass\n")
     params = [cst.Param(cst.Name("self")), *(cst.Param(field.target, default=field.value) for field in fields)]
-    made = nodes.with_body(made.with_changes(params=made.params.with_changes(params=params)), lines)
+    made = nodes.with_body(nodes.with_parameters(made, params), lines)
     own = {
         code(target): nodes.expression(f"{code(target)}[...]")
         for each in walk(made)
