@@ -11,7 +11,7 @@ from mha.core.call import ARGUMENTS, ROWS
 from mha.core.options.config import MODERN
 from mha.core.options.config import ROWS as OPTIONS
 from mha.learn.write.trees import nodes
-from mha.learn.write.trees.program import LAYER, Program
+from mha.learn.write.trees.program import LAYER, Program, takes
 
 WIDTH = 120
 OTHERS = {
@@ -26,7 +26,7 @@ def words_of(program: Program) -> dict[tuple[str, str], set[str]]:
     """The parameters of each function of a lesson, before any is taken out: the words of its docstring."""
     found = {}
     for owner, name, tree in program.functions():
-        names = {each.name.value for each in nodes.parameters(tree)}
+        names = {*takes(tree)}
         found[owner, name] = names | ({"interleaved"} if "rotary_interleaved" in names else set())
     return found
 
@@ -41,7 +41,7 @@ def put_docstrings(program: Program, asked: Collection[str], given: dict[str, st
         if owner == LAYER and name == program.entry:
             program.put(owner, name, _with_docstring(tree, _of_call(asked), 8))
             continue
-        gone = program.words.get((owner, name), set()) - {each.name.value for each in nodes.parameters(tree)}
+        gone = program.words.get((owner, name), set()) - {*takes(tree)}
         program.put(owner, name, _filter_docstring(tree, absent | gone, 8 if owner else 4))
     for name, tree in list(program.definitions.items()):
         if isinstance(tree, cst.ClassDef) and name != LAYER:

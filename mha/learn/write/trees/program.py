@@ -57,20 +57,15 @@ class Program:
         if not owner:
             self.definitions[name] = tree
             return
-        of_class = self.definitions[owner]
-        lines: list[Any] = []
-        for line in of_class.body.body:
-            if isinstance(line, cst.FunctionDef) and line.name.value == name:
-                lines += [] if tree is None else [tree]
-            else:
-                lines.append(line)
-        self.definitions[owner] = of_class.with_changes(body=of_class.body.with_changes(body=lines))
+        of_class, new = self.definitions[owner], [] if tree is None else [tree]
+        old = methods(of_class).get(name)
+        body = [one for line in nodes.body_of(of_class) for one in (new if line is old else [line])]
+        self.definitions[owner] = nodes.with_body(of_class, body)
 
     def add(self, owner: str, *methods: Any) -> None:
         """Give a class more methods, behind its others."""
         of_class = self.definitions[owner]
-        body = of_class.body.with_changes(body=[*of_class.body.body, *methods])
-        self.definitions[owner] = of_class.with_changes(body=body)
+        self.definitions[owner] = nodes.with_body(of_class, [*nodes.body_of(of_class), *methods])
 
     def map_functions(self, function: Callable[[str, str, Any], Any]) -> None:
         """Replace each function or method by function(owner, name, tree)."""
@@ -110,12 +105,12 @@ class Program:
 
     def sites(self, owner: str, name: str) -> list[tuple[str, str, cst.Call]]:
         """The calls of a function: the class and the name of the caller, and the call."""
-        found = []
-        for of_class, caller, tree in self.functions():
-            for call in nodes.calls(tree):
-                if self.callee(of_class, call) == (owner, name):
-                    found.append((of_class, caller, call))
-        return found
+        return [
+            (of_class, caller, call)
+            for of_class, caller, tree in self.functions()
+            for call in nodes.calls(tree)
+            if self.callee(of_class, call) == (owner, name)
+        ]
 
     def fields(self, owner: str) -> dict[str, cst.BaseExpression | None]:
         """The fields of a class, its annotated names, with their defaults."""
