@@ -1,5 +1,6 @@
 """Make, fill, call and differentiate a submission's MultiHeadAttention, in any framework and any style."""
 
+import contextlib
 import functools
 import importlib
 from collections.abc import Callable, Mapping
@@ -84,7 +85,7 @@ class Slot:
         return X.reshape(shape) if X.shape != shape and X.size == int(np.prod(shape)) else X
 
 
-def parts(dense: Any, framework: Framework) -> tuple[Any, Any, bool]:
+def parts(dense: Any) -> tuple[Any, Any, bool]:
     """The kernel and the bias of a dense layer, and whether the kernel is (out, in)."""
     for name in ("kernel", "weight", "W", "w", "weights"):
         kernel = _held(dense, name)
@@ -144,32 +145,24 @@ class Layer:
             self.framework.prepare(self.made, lambda: self(inputs, extra))
             self.fill(self.made)
         else:
-            self.biased = [
-                name for name in self.biased if any(one.name == f"b_{name[2]}" for one in parameters(self.cls))
-            ]
+            known = {one.name for one in parameters(self.cls)}
+            self.biased = [name for name in self.biased if f"b_{name[2]}" in known]
 
     def fill(self, owner: Any) -> None:
         """Set the weights, and note which projections have a bias."""
         self.slots: dict[str, list[Slot]] = {}
-        biased = []
         for name in PROJECTIONS:
-            kernel, bias = self.weights[f"{name}.kernel"], self.weights.get(f"{name}.bias", None)
+            kernel, bias = self.weights[f"{name}.kernel"], self.weights.get(f"{name}.bias")
+            given = {"kernel": kernel, "bias": np.zeros(kernel.shape[1], kernel.dtype) if bias is None else bias}
             if self.is_unused(owner, self.names.get(name, name)):
                 continue
-            place = follow_path(owner, self.names.get(name, name))
-            several = _several(place[2])
-            pieces = len(several) if several else 1
-            for at, one in enumerate(several or [place[2]]):
-                kernel_slot, bias_slot = self.slots_of(owner, name, *place[:2], one)
-                self.put(kernel_slot, np.split(kernel, pieces, -1)[at])
-                self.slots.setdefault(f"{name}.kernel", []).append(kernel_slot)
-                if bias_slot is not None:
-                    given = np.zeros(kernel.shape[1], kernel.dtype) if bias is None else bias
-                    self.put(bias_slot, np.split(given, pieces)[at])
-                    self.slots.setdefault(f"{name}.bias", []).append(bias_slot)
-            if f"{name}.bias" in self.slots:
-                biased.append(f"{name}.bias")
-        self.biased = biased
+            holder, part, held = follow_path(owner, self.names.get(name, name))
+            pieces = _several(held) or [held]
+            for at, one in enumerate(pieces):
+                for kind, slot in self.slots_of(owner, name, holder, part, one).items():
+                    self.put(slot, np.split(given[kind], len(pieces), -1)[at])
+                    self.slots.setdefault(f"{name}.{kind}", []).append(slot)
+        self.biased = [name for name in self.slots if name.endswith(".bias")]
 
     def is_unused(self, owner: Any, path: str) -> bool:
         """Whether a projection exists without weights, because no call has used it."""
@@ -182,21 +175,22 @@ class Layer:
             return any(isinstance(X, lazy) for X in dense.parameters())
         return getattr(dense, "built", True) is False
 
-    def slots_of(self, owner: Any, name: str, holder: Any, part: str, one: Any) -> tuple[Slot, Slot | None]:
+    def slots_of(self, owner: Any, name: str, holder: Any, part: str, one: Any) -> dict[str, Slot]:
         """Find the kernel and the bias of one projection, a dense layer, or an array with another one beside it."""
         if not _is_array(one):
-            kernel, bias, transposed = parts(one, self.framework)
-            slots = [Slot(kernel, transposed, _setter(one, "kernel", "weight", "W", "w", "weights", X=kernel))]
-            return slots[0], None if bias is None else Slot(bias, False, _setter(one, "bias", "b", X=bias))
-        beside = self.names.get(f"b_{name[2]}", f"b_{name[2]}")
-        try:
-            bias_owner, bias_part, bias = follow_path(owner, beside)
-        except FailureError:
-            bias = None
-        bias_slot = None
-        if bias is not None and _is_array(bias):
-            bias_slot = Slot(bias, False, _set_in(bias_owner, bias_part))
-        return Slot(one, False, _set_in(holder, part)), bias_slot
+            kernel, bias, transposed = parts(one)
+            found = {
+                "kernel": Slot(kernel, transposed, _setter(one, "kernel", "weight", "W", "w", "weights", X=kernel))
+            }
+            if bias is not None:
+                found["bias"] = Slot(bias, False, _setter(one, "bias", "b", X=bias))
+            return found
+        found = {"kernel": Slot(one, False, _set_in(holder, part))}
+        with contextlib.suppress(FailureError):
+            bias_owner, bias_part, bias = follow_path(owner, self.names.get(f"b_{name[2]}", f"b_{name[2]}"))
+            if bias is not None and _is_array(bias):
+                found["bias"] = Slot(bias, False, _set_in(bias_owner, bias_part))
+        return found
 
     def put(self, slot: Slot, W: np.ndarray) -> None:
         """Set one array of weights in the framework's own way."""
@@ -287,7 +281,7 @@ class Layer:
         result: dict[str, np.ndarray | None] = {name: self.framework.numpy(X) for name, X in by_inputs.items()}
         for name in PROJECTIONS:
             found = follow_path(tree, self.names.get(name, name))[2]
-            kernel, bias, _ = (found, None, False) if _is_array(found) else parts(found, self.framework)
+            kernel, bias, _ = (found, None, False) if _is_array(found) else parts(found)
             result[f"{name}.kernel"] = self.framework.numpy(kernel)
             if bias is not None:
                 result[f"{name}.bias"] = self.framework.numpy(bias)
