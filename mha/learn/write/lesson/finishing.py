@@ -47,15 +47,18 @@ def put_constructor(program: Program, config: Config, backend: BackendName) -> d
     if unknown := used - known.keys():
         raise ValueError(f"the lesson asks for {', '.join(sorted(unknown))}, which no argument of the layer says")
     by_width = facts.by_width(config) and "config.key_dim" in used
-    asked = {*used, "config.num_hiddens", "config.num_heads"} - {"config.key_dim" if by_width else ""}
+    asked = {*used, "config.num_hiddens", "config.num_heads"}
+    if by_width:
+        asked.remove("config.key_dim")
     given = {name: text for expression, (name, text) in known.items() if expression in asked}
     if "dtype" in given and backend in DTYPES:
         given["dtype"] = f"{DTYPES[backend]}{config.dtype}"
     fields = program.setup != "__init__"
     width = "self.num_hiddens // self.num_heads" if fields else "num_hiddens // num_heads"
     stored = {expression: nodes.expression(f"self.{name}") for expression, (name, _) in known.items()}
-    own = stored if fields else {expression: nodes.expression(name) for expression, (name, _) in known.items()}
-    own = own | ({"config.key_dim": nodes.expression(width)} if by_width else {})
+    own = dict(stored) if fields else {one: nodes.expression(name) for one, (name, _) in known.items()}
+    if by_width:
+        own["config.key_dim"] = nodes.expression(width)
     later = _config_reads(program, methods=True)
     kept = [name for expression, (name, _) in known.items() if expression in later]
     for owner, name, tree in list(program.functions()):

@@ -17,7 +17,9 @@ def inline_one(program: Program, keep: set[str], only: str | None = None) -> boo
     keep: names that stay functions; only: the class whose methods may be inlined, None = all functions.
     """
     for owner, name, tree in list(program.functions()):
-        if only not in (None, owner) or name in {*keep, program.setup} or name.startswith("__") or tree.decorators:
+        if only not in (None, owner) or name in keep or tree.decorators:
+            continue
+        if name == program.setup or name.startswith("__"):
             continue
         sites = program.sites(owner, name)
         if not sites or (owner, name) in (site[:2] for site in sites):
