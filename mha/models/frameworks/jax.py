@@ -7,6 +7,7 @@ call without numbers shows them first.
 import contextlib
 import copy
 import functools
+import inspect
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -16,10 +17,9 @@ from flax import core, linen, nnx
 from jax import numpy as jnp
 
 from mha.arrays import to_numpy
-from mha.models.audit.calls.listener import Listener, arguments_by_name, replace_class_attribute
-from mha.models.audit.calls.own_layers import call_of_ours, readable_arguments, require_readable, split_output
-from mha.models.frameworks.flax_linen import LinenModel
-from mha.models.frameworks.flax_watcher import CALLS, Watcher
+from mha.models.audit.calls.listener import Listener, arguments_by_name, replace_class_attribute, why_not_plain
+from mha.models.audit.calls.own_layers import Arguments, kind_in
+from mha.models.frameworks.flax_linen import LinenModel, params_of
 from mha.weights import foreign
 
 # Functions that make attention weights, by the modules that have them; Flax asks JAX for its softmax.
@@ -27,6 +27,16 @@ SOFTMAX = ((jax.nn, "softmax"), (linen, "softmax"), (jax.nn, "dot_product_attent
 CHECKPOINTS = ((jax, "checkpoint"), (jax, "remat"))  # which compute something twice, but nothing else
 PLAIN = "kernel", "bias"  # all that a projection has
 SLOTS = "cached_key", "cached_value", "cache_index"
+CALLS = {
+    linen.MultiHeadDotProductAttention: Arguments(
+        ("inputs_q", "inputs_k", "inputs_v", "inputs_kv", "mask"), ("deterministic", "dropout_rng", "sow_weights")
+    ),
+    nnx.MultiHeadAttention: Arguments(
+        ("inputs_q", "inputs_k", "inputs_v", "mask", "is_causal", "decode"),
+        ("deterministic", "rngs", "sow_weights", "out_sharding", "qkv_sharding"),
+    ),
+}
+TRACED = "it is called inside a transformation of JAX, such as vmap or grad, where numbers are not known"
 
 
 def prepare(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
@@ -71,20 +81,17 @@ def arrays(model: Any) -> dict[str, Any]:
     if isinstance(model, linen.Module):
         if model.scope is None:
             raise ValueError(f"a {type(model).__name__} of linen has no arrays by itself; give its variables instead")
-        return foreign.flatten_names(linen.meta.unbox(model.variables).get("params", {}))
+        return foreign.flatten_names(params_of(model))
     return foreign.flatten_names(nnx.to_pure_dict(nnx.state(model, nnx.Param)))
 
 
 def odd(module: Any) -> str:
     """Say why the weights of a projection are not plain arrays; "" if they are."""
-    own = arrays(module)
-    if any("lora" in name.lower() for name in own) or "lora" in type(module).__name__.lower():
+    if "lora" in type(module).__name__.lower():
         return "adapted"
-    if not own or not all(jnp.issubdtype(X.dtype, jnp.floating) and X.dtype.itemsize > 1 for X in own.values()):
-        return "quantised"
-    if others := [name for name in own if name not in PLAIN]:
-        return f"adapted: it has {', '.join(others[:3])}, too"
-    return ""
+    return why_not_plain(
+        arrays(module), lambda X: jnp.issubdtype(X.dtype, jnp.floating) and X.dtype.itemsize > 1, PLAIN
+    )
 
 
 def call(model: Any, *args: Any, **kwargs: Any) -> Any:
@@ -100,15 +107,11 @@ def call(model: Any, *args: Any, **kwargs: Any) -> Any:
     if args and isinstance(args[0], Mapping) and "params" in args[0]:
         args = args[1:]  # those of another one that is not bound
         kwargs = {name: X for name, X in kwargs.items() if name not in ("rngs", "mutable")}
-    return _bound_again(model)(*args, **kwargs)
-
-
-def _bound_again(model: Any) -> Any:
-    """Bind a module of linen to the same variables once more, so that a call writes nothing into the first one."""
-    scope = model.scope
-    module, variables = model.unbind()
+    # Bound to the same variables once more, it writes nothing into the first ones.
+    bound: Any = model
+    scope, (module, variables) = bound.scope, bound.unbind()
     own = core.Scope(core.unfreeze(variables), rngs=scope.rngs, mutable=scope.mutable, flags=scope.flags)
-    return module.clone(parent=own, _deep_clone=True)
+    return module.clone(parent=own, _deep_clone=True)(*args, **kwargs)
 
 
 def arguments(module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
@@ -119,7 +122,7 @@ def arguments(module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> 
 @contextlib.contextmanager
 def watching(model: Any, listener: Listener) -> Iterator[None]:
     """Tell a listener of each call of each module; dropout, compilers and fast paths are off meanwhile."""
-    one = Watcher(model, modules(model) if isinstance(model, LinenModel) else _parts(model), listener)
+    one = _Watcher(model, modules(model) if isinstance(model, LinenModel) else _parts(model), listener)
     with contextlib.ExitStack() as stack:
         stack.enter_context(jax.disable_jit())
         for module, name in SOFTMAX:
@@ -132,13 +135,148 @@ def watching(model: Any, listener: Listener) -> Iterator[None]:
         else:
             kinds = {type(module) for module in one.modules.values() if callable(module)}
             for owner in kinds | {base for kind in kinds for base in kind.__mro__ if base in CALLS}:
-                stack.enter_context(replace_class_attribute(owner, "__call__", _listen(owner.__call__, one)))
+                stack.enter_context(replace_class_attribute(owner, "__call__", one.listening_call(owner.__call__)))
         yield
         one.finish()
 
 
-def _listen(run: Any, one: Watcher) -> Any:
-    return functools.wraps(run)(lambda self, *args, **kwargs: one.nnx(self, run, args, kwargs))
+class _Watcher:
+    """The source of a listener's calls; modules: those of the model, by their paths."""
+
+    def __init__(self, model: Any, modules: dict[str, Any], listener: Listener) -> None:
+        self.model, self.listener = model, listener
+        self.modules = modules
+        self.seen: set[str] = set()
+        self.traced: dict[str, tuple[str, int] | None] = {}
+        self.inside: list[str] = []  # the paths of modules that are called without numbers
+        self.steps: dict[tuple[str, ...], list[int]] = {}
+        self.copies: dict[type, tuple[str, int] | None] = {}
+        self.copied: list[type] = []
+        self.active: set[int] = set()
+        self.paths = {id(module): path for path, module in reversed(modules.items())}
+        self.by_arrays = (
+            {} if isinstance(model, LinenModel) else {_ids(X): path for path, X in reversed(modules.items())}
+        )
+
+    def linen(self, run: Any, args: Any, kwargs: Any, context: Any) -> Any:
+        """Tell of a call of a module of linen, as an interceptor of Flax."""
+        module = context.module
+        if isinstance(module, linen.Dropout):
+            return args[0]
+        if context.method_name == "setup" or (context.method_name != "__call__" and self.seen):
+            return run(*args, **kwargs)
+        return self.once(module, lambda: self.path(module), run, args, kwargs)
+
+    def path(self, module: Any) -> list[str]:
+        """Return the path of a module; those of all layers of a stack where numbers are not known."""
+        path, whole = module.path, self.model
+        root = whole.root(path)
+        if root is None or (path == root and not whole.is_slice(module)):
+            self.steps.pop(path, None)
+            return [".".join(path)]
+        if _has_tracers(params_of(module)):
+            return [whole.name(path, root, at) for at in range(whole.length(root))]
+        steps = self.steps.setdefault(root, [])
+        if path == root:
+            steps.append(whole.step(root, module, steps))
+        return [whole.name(path, root, steps[-1] if steps else 0)]
+
+    def listening_call(self, run: Any) -> Any:
+        """Return a class's method that is called, which tells of it."""
+        return functools.wraps(run)(lambda module, *args, **kwargs: self.nnx(module, run, args, kwargs))
+
+    def nnx(self, module: Any, run: Any, args: Any, kwargs: Any) -> Any:
+        """Tell of a call of a module of nnx that is one of the model's, or a copy as nnx.jit makes it."""
+        if isinstance(module, nnx.Dropout):
+            return args[0]
+        path = self.paths.get(id(module), self.by_arrays.get(_ids(module)))
+        if path is None and not _ids(module)[1:]:
+            return run(module, *args, **kwargs)
+        if path is None:
+            self.copies.setdefault(type(module), None)
+            self.copied.append(type(module))
+            try:
+                return run(module, *args, **kwargs)
+            finally:
+                self.copied.pop()
+        return self.once(module, lambda: [path], functools.partial(run, module), args, kwargs)
+
+    def once(self, module: Any, paths: Any, run: Any, args: Any, kwargs: Any) -> Any:
+        """Run a call, and tell of it unless it is its base's, called by its class; paths: returns the paths."""
+        if id(module) in self.active:
+            self.listener.inner(module, arguments_by_name(run, args, kwargs))
+            return run(*args, **kwargs)
+        self.active.add(id(module))
+        try:
+            with _without_dropout(module):
+                return self.tell(paths(), module, run, args, kwargs)
+        finally:
+            self.active.discard(id(module))
+
+    def tell(self, paths: list[str], module: Any, run: Any, args: Any, kwargs: Any) -> Any:
+        """Run a call, and tell of it if its numbers are known."""
+        if len(paths) > 1 or _has_tracers((args, kwargs)):
+            self.traced |= {path: self.traced.get(path) for path in paths}
+            self.inside.extend(paths)
+            try:
+                return run(*args, **kwargs)
+            finally:
+                del self.inside[len(self.inside) - len(paths) :]
+        (path,), kind = paths, kind_in(module, CALLS)
+        self.seen.add(path)
+        self.listener.enter(path, module, args, kwargs)
+        # A class that inherits the framework's call has no other one inside, also while it is watched.
+        if kind is not None and inspect.unwrap(type(module).__call__) is inspect.unwrap(kind.__call__):
+            self.listener.inner(module, arguments_by_name(run, args, kwargs))
+        output = None
+        try:
+            output = run(*args, **kwargs)
+        finally:
+            instead = self.listener.leave(path, output)
+        return output if instead is None else instead
+
+    def note_pooling(self, name: str, run: Any, *args: Any, **kwargs: Any) -> Any:
+        """Tell of a softmax or a fused kernel."""
+        X = args[0] if args else next(iter(kwargs.values()))
+        if self.copied:
+            self.copies[self.copied[-1]] = name, np.ndim(X)
+        elif not _has_tracers(X):
+            self.listener.note_pooling(name, np.ndim(X))
+        elif self.inside:
+            self.traced[self.inside[-1]] = name, np.ndim(X)
+        return run(*args, **kwargs)
+
+    def finish(self) -> None:
+        """Tell of the modules whose numbers were never known."""
+        left = {path: type(module) for path, module in self.modules.items() if path not in self.seen}
+        for path, kind in left.items():
+            if path in self.traced or kind in self.copies:
+                self.listener.note_no_numbers(path, TRACED)
+                if found := self.traced.get(path) or self.copies.get(kind):
+                    self.listener.note_pooling(*found, path)
+
+
+@contextlib.contextmanager
+def _without_dropout(module: Any) -> Iterator[None]:
+    """Let an attention layer drop no weights meanwhile; modules of linen are frozen."""
+    kept = getattr(module, "dropout_rate", None)
+    if isinstance(module, tuple(CALLS)):
+        object.__setattr__(module, "dropout_rate", 0.0)
+    try:
+        yield
+    finally:
+        if isinstance(module, tuple(CALLS)):
+            object.__setattr__(module, "dropout_rate", kept)
+
+
+def _has_tracers(tree: Any) -> bool:
+    """Whether an array in a tree has no numbers, since it is inside a transformation."""
+    return any(isinstance(X, jax.core.Tracer) for X in jax.tree.leaves(tree))
+
+
+def _ids(module: Any) -> tuple[Any, ...]:
+    """Return the class and the arrays' ids of a module of nnx, which are those of its copies inside nnx.jit, too."""
+    return type(module), *(id(X) for X in jax.tree.leaves(nnx.state(module, nnx.Param)))
 
 
 def _parts(model: Any) -> dict[str, Any]:
@@ -152,7 +290,7 @@ def _parts(model: Any) -> dict[str, Any]:
 
 def _copy_without_dropout(module: Any) -> Any:
     """Return the module, or a copy without dropout, which is not judged."""
-    if readable_arguments(module, CALLS) is None or not module.dropout_rate:
+    if kind_in(module, CALLS) is None or not module.dropout_rate:
         return module
     module = copy.copy(module)
     module.dropout_rate = 0.0
@@ -163,19 +301,15 @@ def _not_twice(run: Any = None, **options: Any) -> Any:
     return _not_twice if run is None else run
 
 
-def attention(module: Any, given: dict[str, Any], output: Any) -> tuple[dict[str, Any], Any]:
-    """Return a call of a framework's own layer by our names, and a function from our output (B, Q, D) to its own."""
-    result, back = split_output(output, alike)
-    if (known := readable_arguments(module, CALLS)) is None:
-        return call_of_ours(module, type(module).__call__, given) | {"output": result}, back
-    require_readable(type(module).__call__, type(module).__name__, given, known)
+def attention(module: Any, given: dict[str, Any]) -> dict[str, Any]:
+    """Return a call of a framework's own layer by our names."""
     queries = given["inputs_q"]
     if queries.ndim != 3:
         raise ValueError(f"inputs_q has {queries.ndim} axes, expected 3 for a batch")
     both = given.get("inputs_kv")
     keys = next((X for X in (given.get("inputs_k"), both) if X is not None), queries)
     values = next((X for X in (given.get("inputs_v"), both) if X is not None), keys)
-    found = {"queries": queries, "keys": keys, "values": values, "output": result}
+    found = {"queries": queries, "keys": keys, "values": values}
     if given.get("mask") is not None:
         mask = to_numpy(given["mask"]) != 0
         found["mask"] = mask[(None,) * (4 - mask.ndim)]  # (B or 1, H or 1, Q, K)
@@ -185,7 +319,7 @@ def attention(module: Any, given: dict[str, Any], output: Any) -> tuple[dict[str
         if given.get("is_causal"):
             raise ValueError("beside its cache, is_causal=True shows the first slot alone: leave it out")
         found |= {"cache": slots, "causal": True}
-    return found, back
+    return found
 
 
 def _slots(module: Any, given: Mapping[str, Any]) -> dict[str, np.ndarray] | None:

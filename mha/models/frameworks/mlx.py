@@ -17,14 +17,14 @@ from mlx.utils import tree_flatten
 
 from mha import arrays as of_any
 from mha.backends.mlx.arrays import is_known
-from mha.models.audit.calls.listener import Listener, arguments_by_name, listen_to_bases, replace_attribute
-from mha.models.audit.calls.own_layers import (
-    Arguments,
-    call_of_ours,
-    readable_arguments,
-    require_readable,
-    split_output,
+from mha.models.audit.calls.listener import (
+    Listener,
+    arguments_by_name,
+    listen_to_bases,
+    replace_attribute,
+    why_not_plain,
 )
+from mha.models.audit.calls.own_layers import Arguments
 
 # Functions that make attention weights; what MLX compiles calls them, too.
 POOLING = ((mx, "softmax"), (mx.fast, "scaled_dot_product_attention"))
@@ -64,17 +64,11 @@ def arrays(model: Any) -> dict[str, Any]:
 def odd(module: Any) -> str:
     """Say why the weights of a projection are not plain arrays; "" if they are."""
     own = arrays(module)
-    if any("lora" in name.lower() for name in own):
-        return "adapted"
     if not own:
         return "without weights"
     if isinstance(module, SHARDED):
         return "sharded over devices"
-    if not all(mx.issubdtype(X.dtype, mx.floating) for X in own.values()):
-        return "quantised"
-    if others := [name for name in own if name not in PLAIN]:
-        return f"adapted: it has {', '.join(others[:3])}, too"
-    return ""
+    return why_not_plain(own, lambda X: mx.issubdtype(X.dtype, mx.floating), PLAIN)
 
 
 def call(model: Any, *args: Any, **kwargs: Any) -> Any:
@@ -190,13 +184,9 @@ def _of_class(module: Any, run: Any) -> Iterator[None]:
         module.__class__ = kind
 
 
-def attention(module: Any, given: dict[str, Any], output: Any) -> tuple[dict[str, Any], Any]:
-    """Return a call of a framework's own layer by our names, and a function from our output (B, Q, D) to its own."""
-    result, back = split_output(output, alike)
-    if (known := readable_arguments(module, CALLS)) is None:
-        return call_of_ours(module, module.__call__, given) | {"output": result}, back
-    require_readable(module.__call__, type(module).__name__, given, known)
-    found = {name: given[name] for name in ("queries", "keys", "values")} | {"output": result}
+def attention(module: Any, given: dict[str, Any]) -> dict[str, Any]:
+    """Return a call of a framework's own layer by our names."""
+    found = {name: given[name] for name in ("queries", "keys", "values")}
     mask, Q, K = given.get("mask"), given["queries"].shape[1], given["keys"].shape[1]
     if isinstance(mask, str):  # "causal": the last query sees all keys
         found["mask"] = np.tri(Q, K, K - Q, dtype=bool)
@@ -208,7 +198,7 @@ def attention(module: Any, given: dict[str, Any], output: Any) -> tuple[dict[str
             found["score_bias"] = np.where(pairs > LOW, pairs, 0)
             pairs = pairs > LOW
         found["mask"] = pairs
-    return found, back
+    return found
 
 
 def alike(X: Any, output: Any) -> Any:

@@ -5,15 +5,20 @@ another output.
 """
 
 import contextlib
-import functools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import mxnet
 from mxnet import autograd, np, npx
 
-from mha.models.audit.calls.listener import Listener, arguments_by_name, listen_to_call, replace_attribute
-from mha.models.audit.calls.own_layers import call_of_ours, split_output
+from mha.models.audit.calls.listener import (
+    Listener,
+    arguments_by_name,
+    listen_to_call,
+    listen_to_pooling,
+    replace_attribute,
+    why_not_plain,
+)
 from mha.weights.frameworks.mxnet import children
 
 PLACES = (npx, mxnet.nd.npx, mxnet.nd)  # the modules of functions, of which blocks are given one of the last two
@@ -52,14 +57,7 @@ def arrays(model: Any) -> dict[str, Any]:
 
 def odd(module: Any) -> str:
     """Say why the weights of a projection are not plain arrays; "" if they are."""
-    own = arrays(module)
-    if any("lora" in name.lower() for name in own):
-        return "adapted"
-    if not own or not all(X.dtype in (np.float16, np.float32, np.float64) for X in own.values()):
-        return "quantised"
-    if others := [name for name in own if name not in PLAIN]:
-        return f"adapted: it has {', '.join(others[:3])}, too"
-    return ""
+    return why_not_plain(arrays(module), lambda X: X.dtype in (np.float16, np.float32, np.float64), PLAIN)
 
 
 def call(model: Any, *args: Any, **kwargs: Any) -> Any:
@@ -80,35 +78,17 @@ def watching(model: Any, listener: Listener) -> Iterator[None]:
         for module, path in {module: path for path, module in reversed(modules(model).items())}.items():
             if hasattr(module, "_active"):  # as `hybridize` leaves it, with what is compiled
                 stack.enter_context(replace_attribute(module, "_active", False))
-            stack.enter_context(
-                replace_attribute(module, "forward", listen_to_call(module.forward, path, module, listener))
-            )
+            forward = listen_to_call(module.forward, path, module, listener)
+            stack.enter_context(replace_attribute(module, "forward", forward))
         for owner in PLACES:
             for name in vars(owner).keys() & {*SOFTMAX, *DROPOUT}:
-                run = getattr(owner, name)
-                stack.enter_context(
-                    replace_attribute(owner, name, _through if name in DROPOUT else _pooling(run, name, listener))
-                )
+                instead = _through if name in DROPOUT else listen_to_pooling(getattr(owner, name), name, listener)
+                stack.enter_context(replace_attribute(owner, name, instead))
         yield
 
 
 def _through(X: Any, *args: Any, **kwargs: Any) -> Any:
     return X
-
-
-def _pooling(run: Any, name: str, listener: Listener) -> Any:
-    @functools.wraps(run)
-    def pooling(*args: Any, **kwargs: Any) -> Any:
-        listener.note_pooling(name, (args[0] if args else kwargs["data"]).ndim)
-        return run(*args, **kwargs)
-
-    return pooling
-
-
-def attention(module: Any, given: dict[str, Any], output: Any) -> tuple[dict[str, Any], Any]:
-    """Return a call of a framework's own layer by our names, and a function from our output (B, Q, D) to its own."""
-    result, back = split_output(output, alike)
-    return call_of_ours(module, module.forward, given) | {"output": result}, back
 
 
 def alike(X: Any, output: Any) -> Any:

@@ -6,6 +6,7 @@ does not see it.
 
 import contextlib
 import functools
+import operator
 import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -19,15 +20,11 @@ from mha.models.audit.calls.listener import (
     arguments_by_name,
     listen_to_bases,
     listen_to_call,
+    listen_to_pooling,
     replace_attribute,
+    why_not_plain,
 )
-from mha.models.audit.calls.own_layers import (
-    Arguments,
-    call_of_ours,
-    readable_arguments,
-    require_readable,
-    split_output,
-)
+from mha.models.audit.calls.own_layers import Arguments
 
 # Functions that make attention weights, by the modules that have them; Keras asks TensorFlow for its softmax.
 SOFTMAX = ((tf.nn, "softmax"), (keras.ops, "dot_product_attention"))
@@ -76,14 +73,7 @@ def arrays(model: Any) -> dict[str, Any]:
 
 def odd(module: Any) -> str:
     """Say why the weights of a projection are not plain arrays; "" if they are."""
-    own = arrays(module)
-    if any("lora" in name.lower() for name in own):
-        return "adapted"
-    if not own or not all(X.dtype.is_floating and X.dtype.size > 1 for X in own.values()):
-        return "quantised"
-    if others := [name for name in own if name not in PLAIN]:
-        return f"adapted: it has {', '.join(others[:3])}, too"
-    return ""
+    return why_not_plain(arrays(module), lambda X: X.dtype.is_floating and X.dtype.size > 1, PLAIN)
 
 
 def call(model: Any, *args: Any, **kwargs: Any) -> Any:
@@ -120,22 +110,12 @@ def watching(model: Any, listener: Listener) -> Iterator[None]:
         for owner, name in FUNCTIONS:
             stack.enter_context(replace_attribute(owner, name, _through(getattr(owner, name))))
         for owner, name in SOFTMAX:
-            stack.enter_context(replace_attribute(owner, name, _pooling(getattr(owner, name), name, listener)))
+            stack.enter_context(replace_attribute(owner, name, listen_to_pooling(getattr(owner, name), name, listener)))
         yield
 
 
 def _through(run: Any) -> Any:
     return functools.wraps(run)(lambda X, *args, **kwargs: X)
-
-
-def _pooling(run: Any, name: str, listener: Listener) -> Any:
-    @functools.wraps(run)
-    def pooling(*args: Any, **kwargs: Any) -> Any:
-        X = args[0] if args else next(iter(kwargs.values()))
-        listener.note_pooling(name, len(X.shape))
-        return run(*args, **kwargs)
-
-    return pooling
 
 
 def _parts(module: Any) -> list[tuple[str, Any]]:
@@ -170,31 +150,20 @@ def _functional() -> type:
     return next(kind for kind in type(keras.Model(X, X)).__mro__ if kind.__name__ == "Functional")
 
 
-def attention(module: Any, given: dict[str, Any], output: Any) -> tuple[dict[str, Any], Any]:
-    """Return a call of a framework's own layer by our names, and a function from our output (B, Q, D) to its own."""
-    result, back = split_output(output, alike)
-    if (known := readable_arguments(module, CALLS)) is None:
-        return call_of_ours(module, module.call, given) | {"output": result}, back
-    require_readable(module.call, type(module).__name__, given, known)
+def attention(module: Any, given: dict[str, Any]) -> dict[str, Any]:
+    """Return a call of a framework's own layer by our names."""
     queries, values = given["query"], given["value"]
     keys = values if given.get("key") is None else given["key"]
     if len(queries.shape) != 3:
         raise ValueError(f"query has {len(queries.shape)} axes, expected 3 for a batch")
-    found = {"queries": queries, "keys": keys, "values": values, "output": result}
-    mask: Any = None  # (B or 1, H or 1, Q or 1, K or 1)
-    for name, place in HIDING.items():
-        if given.get(name) is not None:
-            part = (to_numpy(given[name]) != 0)[place][:, None]
-            mask = part if mask is None else mask & part
+    found = {"queries": queries, "keys": keys, "values": values, "causal": bool(given.get("use_causal_mask"))}
+    masks = [  # (B or 1, H or 1, Q or 1, K or 1) each
+        (to_numpy(given[name]) != 0)[place][:, None] for name, place in HIDING.items() if given.get(name) is not None
+    ]
     if given.get("attention_mask") is not None:
-        part = to_numpy(given["attention_mask"]) != 0
-        part = part[(slice(None),) * (part.ndim - 2) + (None,) * (4 - part.ndim)]  # (B, 1, Q, K), or (B, H, Q, K)
-        mask = part if mask is None else mask & part
-    if mask is not None:
-        found["mask"] = mask
-    if given.get("use_causal_mask"):
-        found["causal"] = True
-    return found, back
+        pairs = to_numpy(given["attention_mask"]) != 0
+        masks.append(pairs[(slice(None),) * (pairs.ndim - 2) + (None,) * (4 - pairs.ndim)])  # (B, 1 or H, Q, K)
+    return found | ({"mask": functools.reduce(operator.and_, masks)} if masks else {})
 
 
 def alike(X: Any, output: Any) -> Any:

@@ -13,13 +13,7 @@ from torch.overrides import TorchFunctionMode
 
 from mha import arrays as of_any
 from mha.models.audit.calls.listener import Listener, arguments_by_name, listen_to_bases
-from mha.models.audit.calls.own_layers import (
-    Arguments,
-    call_of_ours,
-    readable_arguments,
-    require_readable,
-    split_output,
-)
+from mha.models.audit.calls.own_layers import Arguments
 
 # Functions that make attention weights, and the place of a softmax' axis among the arguments.
 SOFTMAX = (functional.softmax, torch.softmax, torch.Tensor.softmax)
@@ -135,17 +129,11 @@ def _after(path: str, listener: Listener) -> Any:
     return lambda module, args, kwargs, output: listener.leave(path, output)
 
 
-def attention(module: Any, given: dict[str, Any], output: Any) -> tuple[dict[str, Any], Any]:
-    """Return a call of a framework's own layer by our names, and a function from our output (B, Q, D) to its own."""
-    result, back = split_output(output, alike)
-    if (known := readable_arguments(module, CALLS)) is None:
-        return call_of_ours(module, module.forward, given) | {"output": result}, back
-    require_readable(module.forward, type(module).__name__, given, known)
-    inputs = {name: given[argument] for name, argument in INPUTS.items()}
-    if any(X.ndim != 3 for X in inputs.values()):
+def attention(module: Any, given: dict[str, Any]) -> dict[str, Any]:
+    """Return a call of a framework's own layer by our names."""
+    found = {name: given[argument] for name, argument in INPUTS.items()}
+    if any(X.ndim != 3 for X in found.values()):
         raise ValueError(f"query has {given['query'].ndim} axes, expected 3 for a batch")
-    turn = not module.batch_first
-    found = {name: X.swapaxes(0, 1) if turn else X for name, X in (inputs | {"output": result}).items()}
     padding, pairs = given.get("key_padding_mask"), given.get("attn_mask")
     if given.get("is_causal"):
         _require_order(pairs)
@@ -157,9 +145,7 @@ def attention(module: Any, given: dict[str, Any], output: Any) -> tuple[dict[str
     for X in (padding, pairs):
         if X is not None:
             _hide(found, X.detach())
-    if turn:
-        return found, lambda X: back(X.swapaxes(0, 1))
-    return found, back
+    return found | {"tokens_first": not module.batch_first}
 
 
 def _hide(found: dict[str, Any], mask: torch.Tensor) -> None:

@@ -7,8 +7,9 @@ Each adapter, `mha/models/frameworks/<framework>.py`, has these functions:
     odd(module) -> why the weights of a projection are no plain arrays, in words; "" if they are
     call(model, *args, **kwargs) -> call a model as its users do, without gradients
     arguments(module, args, kwargs) -> the arguments of a call of a module by their names
-    attention(module, arguments, output) -> a call of one of the framework's own layers, by our names: queries, keys,
-        values, output, and further arguments; ValueError if an argument or a state of it is not read
+    attention(module, arguments) -> a call of one of the framework's own layers, those in `CALLS`, by our names:
+        queries, keys, values, further arguments, and tokens_first=True if the batch is not their first axis;
+        ValueError if an argument or a state of it is not read
     alike(X, output) -> an array of NumPy as one of the framework, of the dtype and on the device of another one
     watching(model, listener) -> a context that tells the listener of all calls, without dropout and compilers
 """
@@ -106,6 +107,28 @@ def listen_to_base_call(run: Any, listener: Listener) -> Any:
         return run(self, *args, **kwargs)
 
     return call
+
+
+def listen_to_pooling(run: Any, name: str, listener: Listener) -> Any:
+    """Wrap a function that makes attention weights, so that a listener is told of each call."""
+
+    @functools.wraps(run)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        X = next(X for X in (*args, *kwargs.values()) if hasattr(X, "shape"))
+        listener.note_pooling(name, len(X.shape))
+        return run(*args, **kwargs)
+
+    return call
+
+
+def why_not_plain(arrays: Mapping[str, Any], is_float: Callable[[Any], bool], plain: tuple[str, ...]) -> str:
+    """Say why the arrays of a projection are not the plain ones of these names, in floats; "" if they are."""
+    if any("lora" in name.lower() for name in arrays):
+        return "adapted"
+    if not arrays or not all(map(is_float, arrays.values())):
+        return "quantised"
+    others = [name for name in arrays if name not in plain]
+    return f"adapted: it has {', '.join(others[:3])}, too" if others else ""
 
 
 def arguments_by_name(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,7 +5,7 @@ An argument that is not read is never ignored: such a call counts as not known.
 
 import dataclasses
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from mha.core.cache import Cache
 from mha.core.cache.slots import ARRAYS
 from mha.core.call import ROWS
 from mha.layer import MultiHeadAttention
+from mha.models.audit.layers.known import RecordedModule
 from mha.weights import foreign
 
 NAMES = {
@@ -36,33 +37,6 @@ class Arguments:
 OURS = Arguments((*NAMES, *ROWS, "cache"), ("training", "return_weights"))  # of our layers, and of the book's
 
 
-def split_output(output: Any, alike: Callable[[Any, Any], Any]) -> tuple[Any, Callable[[Any], Any]]:
-    """Return the output (B, Q, D) of a layer without what it comes with, and a function from ours to all of it.
-
-    alike: the adapter's function.
-    """
-    result, *rest = output if isinstance(output, tuple) else (output,)
-
-    def back(X: Any) -> Any:
-        X = alike(X, result)
-        return (X, *rest) if isinstance(output, tuple) else X
-
-    return result, back
-
-
-def call_of_ours(module: Any, call: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a call of our layer or the book's, by our names; of any other module its inputs."""
-    if foreign.layer_kind(module) is None:
-        return {name: given[name] for name in NAMES if name in given}
-    require_readable(call, type(module).__name__, given, OURS)
-    cache = given.get("cache")
-    if isinstance(cache, Exception):
-        raise ValueError(f"its cache cannot be read: {cache}") from cache
-    if isinstance(cache, Cache):
-        return dict(given) | {"cache": dict(zip(ARRAYS, cache.arrays(), strict=True)) | {"frozen": cache.frozen}}
-    return dict(given)
-
-
 def cache_for(attention: MultiHeadAttention, said: Any) -> Cache | None:
     """Return the cache of a call, from what an adapter's `attention` returned for it; None if it had none.
 
@@ -78,27 +52,18 @@ def kind_in(module: Any, calls: Mapping[Any, Arguments]) -> Any:
     return next((kind for kind in type(module).__mro__ if kind in calls), None)
 
 
-def readable_arguments(module: Any, calls: Mapping[Any, Arguments]) -> Arguments | None:
-    """Return the arguments of the framework's class that a module derives from; None if it is no such layer."""
-    return calls.get(kind_in(module, calls))
-
-
-def require_readable(call: Callable[..., Any], name: str, given: Mapping[str, Any], known: Arguments) -> None:
-    """Raise ValueError if an argument is given that is not read; call: the method, name: of its class."""
+def require_readable(module: Any, given: Mapping[str, Any], known: Arguments) -> None:
+    """Raise ValueError if an argument of a layer's call is given that is not read, and does not mean leaving it out."""
+    backend: Any = dispatch.backend_of(module)
+    call = getattr(module, dispatch.facts("METHOD")[backend])
     parameters = inspect.signature(call).parameters
     for argument, X in given.items():
-        if argument in known.read or argument in known.idle or argument in NAMES:
+        if argument in known.read or argument in known.idle or argument in NAMES or X is None:
             continue
         default = parameters[argument].default if argument in parameters else None
-        if not is_default(X, default):
-            raise ValueError(f"argument {argument} of {name} is not read")
-
-
-def is_default(X: Any, default: Any) -> bool:
-    """Whether an argument means the same as leaving it out."""
-    if X is None or X is default or (X is False and default in (None, inspect.Parameter.empty)):
-        return True
-    return isinstance(X, (bool, int, float, str)) and type(X) is type(default) and default == X
+        plain = isinstance(X, (bool, int, float, str)) and type(X) is type(default) and default == X
+        if not (plain or X is default or (X is False and default in (None, inspect.Parameter.empty))):
+            raise ValueError(f"argument {argument} of {type(module).__name__} is not read")
 
 
 class OwnLayers:
@@ -120,13 +85,14 @@ class OwnLayers:
         self.based.setdefault(id(module), given)
 
     def leave(self, path: str, output: Any, is_user_layer: bool = False) -> tuple[dict[str, Any], Any]:
-        """Return a call by our names, as an adapter's `attention` does.
+        """Return a call by our names, and a function from our output (B, Q, D) to all that the layer returns.
 
         is_user_layer: whether layers= says what the layer computes. Raises KeyError, TypeError or ValueError if a call
         is not known, as where a class replaces the framework's own computation.
         """
         module, given = self.begun.pop(path)
-        name, kind = type(module).__name__, kind_in(module, getattr(self.adapter, "CALLS", {}))
+        calls = getattr(self.adapter, "CALLS", {})
+        name, kind = type(module).__name__, kind_in(module, calls)
         if (base := self.based.pop(id(module), None)) is not None:
             given = add_base_arguments(name, given, base)
         elif kind is not None and not is_user_layer:
@@ -135,7 +101,39 @@ class OwnLayers:
                 f"the call of {kind.__name__} did not run, but {ran}, which may compute something else; say what with "
                 "layers="
             )
-        return self.adapter.attention(module, name_inputs(given), output)
+        given = name_inputs(given)
+        if isinstance(module, RecordedModule):  # whose call was read when it was recorded
+            if "problem" in given:
+                raise ValueError(given["problem"])
+            return given, None
+        result, *rest = output if isinstance(output, tuple) else (output,)
+        if kind is None:
+            found = read_our_call(module, given)
+        else:
+            require_readable(module, given, calls[kind])
+            found = self.adapter.attention(module, given)
+        tokens_first, found["output"] = found.pop("tokens_first", False), result
+        if tokens_first:
+            found |= {ours: found[ours].swapaxes(0, 1) for ours in (*NAMES, "output")}
+
+        def back(X: np.ndarray) -> Any:
+            X = self.adapter.alike(X.swapaxes(0, 1) if tokens_first else X, result)
+            return (X, *rest) if isinstance(output, tuple) else X
+
+        return found, back
+
+
+def read_our_call(module: Any, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a call of our layer or the book's, by our names; of any other module its inputs."""
+    if foreign.layer_kind(module) is None:
+        return {name: given[name] for name in NAMES if name in given}
+    require_readable(module, given, OURS)
+    cache = given.get("cache")
+    if isinstance(cache, Exception):
+        raise ValueError(f"its cache cannot be read: {cache}") from cache
+    if isinstance(cache, Cache):
+        return dict(given) | {"cache": dict(zip(ARRAYS, cache.arrays(), strict=True)) | {"frozen": cache.frozen}}
+    return dict(given)
 
 
 def copy_cache(cache: Cache) -> Any:
@@ -166,17 +164,12 @@ def name_inputs(given: dict[str, Any]) -> dict[str, Any]:
     found = given | {
         ours: given[name] for ours, names in NAMES.items() for name in names if given.get(name) is not None
     }
-    if "queries" not in found and (X := first_array(tuple(given.values()))) is not None:
-        found["queries"] = X
+    if "queries" not in found and any(map(is_array, given.values())):
+        found["queries"] = next(filter(is_array, given.values()))
     if "queries" in found:
         found.setdefault("keys", found["queries"])
         found.setdefault("values", found["keys"])
     return found
-
-
-def first_array(given: tuple[Any, ...]) -> Any:
-    """Return the first array among the arguments of a module."""
-    return next(filter(is_array, given), None)
 
 
 def is_array(X: Any) -> bool:

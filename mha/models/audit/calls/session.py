@@ -17,7 +17,7 @@ from mha.models.audit.calls.model_calls import (
     UnknownError,
     cache_in,
 )
-from mha.models.audit.calls.own_layers import OwnLayers, first_array
+from mha.models.audit.calls.own_layers import OwnLayers, is_array
 from mha.models.audit.layers.known import INPUT_OF, USER_LAYER, AttentionLayer
 from mha.models.audit.layers.reference import is_at
 
@@ -101,7 +101,7 @@ class Session:
             if layer.native:
                 self.own.enter(path, module, args, kwargs)
             elif roles:
-                X = self.numpy(first_array((*args, *kwargs.values())))
+                X = self.numpy(next(filter(is_array, (*args, *kwargs.values())), None))
                 for role in roles:
                     if role in INPUT_OF and X is not None:
                         captured.inputs[INPUT_OF[role]] = layer.tokens_first(role, X)
