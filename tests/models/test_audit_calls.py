@@ -10,12 +10,19 @@ import pytest
 
 import mha
 from mha.core.options.config import Config
-from mha.models.audit.calls.caches import CacheState, cache_state
 from mha.models.audit.calls.layer_call import WITHOUT_WINDOW, layer_call_arguments
-from mha.models.audit.calls.model_calls import EarlierInputs, Histories, History, ModelCall, UnknownError
+from mha.models.audit.calls.model_calls import (
+    CacheState,
+    EarlierInputs,
+    Histories,
+    History,
+    ModelCall,
+    UnknownError,
+    cache_state,
+)
 from mha.models.audit.calls.session import CapturedCall
 from mha.models.audit.judging import layer_call_of, right_output
-from mha.models.audit.layers.known import AttentionLayer
+from mha.models.audit.layers.attention_layer import AttentionLayer
 from mha.models.audit.layers.reference import Reference
 from mha.weights.models import CallConvention
 

@@ -9,8 +9,8 @@ import torch
 from small_llama import LAYERS, Attention, Model
 
 from mha import parity
+from mha.models.audit.calls.layer_call import count_texts, reasons_together
 from mha.models.audit.calls.model_calls import History, ModelCall
-from mha.models.audit.calls.packed import count_texts, reasons_together
 from mha.models.audit.layers.reference import Reference
 from mha.weights.models import CallConvention
 

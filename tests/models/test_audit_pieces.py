@@ -8,9 +8,9 @@ import pytest
 from mha.models.audit.audit_report import AuditReport, LayerRow
 from mha.models.audit.calls.listener import arguments_by_name, listen_to_call, replace_attribute
 from mha.models.audit.calls.session import Session, split_mask
+from mha.models.audit.layers.attention_layer import AttentionLayer
 from mha.models.audit.layers.finding import Finder
 from mha.models.audit.layers.kernels import with_torch_names
-from mha.models.audit.layers.known import AttentionLayer
 from mha.models.audit.layers.reference import Reference
 
 

@@ -1,5 +1,8 @@
 """Derive the call of one layer from the call of its model: the arguments that the layer should have had.
 
+Where positions begin again, several texts are in one row. A call does not always say whether these may see each other,
+and each library has a rule of its own. Source: `masking_utils` of transformers 5.23.
+
 Letters: B batch, Q queries, K keys and values, T tokens.
 """
 
@@ -12,12 +15,12 @@ from mha.core.call import PACKED
 from mha.core.options import positions
 from mha.core.options.config import Config
 from mha.models.audit.calls.model_calls import ModelCall, UnknownError
-from mha.models.audit.calls.packed import Sizes, are_separate
 from mha.models.audit.layers.reference import Reference
 from mha.weights import models
 
 TABLE = "relative_attention_bias.weight"
 WITHOUT_WINDOW = "without window"  # among the arguments: the mask has the window, which goes by other places
+Sizes = tuple[int, int, int]  # B, Q, K
 LayerArguments = tuple[dict[str, Any], np.ndarray]
 
 
@@ -139,28 +142,55 @@ def score_bias(
     attends: models.CallConvention, config: Any, reference: Reference, path: str, Q: int, K: int
 ) -> np.ndarray:
     """Return the bias of scores, (1, H, Q or 1, K), that a model of this kind has."""
-    H = config.num_heads
     if attends.bias.startswith("alibi"):
-        slopes = positions.alibi(H, K, dtype="float64")
+        slopes = positions.alibi(config.num_heads, K, dtype="float64")
         return slopes * config.key_dim**-0.5 if "scaled" in attends.bias else slopes
-    table = np.asarray(arrays.to_numpy(reference.arrays[bias_table(reference, path)])).astype(
-        np.float64
-    )  # (buckets, H)
-    model_config = reference.config or {}
-    buckets = positions.t5_buckets(
-        Q, K, bidirectional=not attends.causal, num_buckets=len(table), offset=K - Q,
-        max_distance=model_config.get("relative_attention_max_distance", 128),
-    )  # fmt: skip
-    return table[buckets].transpose(2, 0, 1)[None]  # (1, H, Q, K)
-
-
-def bias_table(reference: Reference, path: str) -> str:
-    """Return the name of a layer's table of biases: its own, or that of the first layer of its stack."""
     names = [name for name in reference.arrays if name.endswith(TABLE)]
     if not names:
         raise UnknownError(f"{reference.origin} has no {TABLE}")
 
-    def common_length(name: str) -> int:
+    def common_length(name: str) -> int:  # the most for its own table, else for that of the first layer of its stack
         return next((at for at, (X, Y) in enumerate(zip(name, path + ".", strict=False)) if X != Y), len(path))
 
-    return max(names, key=common_length)
+    name = max(names, key=common_length)
+    table = np.asarray(arrays.to_numpy(reference.arrays[name])).astype(np.float64)  # (buckets, H)
+    buckets = positions.t5_buckets(
+        Q, K, bidirectional=not attends.causal, num_buckets=len(table), offset=K - Q,
+        max_distance=(reference.config or {}).get("relative_attention_max_distance", 128),
+    )  # fmt: skip
+    return table[buckets].transpose(2, 0, 1)[None]  # (1, H, Q, K)
+
+
+def are_separate(call: ModelCall, attends: models.CallConvention, reference: Reference) -> bool:
+    """Whether positions that begin again begin a separate text, by the rule of transformers; see `reasons_together`."""
+    return attends.causal and not reasons_together(call, attends, reference)
+
+
+def reasons_together(call: ModelCall, attends: models.CallConvention, reference: Reference) -> list[str]:
+    """List the arguments for which transformers lets texts in one row see each other."""
+    by_default = (reference.config or {}).get("use_cache", False)
+    cached = call.arguments.get("use_cache")
+    reasons = ["use_cache"] if call.history.tokens or (by_default if cached is None else cached) else []
+    return reasons + [name for name in (attends.keys,) if call.array(name) is not None]
+
+
+def count_texts(call: ModelCall, attends: models.CallConvention, sizes: Sizes) -> int:
+    """Count the texts in a row of a call whose positions begin again; 1 if they do not, or if a mask decides."""
+    B, Q, K = sizes
+    mask = call.array(attends.keys)
+    if attends.cross or (mask is not None and mask.ndim == 4) or (places := call.places(Q)) is None:
+        return 1
+    if places.shape[1] != K:
+        return 1
+    real = np.ones((B, K), bool) if mask is None or mask.shape[-1] != K else np.broadcast_to(mask != 0, (B, K))
+    rows = (row[counts] for row, counts in zip(np.broadcast_to(places, (B, K)), real, strict=True))
+    return max((1 + int((np.diff(row) < 1).sum()) for row in rows), default=1)
+
+
+def note_on_texts(count: int, reasons: list[str]) -> str:
+    """Say that texts see each other; reasons: as of `reasons_together`, if the model may keep texts apart at all."""
+    found = f"positions begin again: the {count} texts in a row see each other"
+    if not reasons:
+        return f"{found}: the model does not keep them apart; give a mask (B, 1, T, T), or one text in a row"
+    without = " and ".join("use_cache=False" if name == "use_cache" else f"{name}=None" for name in reasons)
+    return f"{found}, as transformers has it with {' and '.join(reasons)}; call with {without}, or a mask (B, 1, T, T)"

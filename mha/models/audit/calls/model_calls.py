@@ -1,17 +1,19 @@
 """Read the call of a model as its user makes it: what its arguments say of positions, padding and the cache.
 
+Source: the caches of transformers 5.23, pairs of arrays as older models have them, and the caches of mlx-lm 0.32, where
+a model has a list of one cache for each layer.
+
 Letters: B batch, Q queries, K keys and values.
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
 from mha import arrays
 from mha.core import dispatch
-from mha.models.audit.calls.caches import CacheState, cache_state, owner_of
 
 CACHES = ("past_key_values", "past_key_value", "layer_past", "cache", "kv_cache", "past")
 POSITIONS = ("position_ids", "positions")
@@ -20,6 +22,55 @@ FRESH = "its cache has tokens from before this was watched"
 
 class UnknownError(Exception):
     """The reason why the arguments of a layer's call are not known."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class CacheState:
+    """The state of a cache before a call."""
+
+    length: int | None = None  # how many tokens it holds; None if it does not say
+    padding: np.ndarray | None = None  # how many of them are padding before each text, (B,); None = none
+    most: int | None = None  # the number of last tokens that it keeps; None = all
+    rounded: bool = False  # whether it keeps them quantised
+
+    def real_tokens(self, tokens: int) -> np.ndarray | None:
+        """Return which of the first tokens are not padding, booleans (B, tokens); None = all."""
+        return None if self.padding is None else np.arange(tokens) >= self.padding[:, None]
+
+
+def cache_state(cache: Any) -> CacheState:
+    """Return the state of a cache."""
+    if isinstance(own := getattr(cache, "kept", None), CacheState):  # as a record has it
+        return own
+    if hasattr(cache, "get_seq_length"):
+        return CacheState(int(cache.get_seq_length()))
+    if isinstance(cache, (tuple, list)) and (not cache or cache[0] is None):
+        return CacheState(0)
+    if counted := layer_caches(cache):
+        first, padding = counted[0], None
+        length = first.offset if isinstance(first.offset, int) else None
+        if hasattr(first, "left_padding"):
+            # The offset leaves the padding out; a cache that forgets tokens lowers `left_padding` as padding goes.
+            offset, left = (np.asarray(arrays.to_numpy(X)) for X in (first.offset, first.left_padding))
+            length = int(getattr(first, "_offset", (offset + left).max()))
+            padding = length - offset if (offset < length).any() else None
+        most: list[Any] = [getattr(one, "max_size", None) for one in counted]
+        rounded = any(hasattr(one, "bits") for one in counted)
+        return CacheState(length, padding, None if None in most else max(most), rounded)
+    if isinstance(cache, (tuple, list)):
+        first = cache[0][0] if isinstance(cache[0], (tuple, list)) else cache[0]
+        return CacheState(int(first.shape[-2]) if getattr(first, "ndim", 0) >= 3 else None)
+    return CacheState()
+
+
+def layer_caches(cache: Any) -> list[Any]:
+    """Return the caches of single layers that count their tokens."""
+    return [one for one in (cache if isinstance(cache, (tuple, list)) else (cache,)) if hasattr(one, "offset")]
+
+
+def owner_of(cache: Any) -> Any:
+    """Return the object that stays the same while a cache is used; of a list, the cache of the first layer."""
+    return next(iter(layer_caches(cache)), cache)
 
 
 @dataclasses.dataclass
@@ -33,34 +84,28 @@ class EarlierInputs:
 
 @dataclasses.dataclass
 class History:
-    """The inputs of all layers in earlier calls with one cache.
+    """The inputs of all layers in earlier calls with one cache."""
 
-    Attributes:
-        tokens: how many tokens there were.
-        layers: by path, the inputs of a layer.
-        positions: (B or 1, tokens); None = 0, 1, 2, ...
-        known: whether all tokens were seen.
-    """
-
-    tokens: int = 0
-    layers: dict[str, EarlierInputs] = dataclasses.field(default_factory=dict)
-    positions: np.ndarray | None = None
-    known: bool = True
+    tokens: int = 0  # how many there were
+    layers: dict[str, EarlierInputs] = dataclasses.field(default_factory=dict)  # by path
+    positions: np.ndarray | None = None  # (B or 1, tokens); None = 0, 1, 2, ...
+    known: bool = True  # whether all tokens were seen
 
     def select(self, rows: Any) -> None:
         """Keep these samples, in this order, as beam search does."""
         rows = np.asarray(arrays.to_numpy(rows)).reshape(-1)
-        for one in self.layers.values():
-            one.keys, one.values = one.keys[rows], one.values[rows]
-        if self.positions is not None and len(self.positions) > 1:
-            self.positions = self.positions[rows]
+        self.change_samples(lambda X: X[rows])
 
     def repeat(self, times: int) -> None:
         """Repeat each sample this many times."""
+        self.change_samples(lambda X: np.repeat(X, times, 0))
+
+    def change_samples(self, change: Callable[[np.ndarray], np.ndarray]) -> None:
+        """Change the samples of all arrays alike."""
         for one in self.layers.values():
-            one.keys, one.values = np.repeat(one.keys, times, 0), np.repeat(one.values, times, 0)
+            one.keys, one.values = change(one.keys), change(one.values)
         if self.positions is not None and len(self.positions) > 1:
-            self.positions = np.repeat(self.positions, times, 0)
+            self.positions = change(self.positions)
 
     def crop(self, tokens: int) -> None:
         """Keep this many tokens; below 0: drop this many."""
@@ -88,19 +133,12 @@ CHANGES = {
 
 @dataclasses.dataclass
 class ModelCall:
-    """A call of the model.
+    """A call of the model."""
 
-    Attributes:
-        number: of the call, from 1 on.
-        arguments: by name.
-        history: of its cache, which the call adds to.
-        kept: the state of the cache before the call.
-    """
-
-    number: int
-    arguments: Mapping[str, Any]
-    history: History
-    kept: CacheState = CacheState()  # noqa: RUF009 - it does not change
+    number: int  # from 1 on
+    arguments: Mapping[str, Any]  # by name
+    history: History  # of its cache, which the call adds to
+    kept: CacheState = CacheState()  # of the cache before the call
 
     def array(self, name: str, kind: str = "full_attention") -> np.ndarray | None:
         """Return an argument as an array of NumPy; None if it was not given, or if it is no array.

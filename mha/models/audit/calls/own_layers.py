@@ -15,7 +15,7 @@ from mha.core.cache import Cache
 from mha.core.cache.slots import ARRAYS
 from mha.core.call import ROWS
 from mha.layer import MultiHeadAttention
-from mha.models.audit.layers.known import RecordedModule
+from mha.models.audit.layers.attention_layer import RecordedModule
 from mha.weights import foreign
 
 NAMES = {

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 
 from mha import arrays
-from mha.models.audit.calls.caches import cache_state
 from mha.models.audit.calls.model_calls import (
     FRESH,
     EarlierInputs,
@@ -16,44 +15,37 @@ from mha.models.audit.calls.model_calls import (
     ModelCall,
     UnknownError,
     cache_in,
+    cache_state,
 )
 from mha.models.audit.calls.own_layers import OwnLayers, is_array
-from mha.models.audit.layers.known import INPUT_OF, USER_LAYER, AttentionLayer
+from mha.models.audit.layers.attention_layer import INPUT_OF, USER_LAYER, AttentionLayer
 from mha.models.audit.layers.reference import is_at
 
 
 @dataclasses.dataclass
 class CapturedCall:
-    """The arrays that entered and left one attention layer in one call, in NumPy.
-
-    Attributes:
-        layer: its description.
-        call: the call of the model.
-        inputs: queries, keys, values.
-        outputs: of its projections, as their modules return them.
-        given: the arguments of its call, where the layer is watched as a whole.
-        steps: further steps of `trace`.
-    """
+    """The arrays that entered and left one attention layer in one call of the model, in NumPy."""
 
     layer: AttentionLayer
     call: ModelCall
-    inputs: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
-    outputs: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
-    given: dict[str, Any] = dataclasses.field(default_factory=dict)
-    steps: dict[str, Any] = dataclasses.field(default_factory=dict)
+    inputs: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)  # queries, keys, values
+    outputs: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)  # of projections, as their modules return
+    given: dict[str, Any] = dataclasses.field(default_factory=dict)  # its arguments, if it is watched as a whole
+    steps: dict[str, Any] = dataclasses.field(default_factory=dict)  # further ones of `trace`
+
+    @property
+    def sizes(self) -> tuple[int, int, int]:
+        """The numbers of samples, queries and keys."""
+        queries, keys = self.inputs["queries"], self.inputs["keys"]
+        return len(queries), queries.shape[1], (queries if keys is None else keys).shape[1]
 
 
 class Session:
     """A listener that gathers the arrays of each attention layer, and judges each call when it is complete.
 
-    Attributes:
-        layers: the layers to watch.
-        adapter: of the model's framework.
-        judge: is called with each complete call; returns None, or the output (B, Q, D) to go on with.
-        fail: is called with the path of a layer and a reason, where a call cannot be judged.
-        once: whether the model is called once, so that nothing has to be kept for later calls.
-        wholes: the paths of the models whose calls count; () = of each outermost module.
-        pools: by path, the softmax or kernel that ran in a module outside of all known layers.
+    judge: is called with each complete call; returns None, or the output (B, Q, D) to go on with; fail: is called with
+    the path of a layer and a reason, where a call cannot be judged; once: whether the model is called once, so that
+    nothing has to be kept for later calls; wholes: the paths of the models whose calls count, () = each outermost one.
     """
 
     def __init__(
@@ -75,7 +67,7 @@ class Session:
         self.began = -1  # the place in the stack of the model whose call counts; -1 = none does
         self.open: dict[str, CapturedCall] = {}
         self.own = OwnLayers(adapter)
-        self.pools: dict[str, tuple[str, int]] = {}
+        self.pools: dict[str, tuple[str, int]] = {}  # by path, the softmax or kernel outside of all known layers
         self.ran: dict[str, set[str]] = {}
         self.histories, self.number = Histories(), 0
         self.call = ModelCall(0, {}, History())
@@ -135,7 +127,7 @@ class Session:
         return instead
 
     def inner(self, module: Any, given: dict[str, Any]) -> None:
-        """Take the arguments with which the framework's own layer runs, also if a derived class calls it."""
+        """Take the arguments with which the framework's own layer runs."""
         self.own.inner(module, given)
 
     def note_pooling(self, function: str, axes: int, path: str | None = None) -> None:
@@ -172,9 +164,9 @@ class Session:
         try:
             given, back = self.own.leave(path, output, captured.layer.kind == USER_LAYER)
             captured.inputs = {name: self.numpy(given.pop(name)) for name in ("queries", "keys", "values")}
+            captured.outputs, captured.given = {"W_o": self.numpy(given.pop("output"))}, given
             if given.get("mask") is not None and not given.get("causal"):
                 given |= split_mask(given.pop("mask"))
-            captured.outputs, captured.given = {"W_o": self.numpy(given.pop("output"))}, given
         except (KeyError, TypeError, ValueError) as error:
             self.fail(path, f"what enters or leaves it is not known: {error}")
             return None
@@ -194,6 +186,7 @@ class Session:
             return None
         cross = layer.attends is not None and layer.attends.cross
         history, earlier = self.call.history, self.call.history.layers.get(layer.path)
+        same_batch = earlier is not None and len(earlier.keys) == len(inputs.get("keys", ()))
         if not cross:
             self.tokens = max(self.tokens, inputs["queries"].shape[1])
         if "keys" not in inputs or "values" not in inputs:
@@ -202,10 +195,10 @@ class Session:
                 return None
             inputs["keys"], inputs["values"] = earlier.keys, earlier.values
             captured.outputs = {name: X for name, X in captured.outputs.items() if name not in ("W_k", "W_v")}
-        elif not cross and (not history.known or (history.tokens and not is_same_batch(earlier, inputs))):
+        elif not cross and not (history.known and (history.tokens == 0 or same_batch)):
             self.fail(layer.path, FRESH)
             return None
-        elif not cross and history.tokens:
+        elif not cross and earlier is not None and history.tokens:
             for name in ("keys", "values"):
                 inputs[name] = np.concatenate([getattr(earlier, name), inputs[name]], 1)  # (B, K, any)
             captured.outputs = {name: X for name, X in captured.outputs.items() if name not in ("W_k", "W_v")}
@@ -232,11 +225,6 @@ class Session:
         if self.same is None or self.same[0] is not X:
             self.same = X, np.array(arrays.to_numpy(X))
         return self.same[1]
-
-
-def is_same_batch(earlier: EarlierInputs | None, inputs: dict[str, np.ndarray]) -> bool:
-    """Whether the earlier inputs of a layer are known, and are of the same samples."""
-    return earlier is not None and len(earlier.keys) == len(inputs["keys"])
 
 
 def partial_reason(ran: Iterable[str]) -> str:
