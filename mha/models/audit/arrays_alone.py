@@ -17,11 +17,10 @@ from mha.models.audit.audit_report import AuditReport, LayerRow
 from mha.models.audit.calls.layer_call import score_bias
 from mha.models.audit.calls.model_calls import History, ModelCall, UnknownError
 from mha.models.audit.calls.session import CapturedCall
+from mha.models.audit.layers.attention_layer import AttentionLayer
 from mha.models.audit.layers.finding import first_names
-from mha.models.audit.layers.known import AttentionLayer
-from mha.models.audit.layers.partners import NamedReference, Partner, partner_of, partners_of
+from mha.models.audit.layers.partners import NamedReference, Partner, notes_on_guesses, partner_of, partners_of
 from mha.models.audit.layers.reference import Layer, Reference, natural_key, open_reference, pair_paths
-from mha.models.audit.layers.remarks import notes_on_guesses
 from mha.models.audit.layers.user_layers import parts_of_like
 from mha.models.audit.watching import Watch
 from mha.parity.rule.layouts import MEANS, STEPS

@@ -61,7 +61,13 @@ def audit(model: Any, *args: Any, like: Any = None, layers: Any = None, **kwargs
         with second.open() as other, maybe_record(model, args, right is not None) as mine:
             after = second.adapter.call(model, *args, **kwargs)
         left = tuple(row.path for row in other.wrong if row.path not in wrong)
-        explains = explain_rest(watching.adapter, right, args, kwargs, before, after, mine, wrong)
+        explains = ""
+        if right is not None:
+            with maybe_record(right, args, True) as theirs:  # which has no dropout, either
+                output = second.adapter.call(right, *args, **kwargs)
+            padding = [X for X in (*args, *kwargs.values()) if getattr(X, "ndim", 0) == 2]
+            apart, rest = (max(distances(output, X, padding).values(), default=0.0) for X in (before, after))
+            explains = explain_rest(type(right).__name__, apart, rest, theirs, mine, wrong)
         report.mended = RepairEffect(wrong, distances(before, after), left, explains)
     return report
 
@@ -107,48 +113,22 @@ def distances(before: Any, after: Any, masks: Sequence[Any] = ()) -> dict[str, f
 
 
 def explain_rest(
-    adapter: Any,
-    like: Any,
-    args: Any,
-    kwargs: Any,
-    before: Any,
-    after: Any,
-    mine: Record | None,
-    wrong: tuple[str, ...],
+    name: str, apart: float, left: float, theirs: Record | None, mine: Record | None, wrong: tuple[str, ...]
 ) -> str:
-    """Say whether the model gives what the reference does once its wrong layers are right; "" without a reference.
+    """Say whether the model gives what the reference of this name does once its wrong layers are right.
 
-    Args:
-        adapter: of the model's framework.
-        like: a model that takes the same arguments; None = there is none.
-        args, kwargs: the arguments of the call.
-        before, after: the model's outputs with wrong layers, and with right ones.
-        mine: the record of the call with right layers.
-        wrong: the paths of the wrong layers.
+    apart, left: how far its output is, with wrong layers and with right ones; theirs, mine: records of the calls of the
+    reference, and of the model with right layers; wrong: the paths of the wrong layers.
     """
-    if like is None:
-        return ""
-    with maybe_record(like, args, True) as theirs:  # which has no dropout, either
-        right = adapter.call(like, *args, **kwargs)
-    padding = [X for X in (*args, *kwargs.values()) if getattr(X, "ndim", 0) == 2]
-    apart, left = (max(distances(right, X, padding).values(), default=0.0) for X in (before, after))
     if left <= SMALL * apart:
-        return f"it explains all of the difference from {type(like).__name__}"
-    where = rest_begins(theirs, mine, wrong)
-    rest = f"{number(100 * left / apart)}% of the difference from {type(like).__name__} is left"
-    return f"{rest}, which has other reasons{'; ' * bool(where)}{where}"
-
-
-def rest_begins(theirs: Record | None, mine: Record | None, wrong: tuple[str, ...]) -> str:
-    """Say where the rest of the difference begins outside of the wrong layers; "" if no module shows it."""
-    if mine is None or theirs is None:
-        return ""
+        return f"it explains all of the difference from {name}"
+    where = ""
     with contextlib.suppress(TypeError, ValueError):
-        rows = compare_records(theirs, mine).rows
-        first = (row for row in rows if row.verdict == "differs" and not any(is_at(row.other, path) for path in wrong))
-        if (row := next(first, None)) is not None:
-            return f"the rest begins at {row.path or 'the model'}"
-    return ""
+        rows = compare_records(theirs, mine).rows if mine is not None and theirs is not None else ()
+        outside = (row for row in rows if not any(is_at(row.other, path) for path in wrong))
+        if (first := next((row for row in outside if row.verdict == "differs"), None)) is not None:
+            where = f"; the rest begins at {first.path or 'the model'}"
+    return f"{number(100 * left / apart)}% of the difference from {name} is left, which has other reasons{where}"
 
 
 def float_outputs(output: Any, name: str = "output") -> dict[str, np.ndarray]:

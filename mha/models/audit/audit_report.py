@@ -7,11 +7,12 @@ import os
 from collections.abc import Sequence
 from typing import Any, Literal
 
+import numpy as np
 from rich.console import Console, ConsoleOptions, RenderResult
 
 from mha.core.tables import lines, number, plain_table, plural, text
-from mha.models.audit import judging
 from mha.models.audit.judging import JudgedCall
+from mha.parity.cases.files import case_files
 from mha.parity.diagnosis.blind_spots.sight import Sight, Unseen
 from mha.parity.diagnosis.blind_spots.views import sight
 from mha.parity.diagnosis.compare.report import Report
@@ -64,16 +65,20 @@ class LayerRow:
 
         Raises ValueError if the layer does not differ, OSError if the file cannot be written.
         """
-        if self.judged is None or self.judged.layer_call is None:
+        call = None if self.judged is None else self.judged.layer_call
+        if call is None:
             raise ValueError(f"{self.path} is {self.verdict}; only a layer that differs is saved")
-        judging.save(path, self.judged.layer_call)
+        if call.sizes.slots is not None:
+            raise ValueError("the call has a cache, which a case file of one call cannot hold; save a call without one")
+        ones = np.ones((*call.queries.shape[:2], call.config.num_hiddens), call.queries.dtype)
+        inputs = call.queries, call.keys, call.values, ones if call.cotangent is None else call.cotangent
+        given = call.call.nondefaults() | {"causal": call.call.causal}
+        case_files.write(path, case_files.make("a layer of a model", call.layer, inputs, given))
 
     def as_json(self, why: bool) -> dict[str, Any]:
         """Return the row as plain data; why: with the explanation, which takes seconds to find."""
-        found = {
-            "path": self.path, "kind": self.kind, "verdict": self.verdict, "ratio": self.ratio, "call": self.call,
-            "calls": self.calls, "note": self.note,
-        }  # fmt: skip
+        names = ("path", "kind", "verdict", "ratio", "call", "calls", "note")
+        found = {name: getattr(self, name) for name in names}
         reasons = [] if not why or self.report is None or self.report else self.report.diagnosis.explanations
         return found | ({"why": [str(one) for one in reasons if one.sure]} if why else {})
 
@@ -156,7 +161,7 @@ class AuditReport:
     @functools.cached_property
     def sight(self) -> Sight | None:
         """The mistakes that the calls of this audit could show, if it found no difference; else None."""
-        calls = [(functools.partial(problem_of, one), ("output",)) for one in self.kept]
+        calls = [(functools.partial(getattr, one, "layer_call"), ("output",)) for one in self.kept]
         return sight(calls) if self and calls else None
 
     @property
@@ -171,8 +176,8 @@ class AuditReport:
         if len(self.wrong) < 2 or len(self.wrong) < len(compared):
             return False
         some = self.wrong[0], self.wrong[len(self.wrong) // 2], self.wrong[-1]
-        named = [sure_mistakes(row) for row in some]
-        return bool(set.intersection(*named))
+        found = [row.report.diagnosis.explanations if row.report is not None else () for row in some]
+        return bool(set.intersection(*({one.mistakes for one in reasons if one.sure} for reasons in found)))
 
     def to_json(self) -> str:
         """The report as JSON."""
@@ -253,14 +258,3 @@ def path_range(first: str, last: str) -> str:
         return f"{first} ... {last}"
     (at,) = differ
     return ".".join([*ours[:at], f"{ours[at]} ... {theirs[at]}", *ours[at + 1 :]])
-
-
-def problem_of(one: JudgedCall) -> Any:
-    """Return the problem of a judged call."""
-    return one.layer_call
-
-
-def sure_mistakes(row: LayerRow) -> set[tuple[str, ...]]:
-    """Return the names of the mistakes that surely explain a layer."""
-    found = row.report.diagnosis.explanations if row.report is not None else ()
-    return {one.mistakes for one in found if one.sure}

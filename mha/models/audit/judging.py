@@ -9,13 +9,18 @@ from mha.core.call import ROWS, call_of
 from mha.core.options import checks
 from mha.core.options.config import numpy_dtype
 from mha.layer import restore
-from mha.models.audit.calls.layer_call import WITHOUT_WINDOW, layer_call_arguments
+from mha.models.audit.calls.layer_call import (
+    WITHOUT_WINDOW,
+    are_separate,
+    count_texts,
+    layer_call_arguments,
+    note_on_texts,
+    reasons_together,
+)
 from mha.models.audit.calls.model_calls import UnknownError
 from mha.models.audit.calls.own_layers import cache_for
-from mha.models.audit.calls.packed import Sizes, are_separate, count_texts, note_on_texts, reasons_together
 from mha.models.audit.calls.session import CapturedCall
 from mha.models.audit.layers.reference import Reference
-from mha.parity.cases.files import case_files
 from mha.parity.diagnosis.compare.comparison import report_of
 from mha.parity.diagnosis.compare.report import Report
 from mha.parity.diagnosis.search.explanations import Diagnosis
@@ -28,19 +33,12 @@ PROJECTED = ("W_q", "W_k", "W_v")
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class JudgedCall:
-    """A judged call of a layer.
+    """A judged call of a layer."""
 
-    Attributes:
-        number: of the model's call.
-        ratio: of the output.
-        report: of `parity.compare`.
-        layer_call: the call as the right layer gets it; None when its arrays are no longer kept.
-    """
-
-    number: int
-    ratio: float
-    report: Report
-    layer_call: Problem | None
+    number: int  # of the model's call
+    ratio: float  # of the output
+    report: Report  # of `parity.compare`
+    layer_call: Problem | None  # the call as the right layer gets it; None when its arrays are no longer kept
 
     def light(self) -> Self:
         """Return the same without the arrays of the layer."""
@@ -102,7 +100,7 @@ def judge_texts(
     Where the arguments do not say whether texts are apart, either is right: each model has its own rule.
     """
     one, attends = judge(captured, layer_call), captured.layer.attends
-    count = 1 if attends is None else count_texts(captured.call, attends, call_sizes(captured))
+    count = 1 if attends is None else count_texts(captured.call, attends, captured.sizes)
     if attends is None or count == 1:
         return one, ""
     apart = are_separate(captured.call, attends, reference)
@@ -112,12 +110,6 @@ def judge_texts(
     if apart or one.ratio > 1:
         return one, ""
     return one, note_on_texts(count, reasons_together(captured.call, attends, reference) if attends.causal else [])
-
-
-def call_sizes(captured: CapturedCall) -> Sizes:
-    """Return the numbers of samples, queries and keys in a call of a layer."""
-    queries, keys = captured.inputs["queries"], captured.inputs["keys"]
-    return len(queries), queries.shape[1], (queries if keys is None else keys).shape[1]
 
 
 def layer_call_of(captured: CapturedCall, reference: Reference, apart: bool | None = None) -> Problem:
@@ -130,8 +122,7 @@ def layer_call_of(captured: CapturedCall, reference: Reference, apart: bool | No
     dtype = checks.dtype_name(captured.outputs["W_o"].dtype)  # the one computed in, also under autocast
     if dtype not in FLOATS:
         raise UnknownError(f"its output has dtype {dtype}, expected one of {', '.join(FLOATS)}")
-    _, _, K = sizes = call_sizes(captured)
-    config, weights = layer.weights_for(K)
+    config, weights = layer.weights_for(captured.sizes[2])
     if dtype == "float64" and config.rotary is not None:  # ports compute angles in float32 there, too
         dtype = "float32"
     kind = numpy_dtype(dtype)
@@ -141,7 +132,9 @@ def layer_call_of(captured: CapturedCall, reference: Reference, apart: bool | No
     elif captured.given.get("cache") is not None:
         raise UnknownError("it has a cache of its own, beside what the model's configuration says of its call")
     else:
-        given, rows = layer_call_arguments(captured.call, layer.attends, config, reference, layer.path, sizes, apart)
+        given, rows = layer_call_arguments(
+            captured.call, layer.attends, config, reference, layer.path, captured.sizes, apart
+        )
     given = {"score_bias": None} | given
     if given.pop(WITHOUT_WINDOW, False):
         config = dataclasses.replace(config, window=None)
@@ -163,18 +156,3 @@ def right_output(captured: CapturedCall, layer_call: Problem) -> np.ndarray:
     theirs = captured.outputs["W_o"]
     right = layer_call.outputs()[0]
     return np.where(layer_call.matters("output"), right, theirs.reshape(right.shape).astype(np.float64))
-
-
-def save(path: Any, layer_call: Problem) -> None:
-    """Write the layer, its inputs, the expected output and bounds as a case file; ValueError beside a cache."""
-    if layer_call.sizes.slots is not None:
-        raise ValueError("the call has a cache, which a case file of one call cannot hold; save a call without one")
-    ones = np.ones((*layer_call.queries.shape[:2], layer_call.config.num_hiddens), layer_call.queries.dtype)
-    given = layer_call.call.nondefaults() | {"causal": layer_call.call.causal}
-    inputs = (
-        layer_call.queries,
-        layer_call.keys,
-        layer_call.values,
-        ones if layer_call.cotangent is None else layer_call.cotangent,
-    )
-    case_files.write(path, case_files.make("a layer of a model", layer_call.layer, inputs, given))

@@ -9,12 +9,12 @@ import numpy as np
 
 from mha.core.options.names import BackendName
 from mha.core.tables import few
-from mha.models.audit.audit_report import AuditReport, LayerRow
+from mha.models.audit.audit_report import AuditReport, LayerRow, VerdictName
 from mha.models.audit.calls.model_calls import UnknownError
 from mha.models.audit.calls.session import CapturedCall, Session, partial_reason
-from mha.models.audit.judging import JudgedCall, judge_texts, layer_call_of, right_output
+from mha.models.audit.judging import judge_texts, layer_call_of, right_output
+from mha.models.audit.layers.attention_layer import AttentionLayer
 from mha.models.audit.layers.finding import Finder, first_names
-from mha.models.audit.layers.known import AttentionLayer
 from mha.models.audit.layers.reference import (
     Reference,
     adapter_of,
@@ -38,14 +38,11 @@ def watch(model: Any, like: Any = None, layers: Any = None) -> Iterator[AuditRep
 
 
 class Watch:
-    """The audit of a model while it runs.
+    """The audit of a model while it runs; model, like, layers: as for `watch`.
 
-    Attributes:
-        model, like, layers: as for `watch`.
-        mend: the paths of layers that return the right output instead of their own.
-        once: the arguments of the one call, by position and by name, None = the model may be called often.
-        adapter: the one that tells of the calls, None = that of the model's framework.
-        backend: the backend of a model that is recorded.
+    mend: the paths of layers that return the right output instead of their own; once: the arguments of the one call, by
+    position and by name, None = the model may be called often; adapter, backend: of a recorded model, None = as its
+    framework has them.
     """
 
     def __init__(
@@ -58,15 +55,13 @@ class Watch:
         adapter: Any = None,
         backend: BackendName | None = None,
     ) -> None:
-        if adapter is None:
-            backend = backend_of(model)
-            adapter = adapter_of(backend)
         self.model, self.like, self.user_layers, self.mend, self.once = model, like, layers, mend, once
-        self.adapter, self.backend = adapter, backend
-        self.target = adapter.prepare(model, *(once or ((), {})))
+        self.backend = backend or backend_of(model)
+        self.adapter = adapter or adapter_of(self.backend)
+        self.target = self.adapter.prepare(model, *(once or ((), {})))
         self.layers: list[AttentionLayer] = []
         self.rows: dict[str, LayerRow] = {}
-        self.kept: dict[Any, JudgedCall] = {}
+        self.kept: dict[Any, Any] = {}  # by configuration, a `JudgedCall` with its arrays
         self.notes: dict[str, None] = {}
         self.library = False
         self.changes_cache = False
@@ -108,22 +103,18 @@ class Watch:
             self.fail(path, str(error))
             return None
         self.notes |= {packed: None} if packed else {}
+        verdict: VerdictName = "differs" if one.ratio > 1 else "same"
+        if verdict == "same":
+            # Of each configuration, the call with the most keys and no cache is kept, to find its blind spots later.
+            sizes, known = layer_call.sizes, self.kept.get(layer_call.config)
+            if sizes.slots is None and (known is None or known.layer_call.sizes.K < sizes.K):
+                self.kept[layer_call.config] = one
+            if row is not None and row.judged is not None and row.judged.ratio >= one.ratio:
+                one = row.judged
+            one = one.light()
         calls = 1 if row is None else row.calls + 1
-        if one.ratio > 1:
-            self.rows[path] = LayerRow(path, captured.layer.kind, "differs", captured.layer.note, calls, one)
-            return None
-        self.keep(one)
-        if row is not None and row.judged is not None and row.judged.ratio >= one.ratio:
-            one = row.judged
-        self.rows[path] = LayerRow(path, captured.layer.kind, "same", captured.layer.note, calls, one.light())
+        self.rows[path] = LayerRow(path, captured.layer.kind, verdict, captured.layer.note, calls, one)
         return None
-
-    def keep(self, one: JudgedCall) -> None:
-        """Keep of each configuration the call with the most keys and no cache, to find its blind spots later."""
-        if one.layer_call is not None and one.layer_call.sizes.slots is None:
-            known = self.kept.get(one.layer_call.config)
-            if known is None or known.layer_call is None or known.layer_call.sizes.K < one.layer_call.sizes.K:
-                self.kept[one.layer_call.config] = one
 
     def fail(self, path: str, reason: str) -> None:
         """Note that a call of a layer is not known."""
@@ -137,15 +128,11 @@ class Watch:
         rows = []
         for one in self.layers:
             ran = session.ran.get(one.path)
-            if one.reason:
-                verdict: Any = "not known"
-                rows.append(LayerRow(one.path, one.kind, verdict, one.reason))
-            elif one.path in self.rows:
-                rows.append(self.rows[one.path])
-            elif ran:
-                rows.append(LayerRow(one.path, one.kind, "not known", partial_reason(ran)))
+            if reason := one.reason or (partial_reason(ran) if ran else ""):
+                row = LayerRow(one.path, one.kind, "not known", reason)
             else:
-                rows.append(LayerRow(one.path, one.kind, "not called"))
+                row = LayerRow(one.path, one.kind, "not called")
+            rows.append(row if one.reason else self.rows.get(one.path, row))
         left_out = [one.path for one in self.layers if one.left_out]
         silent = (*left_out, *(row.path for row in rows if row.verdict == "not known"))
         others = {path: pool for path, pool in session.pools.items() if not any(is_at(path, X) for X in silent)}
@@ -154,22 +141,17 @@ class Watch:
         notes = [*finder.notes, *self.notes]
         if few_rows := [path or "the model itself" for path, (_, axes) in others.items() if axes < 3]:
             notes += [f"a softmax of rows is no attention, and was not judged: in {', '.join(few(few_rows))}"]
-        if any(
-            hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None)
-            for module in finder.modules.values()
-        ):
+        every = finder.modules.values()
+        if any(hasattr(one, "_orig_mod") or getattr(one, "_compiled_call_impl", None) for one in every):
             notes.append("the eager path was judged: what a compiler makes of the model was not")
-        if not any(not one.reason for one in self.layers) and not left_out:
-            raise ValueError(no_layer_text(rows, finder))
+        if all(one.reason for one in self.layers) and not left_out:
+            listed = "; ".join(f"{row.path or 'the model'} ({row.kind}): {row.note}" for row in rows[:4])
+            more = f"; and {len(rows) - 4} more" if len(rows) > 4 else ""
+            found = f"found: {listed}{more}" if rows else "none was found"
+            raise ValueError(
+                f"no attention layer of the model is known; {found}; its modules are {first_names(finder.modules)}. "
+                "Say what one computes: layers={'blocks.*.attn': dict(W_q='to_q', W_k='to_k', W_v='to_v', W_o='out', "
+                "num_heads=8)}"
+            )
         report.layers, report.truth, report.weighed = tuple(rows), reference.origin, not reference.own
         report.notes, report.kept = tuple(notes), tuple(self.kept.values())
-
-
-def no_layer_text(rows: list[LayerRow], finder: Finder) -> str:
-    """Say that no attention layer is known, and what was found."""
-    listed = "; ".join(f"{row.path or 'the model'} ({row.kind}): {row.note}" for row in rows[:4])
-    found = f"found: {listed}{f'; and {len(rows) - 4} more' if len(rows) > 4 else ''}" if rows else "none was found"
-    return (
-        f"no attention layer of the model is known; {found}; its modules are {first_names(finder.modules)}. Say what "
-        "one computes: layers={'blocks.*.attn': dict(W_q='to_q', W_k='to_k', W_v='to_v', W_o='out', num_heads=8)}"
-    )

@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 
 from mha.models.audit.audit_report import AuditReport
-from mha.models.audit.calls.caches import CacheState
-from mha.models.audit.calls.model_calls import CHANGES
-from mha.models.audit.layers.known import RecordedModule
+from mha.models.audit.calls.model_calls import CHANGES, CacheState
+from mha.models.audit.layers.attention_layer import RecordedModule
 from mha.models.audit.watching import Watch
 from mha.models.records.contents import WEIGHTS, Record
 from mha.models.records.reading import open_record

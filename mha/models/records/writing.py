@@ -13,8 +13,7 @@ from mha import arrays
 from mha.core import dispatch
 from mha.core.options import checks
 from mha.core.options.names import BackendName
-from mha.models.audit.calls.caches import cache_state, owner_of
-from mha.models.audit.calls.model_calls import Histories, History, cache_in
+from mha.models.audit.calls.model_calls import Histories, History, cache_in, cache_state, owner_of
 from mha.models.audit.calls.own_layers import OwnLayers
 from mha.models.audit.layers.reference import adapter_of, backend_of, outermost_config, whole_models
 from mha.models.records.contents import WEIGHTS, Record

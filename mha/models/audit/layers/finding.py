@@ -7,11 +7,18 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from mha.layer import MultiHeadAttention
-from mha.models.audit.layers.known import USER_LAYER, AttentionLayer, native_kind, read_layer, why_no_norms
-from mha.models.audit.layers.partners import NamedReference, Partner, Where, partner_of, partners_of
+from mha.models.audit.layers.attention_layer import USER_LAYER, AttentionLayer, native_kind, read_layer
+from mha.models.audit.layers.partners import NamedReference, Partner, Where, notes_on_guesses, partner_of, partners_of
 from mha.models.audit.layers.reference import Layer, Reference, fits, natural_key, pair_paths
-from mha.models.audit.layers.remarks import notes_on_biases, notes_on_guesses
-from mha.models.audit.layers.user_layers import attends_of, check_user_layer, has_like_alone, options_of, parts_of
+from mha.models.audit.layers.user_layers import (
+    attends_of,
+    check_user_layer,
+    has_like_alone,
+    notes_on_biases,
+    options_of,
+    parts_of,
+    why_no_norms,
+)
 from mha.weights import models, schemes
 from mha.weights.projections import ROLES, LayerArrays, Parts, join_path, missing_kernels, read_arrays
 from mha.weights.schemes.table import ArrayPlace
@@ -23,25 +30,15 @@ UNSAID = "nothing says what it computes; teach it with layers="
 
 @dataclasses.dataclass(frozen=True)
 class Finder:
-    """The search for the attention layers of a model.
+    """The search for the attention layers of a model."""
 
-    Attributes:
-        modules: of the model, by path.
-        arrays: of the model, by name.
-        odd: the adapter's function that says why a projection's weights are no plain arrays.
-        reference: the one that has the right layers.
-        formats: of the model's arrays, see `schemes.recognise`.
-        notes: lines for the report.
-        by_name: the reference's kernels whose orientation their name alone says.
-    """
-
-    modules: Mapping[str, Any]
-    arrays: Mapping[str, Any]
-    odd: Any
-    reference: Reference
-    formats: Callable[[str], str] = schemes.no_format
-    notes: list[str] = dataclasses.field(default_factory=list)
-    by_name: list[str] = dataclasses.field(default_factory=list)
+    modules: Mapping[str, Any]  # of the model, by path
+    arrays: Mapping[str, Any]  # of the model, by name
+    odd: Any  # the adapter's function that says why a projection's weights are no plain arrays
+    reference: Reference  # the one that has the right layers
+    formats: Callable[[str], str] = schemes.no_format  # of the model's arrays, see `schemes.recognise`
+    notes: list[str] = dataclasses.field(default_factory=list)  # lines for the report
+    by_name: list[str] = dataclasses.field(default_factory=list)  # kernels whose orientation their name alone says
 
     def layers(self, user_layers: Any) -> list[AttentionLayer]:
         """List the layers, in the order of their paths; user_layers: as layers= of `audit`.
@@ -54,9 +51,12 @@ class Finder:
         natives = [path for path in natives if not any(is_inside(path, other) for other in (*natives, *by_hand))]
         natives = self.first_paths(natives)
         outer = (*by_hand, *natives)
+        # The names of the arrays, and those that each module would have as a plain projection.
+        plain = (f"{path}.{kernel}" for path in self.modules if path for kernel in PLAIN)
+        names = dict.fromkeys((*self.arrays, *plain))
         found = {
             prefix.rstrip("."): (scheme, prefix)
-            for scheme, prefix in schemes.recognise(self.array_names(), self.formats)
+            for scheme, prefix in schemes.recognise(names, self.formats)
             if not any(is_inside(prefix.rstrip("."), path) or prefix.rstrip(".") == path for path in outer)
         }
         found = {path: found[path] for path in self.first_paths(found)}
@@ -64,15 +64,11 @@ class Finder:
             raise ValueError(
                 f"layers has like= alone for {lost[0]}, which no table knows; say W_q= and the others, too"
             )
-        paths = sorted(
-            {*found, *natives, *(path for path, user_layer in by_hand.items() if user_layer)}, key=natural_key
-        )
+        taught = (path for path, user_layer in by_hand.items() if user_layer)
+        paths = sorted({*found, *natives, *taught}, key=natural_key)
         by_scheme = pair_paths(paths, self.reference.layers())
-        where = (
-            {}
-            if self.reference.own
-            else partners_of({path: every.get(path) for path in paths}, self.reference, by_scheme)
-        )
+        described = {} if self.reference.own else {path: every.get(path) for path in paths}
+        where = partners_of(described, self.reference, by_scheme)
         partner = functools.partial(self.partner, where, by_scheme)
         made = [self.by_scheme(path, layer, partner(path)) for path, layer in found.items()]
         made += [self.by_class(path, partner(path)) for path in natives]
@@ -104,11 +100,6 @@ class Finder:
         for path in paths:
             first.setdefault(id(self.modules.get(path, path)), path)
         return list(first.values())
-
-    def array_names(self) -> dict[str, None]:
-        """Return the names of the arrays, and those that each module would have as a plain projection."""
-        every = (f"{path}.{kernel}" for path in self.modules if path for kernel in PLAIN)
-        return dict.fromkeys((*self.arrays, *every))
 
     def match_modules(self, user_layers: Any) -> dict[str, Any]:
         """Return the modules whose paths fit the patterns of layers=, each with its value there."""

@@ -149,17 +149,37 @@ def reference_by_name(
     mine: the arrays of the model. Raises ValueError if their sizes differ, or if nothing shows how the kernels lie.
     """
     taking = functools.partial(
-        read_arrays,
-        reference.arrays,
-        prefix,
-        parts,
-        reference.modules,
-        mine,
-        whose=reference.origin,
-        formats=reference.formats,
-    )
+        read_arrays, reference.arrays, prefix, parts, reference.modules, mine,
+        whose=reference.origin, formats=reference.formats,
+    )  # fmt: skip
     try:
         first = taking()
     except ValueError as error:
         raise ValueError(f"like= and layers= do not fit each other: {error}") from error
     return NamedReference(reference, taking, False, first), (first.scheme, f"{prefix}.")
+
+
+def notes_on_guesses(
+    user_layers: Mapping[str, Any], where: Mapping[str, Where], kernels: Sequence[str], reference: Reference
+) -> list[str]:
+    """Say which layers of like= were paired by order alone, and which kernels lie as their name says.
+
+    user_layers: by path, the value in layers=; where: as of `partners_of`; kernels: the names of their arrays.
+    """
+    pairs = []
+    for path, (other, _) in where.items():
+        parts = parts_of_like(user_layers[path])
+        if not fits(other, path) and (parts is None or parts.path is None):
+            pairs.append(f"{path} with {other or 'the only layer'}")
+    notes = []
+    if pairs:
+        notes.append(
+            f"compared by the order of their paths: {', '.join(few(pairs))} of {reference.origin}; if that is wrong, "
+            "say like='...' in layers="
+        )
+    if kernels:
+        notes.append(
+            f"taken as (out, in), as PyTorch's of this name are: {', '.join(few([*kernels]))} of {reference.origin}; "
+            "if they are (in, out), say like=dict(axes='io') in layers="
+        )
+    return notes

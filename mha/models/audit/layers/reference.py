@@ -27,35 +27,19 @@ MOST = 2**30  # bytes of weights that are kept
 GROWING = ("dynamic", "longrope", "su", "yarn")  # rotations that may go by the length of the text
 
 
+@dataclasses.dataclass(eq=False)
 class Reference:
-    """Arrays by name, which are read when they are used, and the configuration of their model.
+    """Arrays by name, which are read when they are used, and the configuration of their model."""
 
-    Attributes:
-        arrays: by name.
-        config: of the model, None = there is none.
-        origin: where the arrays are from, in words.
-        own: whether they are the judged model's own.
-        inside: the path of the part of the model that the configuration is of, "" = all of it.
-        formats: the format of an array, by its name, see `schemes.recognise`.
-        config_format: the format of the arrays of the model that has the configuration, None = the same.
-        modules: of the model that has the arrays, {} = none.
-    """
-
-    def __init__(
-        self,
-        arrays: Mapping[str, Any],
-        config: Mapping[str, Any] | None,
-        origin: str,
-        own: bool = False,
-        inside: str = "",
-        formats: Callable[[str], str] = schemes.no_format,
-        config_format: str | None = None,
-        modules: Mapping[str, Any] | None = None,
-    ) -> None:
-        self.modules = modules or {}
-        self.arrays, self.config, self.origin, self.own, self.inside = arrays, config, origin, own, inside
-        self.formats, self.config_format = formats, config_format
-        self.kept: dict[Any, Found] = {}
+    arrays: Mapping[str, Any]
+    config: Mapping[str, Any] | None  # of the model, None = there is none
+    origin: str  # where the arrays are from, in words
+    own: bool = False  # whether they are the judged model's own
+    inside: str = ""  # the path of the part of the model that the configuration is of, "" = all of it
+    formats: Callable[[str], str] = schemes.no_format  # of an array, by its name, see `schemes.recognise`
+    config_format: str | None = None  # of the arrays of the model that has the configuration, None = the same
+    modules: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # of the model that has the arrays
+    kept: dict[Any, Found] = dataclasses.field(default_factory=dict)
 
     def layers(self) -> list[Layer]:
         """List the layers that the names show, in the order of their numbers."""
@@ -72,19 +56,13 @@ class Reference:
         """
         key = chosen, str(given), tokens if self.grows else 0
         if key not in self.kept:
-            self.kept[key] = self._layer(chosen, given, tokens)
-            while len(self.kept) > 1 and sum(map(weight_bytes, self.kept.values())) > MOST:
+            (own, prefix), recorded, options = self.arrays_of(chosen), self.options(chosen, tokens), dict(given)
+            num_heads, options = models.join_options(recorded, options.pop("num_heads", None), options, "the model")
+            self.kept[key] = schemes.to_canonical(own, chosen[0], prefix, num_heads, **options)
+            schemes.ask(chosen[0], options)
+            while len(self.kept) > 1 and sum(X.nbytes for one in self.kept.values() for X in one[1].values()) > MOST:
                 del self.kept[next(iter(self.kept))]
         return self.kept[key]
-
-    def _layer(self, chosen: Layer, given: Mapping[str, Any], tokens: int) -> Found:
-        scheme = chosen[0]
-        own, prefix = self.arrays_of(chosen)
-        recorded, options = self.options(chosen, tokens), dict(given)
-        num_heads, options = models.join_options(recorded, options.pop("num_heads", None), options, "the model")
-        found = schemes.to_canonical(own, scheme, prefix, num_heads, **options)
-        schemes.ask(scheme, options)
-        return found
 
     def arrays_of(self, chosen: Layer) -> tuple[dict[str, np.ndarray], str]:
         """Return the arrays of a layer by the names of its scheme, and their prefix."""
@@ -148,32 +126,22 @@ def open_reference(like: Any, model: Any, adapter: Any, backend: BackendName | N
             beside = config_beside(source.path)
             own_config = config if beside is None else beside
             inside, config_format = (inside, config_format) if beside is None else ("", None)
-            reference = Reference(
-                readers.Arrays(source),
-                own_config,
-                os.fspath(like),
-                inside=inside,
-                formats=source.format_of,
-                config_format=config_format,
-            )
+            of_file = False, inside, source.format_of, config_format
+            reference = Reference(readers.Arrays(source), own_config, os.fspath(like), *of_file)
             if unread := weights.unread_error(source, next(iter(reference.layers()), None), packed=True):
                 raise unread
             yield reference
     elif isinstance(like, Mapping) and not callable(like):  # a module of MLX is a dict, too
         arrays = flatten_names(like)
         formats = formats_of(dispatch.backend_of(next(iter(arrays.values()), None)))
-        yield Reference(
-            arrays, config, "the arrays of like", inside=inside, formats=formats, config_format=config_format
-        )
+        yield Reference(arrays, config, "the arrays of like", False, inside, formats, config_format)
     elif own_backend := dispatch.backend_of(like):
         other = adapter_of(own_backend)
         modules = other.modules(like)
         there, own = outermost_config(modules)
         there, own, config_format = (inside, config, config_format) if own is None else (there, own, None)
-        name, formats = f"the {type(like).__name__} of like", formats_of(own_backend)
-        yield Reference(
-            other.arrays(like), own, name, inside=there, formats=formats, config_format=config_format, modules=modules
-        )
+        of_model = False, there, formats_of(own_backend), config_format, modules
+        yield Reference(other.arrays(like), own, f"the {type(like).__name__} of like", *of_model)
     else:
         raise TypeError(f"like is a {type(like).__name__}, expected a path, a mapping of arrays, a model, or None")
 
@@ -237,11 +205,6 @@ def adapter_of(backend: BackendName) -> Any:
     return importlib.import_module(f"mha.models.frameworks.{backend}")
 
 
-def weight_bytes(found: Found) -> int:
-    """Return the bytes of the weights of a layer."""
-    return sum(X.nbytes for X in found[1].values())
-
-
 def natural_key(prefix: str) -> list[Any]:
     """Return the sort key of a prefix, in which 2 comes before 10."""
     return [int(X) if X.isdigit() else X for X in re.split(r"(\d+)", prefix)]
@@ -267,9 +230,4 @@ def is_at(path: str, other: str) -> bool:
 
 def fits(name: str, path: str) -> bool:
     """Whether a name is a path, or one ends with the other."""
-    return name == path or ends(name, path) or ends(path, name)
-
-
-def ends(name: str, end: str) -> bool:
-    """Whether a name ends with another one, after a dot."""
-    return bool(end) and name.endswith(f".{end}")
+    return name == path or (bool(path) and name.endswith(f".{path}")) or (bool(name) and path.endswith(f".{name}"))

@@ -4,9 +4,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from mha.core.options import checks
+from mha.core.options.norms import SHIFTS
+from mha.core.tables import few, plural
 from mha.weights import models, schemes
 from mha.weights.checkpoints import LAYER_OPTIONS
-from mha.weights.projections import NEEDED, NORMS, PART_KEYS, ROLES, Parts
+from mha.weights.projections import NEEDED, NORMS, PART_KEYS, ROLES, Parts, biases_of
 from mha.weights.schemes import TIED
 
 CALLED = ("causal", "padding", "cross")  # how a layer is called
@@ -98,3 +100,43 @@ def attends_of(user_layer: Mapping[str, Any]) -> models.CallConvention:
         causal=checks.flag("causal of layers", user_layer.get("causal", False)), queries=padding, keys=padding,
         cross=checks.flag("cross of layers", user_layer.get("cross", False)),
     )  # fmt: skip
+
+
+def why_no_norms(arrays: Mapping[str, Any], path: str, user_layer: Mapping[str, Any]) -> str:
+    """Say why the norms of queries and keys in a layer of layers= are not known; "" if they are."""
+    for role in ("q_norm", "k_norm"):
+        own = f"{path}.{user_layer.get(role, role)}"
+        if f"{own}.bias" in arrays:
+            return (
+                f"it has {own}.bias: its norms of queries and keys {SHIFTS}; leave it out with "
+                f"layers={{{path!r}: None}}"
+            )
+        if not {"scheme", role} & user_layer.keys() and any(f"{own}.{kind}" in arrays for kind in ("weight", "scale")):
+            return (
+                f"it has {own}, of which layers= says nothing; add q_norm='q_norm', k_norm='k_norm' and "
+                "qk_norm='rms' or 'layer', or an mha.Norm"
+            )
+    return ""
+
+
+def notes_on_biases(user_layers: Mapping[str, Any], arrays: Mapping[str, Any]) -> list[str]:
+    """Say which projections have no bias, though others of the layer, or of layers described alike, have one.
+
+    user_layers: by path, the value in layers=; arrays: of the model.
+    """
+    notes = []
+    for user_layer in {id(one): one for one in user_layers.values() if isinstance(one, Mapping)}.values():
+        if (parts := parts_of(user_layer)) is None:
+            continue
+        biases = {path: biases_of(arrays, path, parts) for path, one in user_layers.items() if one is user_layer}
+        if not any(any(one.values()) for one in biases.values()):
+            continue
+        bare = {path: tuple(parts.names[role] for role, X in one.items() if X is None) for path, one in biases.items()}
+        for names in dict.fromkeys(filter(None, bare.values())):
+            where = [path for path, one in bare.items() if one == names]
+            notes.append(
+                f"no bias: {', '.join(dict.fromkeys(names))} in {plural(len(where), 'layer')} "
+                f"({', '.join(few(where))}), though other projections have one: whether it was left out is not seen "
+                "without like="
+            )
+    return notes

@@ -7,7 +7,6 @@ from typing import Any, Self
 import numpy as np
 
 from mha.core.options.config import Config
-from mha.core.options.norms import SHIFTS
 from mha.models.audit.layers.reference import Found
 from mha.weights import foreign, models
 from mha.weights.schemes.axes import unpack
@@ -18,46 +17,28 @@ INPUT_OF = {"W_q": "queries", "W_k": "keys", "W_v": "values", "W_o": "merged"}
 
 
 class RecordedModule:
-    """A stand-in for a module of a recorded model.
+    """A stand-in for a module of a recorded model."""
 
-    Attributes:
-        odd: why its weights are not plain arrays.
-        native: the kind of a framework's own attention layer, "" = it is none.
-        problem: why such a layer is not known.
-        take: returns its configuration and its weights.
-    """
-
-    odd = native = problem = ""
-    take: Callable[[], Found]
+    odd = ""  # why its weights are not plain arrays
+    native = ""  # the kind of a framework's own attention layer, "" = it is none
+    take: Callable[[], Found]  # returns the configuration and the weights of such a layer
 
 
 @dataclasses.dataclass(frozen=True)
 class AttentionLayer:
-    """An attention layer of a model.
+    """An attention layer of a model."""
 
-    Attributes:
-        path: of its module.
-        kind: its scheme, or its class.
-        places: by projection, the path of its module, and which part of that module's output it is.
-        native: whether it is watched as a whole, since its projections may be no modules.
-        take: from the number of tokens to its configuration and weights.
-        attends: how it is called, None = as its own call says.
-        reason: why it is not known, "" if it is.
-        left_out: whether layers= leaves it out.
-        note: further words.
-        turned: the same layer with its kernels transposed, where only their use shows how they lie.
-    """
-
-    path: str
-    kind: str
+    path: str  # of its module
+    kind: str  # its scheme, or its class
+    # By projection, the path of its module, and which part of that module's output it is.
     places: Mapping[str, ArrayPlace] = dataclasses.field(default_factory=dict)
-    native: bool = False
-    take: Callable[[int], Found] | None = None
-    attends: models.CallConvention | None = None
-    reason: str = ""
-    left_out: bool = False
-    note: str = ""
-    turned: Self | None = None
+    native: bool = False  # whether it is watched as a whole, since its projections may be no modules
+    take: Callable[[int], Found] | None = None  # from the number of tokens to its configuration and weights
+    attends: models.CallConvention | None = None  # how it is called, None = as its own call says
+    reason: str = ""  # why it is not known, "" if it is
+    left_out: bool = False  # whether layers= leaves it out
+    note: str = ""  # further words
+    turned: Self | None = None  # the same with its kernels transposed, where only their use shows how they lie
 
     def weights_for(self, tokens: int) -> Found:
         """Return the configuration and the canonical weights, for a text of this many tokens."""
@@ -99,17 +80,13 @@ class AttentionLayer:
         for role in outputs:
             X = inputs.get(INPUT_OF.get(role, ""))
             if X is not None and X.shape[:-1] == outputs[role].shape[:-1]:
-                found = [way.weights_for(X.shape[1]) for way in ways]
-                far = [self.kernel_error(role, X.astype(np.float64), outputs[role], *one) for one in found]
+                far = []
+                for way in ways:
+                    config, weights = way.weights_for(X.shape[1])
+                    expected = X.astype(np.float64) @ weights[f"{role}.kernel"] + weights.get(f"{role}.bias", 0)
+                    far.append(np.abs(expected - self.part(role, outputs[role], config)).max(initial=0))
                 votes += int(np.sign(far[0] - far[1]))
         return ways[votes > 0]
-
-    def kernel_error(
-        self, role: str, X: np.ndarray, output: np.ndarray, config: Config, weights: Mapping[str, np.ndarray]
-    ) -> float:
-        """Return how far a projection's output is from its input times its kernel (in, out), plus its bias."""
-        expected = X @ weights[f"{role}.kernel"] + weights.get(f"{role}.bias", 0)
-        return float(np.abs(expected - self.part(role, output, config)).max(initial=0))
 
 
 def native_kind(module: Any) -> str | None:
@@ -123,20 +100,3 @@ def native_kind(module: Any) -> str | None:
 def read_layer(module: Any) -> Found:
     """Return the configuration and weights of a framework's own layer; TypeError or ValueError if not known."""
     return module.take() if isinstance(module, RecordedModule) else foreign.read_layer(module)
-
-
-def why_no_norms(arrays: Mapping[str, Any], path: str, user_layer: Mapping[str, Any]) -> str:
-    """Say why the norms of queries and keys in a layer of layers= are not known; "" if they are."""
-    for role in ("q_norm", "k_norm"):
-        own = f"{path}.{user_layer.get(role, role)}"
-        if f"{own}.bias" in arrays:
-            return (
-                f"it has {own}.bias: its norms of queries and keys {SHIFTS}; leave it out with "
-                f"layers={{{path!r}: None}}"
-            )
-        if not {"scheme", role} & user_layer.keys() and any(f"{own}.{kind}" in arrays for kind in ("weight", "scale")):
-            return (
-                f"it has {own}, of which layers= says nothing; add q_norm='q_norm', k_norm='k_norm' and "
-                "qk_norm='rms' or 'layer', or an mha.Norm"
-            )
-    return ""
