@@ -1,9 +1,10 @@
 """Audit attention from arrays alone, for a model that is no tree of modules, such as functions of JAX."""
 
 import contextlib
+import dataclasses
 import fnmatch
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from mha.models.audit.calls.session import CapturedCall
 from mha.models.audit.layers.attention_layer import AttentionLayer
 from mha.models.audit.layers.finding import first_names
 from mha.models.audit.layers.partners import NamedReference, Partner, notes_on_guesses, partner_of, partners_of
-from mha.models.audit.layers.reference import Layer, Reference, natural_key, open_reference, pair_paths
+from mha.models.audit.layers.reference import Reference, natural_key, open_reference, pair_paths
 from mha.models.audit.layers.user_layers import parts_of_like
 from mha.models.audit.watching import Watch
 from mha.parity.rule.layouts import MEANS, STEPS
@@ -60,11 +61,16 @@ def audit_taps(taps: Mapping[str, Mapping[str, Any]], like: Any = None, layers: 
         raise TypeError(f"taps is {checks.brief(taps)}, expected a mapping of layers, such as {{'layers.0': {{...}}}}")
     split_taps = {str(path): _split_tap(path, one) for path, one in taps.items()}
     user_layers = _match_layers(layers, split_taps)
-    with _open_reference(like) as reference:
+    no_like = contextlib.nullcontext(Reference({}, None, "the layers of layers="))
+    with no_like if like is None else open_reference(like, None, None, None) as reference:
         watching = _ArraysWatch(reference)
         paths = [path for path in split_taps if user_layers.get(path, "") is not None]
         every = reference.layers()
-        partners = _partners(paths, every)
+        partners = pair_paths(paths, every)
+        for path in paths:  # whose name may be longer at both ends: model.layers.0.attn
+            inside = [layer for layer in every if f".{path}." in f".{layer[1]}"]
+            if path not in partners and len(inside) == 1:
+                partners[path] = inside[0]
         described = {path: one for path, one in user_layers.items() if isinstance(one, Mapping) and parts_of_like(one)}
         where = partners_of(described, reference, partners)
         for number, path in enumerate(sorted(split_taps, key=natural_key), 1):
@@ -96,45 +102,26 @@ class _ArraysWatch(Watch):
     def take(self, captured: CapturedCall) -> None:
         """Judge one call by its own arguments and by what is known of its layer."""
         layer = captured.layer
-        attends, captured.layer = layer.attends, _without_conventions(layer)
+        attends = layer.attends
+        captured.layer = dataclasses.replace(layer, attends=None)
         Q, K = captured.inputs["queries"].shape[1], captured.inputs["keys"].shape[1]
-        if attends is not None:
-            try:
-                captured.given = self.arguments_by_config(captured, attends, Q, K) | captured.given
-            except (UnknownError, TypeError, ValueError) as error:
-                self.fail(layer.path, str(error))
-                return
+        if attends is not None and not attends.cross:
+            captured.given = {"causal": attends.causal} | captured.given
+            if K > Q and not any(name in captured.given for name in OF_TOKENS):
+                captured.given["offset"] = K - Q
+            if attends.bias and "score_bias" not in captured.given:
+                try:
+                    config, _ = layer.weights_for(K)
+                    captured.given["score_bias"] = score_bias(attends, config, self.reference, layer.path, Q, K)
+                except (UnknownError, TypeError, ValueError) as error:
+                    self.fail(layer.path, str(error))
+                    return
         self.judge(captured)
-
-    def arguments_by_config(
-        self, captured: CapturedCall, attends: models.CallConvention, Q: int, K: int
-    ) -> dict[str, Any]:
-        """Return the arguments of the layer's call that the model's configuration implies."""
-        if attends.cross:
-            return {}
-        given: dict[str, Any] = {"causal": attends.causal}
-        if K > Q and not any(name in captured.given for name in OF_TOKENS):
-            given["offset"] = K - Q
-        if attends.bias and "score_bias" not in captured.given:
-            given["score_bias"] = score_bias(
-                attends, captured.layer.weights_for(K)[0], self.reference, captured.layer.path, Q, K
-            )
-        return given
 
 
 def _without_conventions(layer: AttentionLayer) -> AttentionLayer:
     """Return the same layer, called with the arguments that were given for it."""
     return AttentionLayer(layer.path, layer.kind, native=True, take=layer.take)
-
-
-@contextlib.contextmanager
-def _open_reference(like: Any) -> Iterator[Reference]:
-    """Open the reference that the layers are compared with; like: as for `audit_taps`."""
-    if like is None:
-        yield Reference({}, None, "the layers of layers=")
-        return
-    with open_reference(like, None, None, None) as reference:
-        yield reference
 
 
 def _split_tap(path: Any, one: Any) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any], dict[str, Any]]:
@@ -148,7 +135,14 @@ def _split_tap(path: Any, one: Any) -> tuple[dict[str, Any], dict[str, Any], dic
     for name in ("queries", "output"):
         if name not in one:
             raise ValueError(f"taps has no {name} for {path!r}; it has {', '.join(one) or 'nothing'}")
-    found = {name: X if _is_plain(X) else _array(path, name, X) for name, X in one.items() if X is not None}
+    found = {name: X for name, X in one.items() if X is not None}
+    for name, X in found.items():
+        if not isinstance(X, (bool, int, list, tuple)):
+            if dispatch.backend_of(X) is None:
+                raise TypeError(
+                    f"{name} of {path!r} is {checks.brief(X)}, expected an array of {', '.join(dispatch.FRAMEWORKS)}"
+                )
+            found[name] = np.asarray(arrays.to_numpy(X))
     found = {"keys": found["queries"]} | found
     found = {"values": found["keys"]} | found
     for name in (*INPUTS, "output"):
@@ -159,28 +153,6 @@ def _split_tap(path: Any, one: Any) -> tuple[dict[str, Any], dict[str, Any], dic
     output = {"W_o": found.pop("output")}
     steps = {name: X for name, X in found.items() if name not in ROWS and name != "rows"}
     return inputs, output, steps, {name: X for name, X in found.items() if name not in steps}
-
-
-def _partners(paths: list[str], every: list[Layer]) -> dict[str, Layer]:
-    """Pair each given layer with one of the reference, whose name may be longer at both ends: model.layers.0.attn."""
-    found = pair_paths(paths, every)
-    for path in paths:
-        inside = [layer for layer in every if f".{path}." in f".{layer[1]}"]
-        if path not in found and len(inside) == 1:
-            found[path] = inside[0]
-    return found
-
-
-def _is_plain(X: Any) -> bool:
-    return isinstance(X, (bool, int, list, tuple))
-
-
-def _array(path: Any, name: str, X: Any) -> np.ndarray:
-    if dispatch.backend_of(X) is None:
-        raise TypeError(
-            f"{name} of {path!r} is {checks.brief(X)}, expected an array of {', '.join(dispatch.FRAMEWORKS)}"
-        )
-    return np.asarray(arrays.to_numpy(X))
 
 
 def _match_layers(layers: Any, split_taps: Mapping[str, Any]) -> dict[str, Any]:

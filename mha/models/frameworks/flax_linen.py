@@ -56,7 +56,7 @@ class LinenModel:
             for at in [None] if root is None else range(self.length(root)):
                 name = self.name(path, root, at)
                 if name not in self.modules:
-                    tree = self.inside(path) if root is None else nest_arrays(self.slice(root, at), path[len(root) :])
+                    tree = self.inside(path) if root is None else nest_arrays(self.stacks[root], at, path[len(root) :])
                     self.modules[name] = module.bind({"params": tree})
         self.modules.setdefault("", self.model)
 
@@ -67,10 +67,6 @@ class LinenModel:
     def length(self, root: tuple[str, ...]) -> int:
         """Return the number of layers in a stack."""
         return len(next(iter(self.stacks[root].values())))
-
-    def slice(self, root: tuple[str, ...], at: Any) -> dict[str, Any]:
-        """Return the arrays of one layer of a stack, by name."""
-        return {name: X[at] for name, X in self.stacks[root].items()}
 
     def name(self, path: tuple[str, ...], root: tuple[str, ...] | None, at: Any) -> str:
         """Return the path of a module, with the number of its layer after the path of the stack."""
@@ -85,7 +81,7 @@ class LinenModel:
         for root in self.stacks:
             for at in range(self.length(root)):
                 begin = ".".join((*root, str(at)))
-                found |= {f"{begin}.{name}": X for name, X in self.slice(root, at).items()}
+                found |= {f"{begin}.{name}": X[at] for name, X in self.stacks[root].items()}
         return found
 
     def step(self, root: tuple[str, ...], module: Any, used: list[int]) -> int:
@@ -113,14 +109,14 @@ def stack_arrays(whole: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, 
     return found
 
 
-def nest_arrays(arrays: Mapping[str, Any], path: tuple[str, ...]) -> dict[str, Any]:
-    """Return the arrays at a path, nested again."""
+def nest_arrays(stack: Mapping[str, Any], at: Any, path: tuple[str, ...]) -> dict[str, Any]:
+    """Return the arrays at a path in one layer of a stack, nested again."""
     tree: dict[str, Any] = {}
-    for name, X in arrays.items():
+    for name, X in stack.items():
         *outer, last = name.split(".")
         if tuple(outer[: len(path)]) == path:
             place = tree
             for part in outer[len(path) :]:
                 place = place.setdefault(part, {})
-            place[last] = X
+            place[last] = X[at]
     return tree

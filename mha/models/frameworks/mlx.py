@@ -96,7 +96,9 @@ def watching(model: Any, listener: Listener) -> Iterator[None]:
                 stack.enter_context(_of_class(module, watcher.listening_call(path, type(module))))
         for owner, name in POOLING:
             run = getattr(owner, name)
-            for place, called in _names_of(run):
+            # Modules have it under other names, too, as `from mlx.core import softmax` makes.
+            modules_of_it = [one for one in list(sys.modules.values()) if hasattr(one, "__dict__")]
+            for place, called in [(one, key) for one in modules_of_it for key, X in vars(one).items() if X is run]:
                 stack.enter_context(replace_attribute(place, called, watcher.pooling(name, run)))
         yield
 
@@ -115,7 +117,12 @@ class _Watcher:
         @functools.wraps(run)
         def call(module: Any, *args: Any, **kwargs: Any) -> Any:
             if not is_known((args, kwargs)):
-                return self.run_without_numbers(path, functools.partial(run, module), args, kwargs)
+                self.listener.note_no_numbers(path, TRACED)
+                self.inside.append(path)
+                try:
+                    return run(module, *args, **kwargs)
+                finally:
+                    self.inside.pop()
             self.listener.enter(path, module, args, kwargs)
             output, known = None, False
             try:
@@ -128,15 +135,6 @@ class _Watcher:
             return output if instead is None else instead
 
         return call
-
-    def run_without_numbers(self, path: str, run: Any, args: Any, kwargs: Any) -> Any:
-        """Run a call whose numbers are not known."""
-        self.listener.note_no_numbers(path, TRACED)
-        self.inside.append(path)
-        try:
-            return run(*args, **kwargs)
-        finally:
-            self.inside.pop()
 
     def pooling(self, name: str, run: Any) -> Any:
         """Wrap a function that makes attention weights, so that it tells of each call."""
@@ -164,12 +162,6 @@ def _compiles() -> bool:
 
     mx.compile(look)(mx.zeros(1))
     return not known[0]
-
-
-def _names_of(function: Any) -> list[tuple[Any, str]]:
-    """Return the modules that have a function, each with its name there, as `from mlx.core import softmax` makes."""
-    owners = [one for one in list(sys.modules.values()) if hasattr(one, "__dict__")]
-    return [(owner, name) for owner in owners for name, X in list(vars(owner).items()) if X is function]
 
 
 @contextlib.contextmanager

@@ -1,6 +1,7 @@
 """Pair the modules of two models: as the caller says, by names, by contents, and by order."""
 
 import dataclasses
+import itertools
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Self
@@ -122,7 +123,16 @@ def pair_modules(
             ends = [f"{other}{mark}{rest}" for mark in "./"] if rest else [other]
             if partner := next((end for end in ends if end in in_b), None):
                 found[path] = partner
-    check_patterns(paths, in_a, in_b, inside)
+    for pattern, other in paths.items():
+        if not any(partner_entry(path, {pattern: other}) for path in in_a):
+            raise ValueError(
+                f"paths has {pattern!r}, which fits no module that A called; it called {first_names(in_a)}"
+            )
+    for path, place in inside.items():
+        if not any(one == place or is_inside(one, place) for one in in_b):
+            raise ValueError(
+                f"paths says that {path} is {place!r} in B, which called no such module, but {first_names(in_b)}"
+            )
     used = set(found.values())
     for path in in_a:
         if path not in found and path not in inside and path in in_b and path not in used:
@@ -138,20 +148,6 @@ def left_out(path: str, paths: Mapping[str, str | None]) -> bool:
     """Whether paths= leaves a module of A out."""
     entry = partner_entry(path, paths)
     return entry is not None and entry[0] is None
-
-
-def check_patterns(paths: Mapping[str, str | None], in_a: Any, in_b: Any, inside: Mapping[str, str]) -> None:
-    """Raise ValueError where a pattern of paths= fits nothing."""
-    for pattern, other in paths.items():
-        if not any(partner_entry(path, {pattern: other}) for path in in_a):
-            raise ValueError(
-                f"paths has {pattern!r}, which fits no module that A called; it called {first_names(in_a)}"
-            )
-    for path, other in inside.items():
-        if not any(one == other or is_inside(one, other) for one in in_b):
-            raise ValueError(
-                f"paths says that {path} is {other!r} in B, which called no such module, but {first_names(in_b)}"
-            )
 
 
 def first_names(names: Any) -> str:
@@ -207,7 +203,7 @@ def by_order(
 ) -> dict[str, str]:
     """Pair modules of the same size in the order of their calls, so that their places and the ends of paths agree.
 
-    a, b: all modules; known: the partners of those that are paired.
+    a, b: all modules; pairs: the partners of those that are paired.
     """
     used = set(pairs.values())
     first, second = [one for one in a if one.path not in pairs], [one for one in b if one.path not in used]
@@ -219,10 +215,12 @@ def by_order(
         entered = [are_close(one.summaries[0], other.summaries[0]) for other in second]
         elsewhere = any(entered) or any(are_close(one.summaries[0], other.summaries[0]) for other in b)
         for j, other in enumerate(second):
-            if may_pair(one, other, inside) and have_same_parts(within[i], others[j]):
+            # Most of the modules inside of both have to be the same, as far as it is known.
+            same_parts = 2 * len(within[i] & others[j]) >= max(len(within[i]), len(others[j]))
+            if may_pair(one, other, inside) and same_parts:
                 near = NEARER * abs(before_a[one.path] - before_b[other.path])
-                ends = agreement_of_ends(path_parts(one.path), path_parts(other.path))
                 gone = ELSEWHERE if elsewhere and not entered[j] else 0.0
+                ends = agreement_of_ends(one.path, other.path)
                 scores[i, j] = 1 + 0.5 * (one.sizes[0] == other.sizes[0]) + ends - near - gone
     return {first[i].path: second[j].path for i, j in best_chain(scores)}
 
@@ -256,22 +254,13 @@ def counts(modules: Sequence[ModuleSummary], paired: Any) -> dict[str, int]:
     return found
 
 
-def have_same_parts(within: set[str], others: set[str]) -> bool:
-    """Whether most of the modules inside of two modules are the same, as far as it is known."""
-    return 2 * len(within & others) >= max(len(within), len(others))
-
-
 def is_inside(path: str, other: str) -> bool:
     """Whether a module is inside of another one."""
     return path.startswith((f"{other}.", f"{other}/"))
 
 
-def path_parts(path: str) -> list[str]:
-    """Return the parts of a path, the last one first."""
-    return re.split(r"[./]", path)[::-1]
-
-
-def agreement_of_ends(one: Sequence[str], other: Sequence[str]) -> float:
+def agreement_of_ends(one: str, other: str) -> float:
     """Return how much the ends of two paths agree, from 0 to 2."""
-    count = next((at for at, (X, Y) in enumerate(zip(one, other, strict=False)) if X != Y), min(len(one), len(other)))
-    return 2 * count / max(len(one), len(other))
+    parts, others = (re.split(r"[./]", path)[::-1] for path in (one, other))
+    agree = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(parts, others, strict=False))
+    return 2 * len(list(agree)) / max(len(parts), len(others))

@@ -4,7 +4,7 @@ import dataclasses
 import fnmatch
 import itertools
 import os
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from mha.core.tables import few
@@ -17,9 +17,9 @@ from mha.models.records.pairs import Matcher
 from mha.models.records.reading import open_record
 from mha.models.records.records_report import NO_WEIGHTS, ModelFacts, RecordsReport
 from mha.models.records.replay import RecordedWeights, judge_record
-from mha.models.records.stepping import StepFacts, Stepper, StepRow
+from mha.models.records.stepping import StepFacts, Stepper, StepRow, VerdictName
 from mha.models.records.tokens import Text, texts_of
-from mha.models.records.units import ModuleStep, units_of
+from mha.models.records.units import ModuleStep, steps_of, units_of
 
 MOST = 8  # differences that are told apart
 Progress = Callable[[list[Any]], Iterable[Any]]
@@ -62,13 +62,11 @@ def compare_records(a: Any, b: Any, paths: Any = None, layers: Any = None, *, tr
         every = find_partners(first, second, texts, named_paths)
         partners = {path: other for path, other in every.items() if not aligning.left_out(path, named_paths)}
         user_layers = split_user_layers(layers, first, second)
-        (one, _), (other, unjudged) = (
-            judge_attention(first, None, user_layers[0], track),
-            judge_attention(second, first, user_layers[1], track),
-        )
+        one, _ = judge_attention(first, None, user_layers[0], track)
+        other, unjudged = judge_attention(second, first, user_layers[1], track)
         audits = one, other
         rows, notes, left = judge_steps(first, second, texts, partners, audits, track)
-        models = model_of(first, a), model_of(second, b)
+        models = model_of(first), model_of(second)
         alone = [path for path in first.modules if path in paths_of_calls(texts[0]) and path not in every]
         extra = [path for path in paths_of_calls(texts[1]) if path not in every.values()]
         if out := [path for path in every if path not in partners]:
@@ -147,10 +145,14 @@ def judge_steps(
     a: Record, b: Record, texts: Any, partners: dict[str, str], audits: Any, track: Progress
 ) -> tuple[list[StepRow], list[str], str]:
     """Judge all steps; return also the notes on calls that could not be lined up, and on texts without a partner."""
-    trusted = trust(audits, partners)
+    first, second = audits
+    trusted = {}  # attention layers of B: right if the oracle finds them right, in A too if A's were judged
+    if second is not None:
+        wrong = {partners.get(row.path) for row in first.wrong} if first is not None else set()
+        trusted = {row.path: row.verdict == "same" and row.path not in wrong for row in second.layers}
     units = list(units_of(*texts))
-    notes = [unit.note for unit in units if unit.note]
-    every = [unit.steps((a, b), partners) for unit in units]
+    notes = [note for *_, note in units if note]
+    every = [steps_of(one, other, (a, b), partners) for one, other, _ in units]
     facts = StepFacts(Matcher(a, b), trusted, partners)
     rows = tell_apart(every, lambda real: Stepper(facts, real), track)
     left = ""
@@ -184,29 +186,16 @@ def tell_apart(
         unclear = unclear if real else unclear_of(doubts)
         first, before = first_difference(doubts, cuts | unclear)
         if first is None or len(real) == MOST:
-            return [final_row(row, doubt, cuts, unclear) for row, doubt in found]
+            verdicts: dict[ModuleStep, VerdictName] = dict.fromkeys(unclear, "not told")
+            verdicts |= dict.fromkeys(cuts, "another cut")
+            return [
+                dataclasses.replace(row, verdict=verdicts[doubt.step], note="")
+                if doubt is not None and not doubt.real and doubt.step in verdicts
+                else row
+                for row, doubt in found
+            ]
         real.add(first)
         none |= {*before}
-
-
-def final_row(
-    row: StepRow, doubt: Doubt | None, cuts: Collection[ModuleStep], unclear: Collection[ModuleStep]
-) -> StepRow:
-    """Return the row of a step, with its verdict if it differs."""
-    if doubt is None or doubt.real:
-        return row
-    if doubt.step in cuts:
-        return dataclasses.replace(row, verdict="another cut", note="")
-    return dataclasses.replace(row, verdict="not told", note="") if doubt.step in unclear else row
-
-
-def trust(audits: Any, partners: dict[str, str]) -> dict[str, bool]:
-    """Return the attention layers of B, by path: true if the oracle finds them right, in A too if A's were judged."""
-    first, second = audits
-    if second is None:
-        return {}
-    wrong = {partners.get(row.path) for row in first.wrong} if first is not None else set()
-    return {row.path: row.verdict == "same" and row.path not in wrong for row in second.layers}
 
 
 def paths_of_calls(texts: list[Text]) -> dict[str, None]:
@@ -214,7 +203,7 @@ def paths_of_calls(texts: list[Text]) -> dict[str, None]:
     return dict.fromkeys(visit.path for text in texts for call in text.calls for visit in call.visits)
 
 
-def model_of(source: Record, given: Any) -> ModelFacts:
+def model_of(source: Record) -> ModelFacts:
     """Describe the model of a record, for the report."""
     facts = source.facts
     where = "a record in memory" if source.path is None else os.path.basename(source.path)

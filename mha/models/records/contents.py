@@ -17,8 +17,8 @@ Arrays are numbers of those that are stored; for an argument, which is a dict, s
 import dataclasses
 import json
 import os
-from collections.abc import Iterator, Mapping
-from typing import Any, Protocol
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
@@ -28,36 +28,18 @@ LAYOUT = "1"
 WEIGHTS = "weights/"  # before the names of weights in a file
 
 
-class ArrayStore(Protocol):
-    """The store of a record's arrays: in memory, or in a file."""
-
-    def read(self, name: str) -> np.ndarray:
-        """Return the array of this name."""
-
-    def __iter__(self) -> Iterator[str]: ...
-
-
 @dataclasses.dataclass(frozen=True)
 class Visit:
-    """One call of a module.
-
-    Attributes:
-        path: of the module.
-        number: how many times it was called before in this call of the model.
-        entered, left: numbers of events.
-        inputs, outputs: numbers of arrays, None = one that cannot be stored.
-        parent: the path of the module that called it, None for the model.
-        leaf: whether it called no other one.
-    """
+    """One call of a module."""
 
     path: str
-    number: int
-    entered: int
+    number: int  # how many times it was called before in this call of the model
+    entered: int  # the number of an event, as `left`
     left: int
-    inputs: tuple[int | None, ...]
+    inputs: tuple[int | None, ...]  # numbers of arrays, as `outputs`; None = one that cannot be stored
     outputs: tuple[int | None, ...]
-    parent: str | None
-    leaf: bool
+    parent: str | None  # the path of the module that called it, None for the model
+    leaf: bool  # whether it called no other one
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,8 +85,31 @@ class Record:
 
     @property
     def calls(self) -> tuple[RecordedCall, ...]:
-        """The calls of the model."""
-        return tuple(calls_of(self))
+        """The calls of the model; one that failed has the visits that ended."""
+        paths, found = list(self.modules), list[RecordedCall]()
+        arguments: Mapping[str, Any] = {}
+        visits: list[Visit] = []
+        counts: dict[str, int] = {}
+        stack: list[tuple[int, list[Any], bool]] = []  # of modules that are being called: event, and whether a leaf
+        for at, event in enumerate(self.events):
+            kind = event[0]
+            if kind == "call":
+                arguments, visits, counts, stack = event[1], [], {}, []
+            elif kind == "enter":
+                if stack:
+                    stack[-1] = (*stack[-1][:2], False)
+                stack.append((at, event, True))
+            elif kind == "leave":
+                entered, began, leaf = stack.pop()
+                path = paths[event[1]]
+                count = counts[path] = counts.get(path, -1) + 1
+                if event[2] is not None:
+                    parent = paths[stack[-1][1][1]] if stack else None
+                    visits.append(Visit(path, count, entered, at, tuple(began[2]), tuple(event[2]), parent, leaf))
+            elif kind == "ended":
+                in_order = tuple(sorted(visits, key=lambda one: one.entered))
+                found.append(RecordedCall(len(found) + 1, arguments, event[1], in_order))
+        return tuple(found)
 
     @property
     def metadata(self) -> dict[str, str]:
@@ -138,31 +143,3 @@ class Record:
             f"<record of {self.facts['model']}, {self.facts['framework']} {self.facts['version']}: {calls} calls, "
             f"{len(self.modules)} modules, {len(self.names)} arrays>"
         )
-
-
-def calls_of(record: Record) -> Iterator[RecordedCall]:
-    """List the calls of the model; one that failed has the visits that ended."""
-    paths = list(record.modules)
-    arguments: Mapping[str, Any] = {}
-    visits: list[Visit] = []
-    counts: dict[str, int] = {}
-    stack: list[tuple[int, list[Any], bool]] = []
-    number = 0
-    for at, event in enumerate(record.events):
-        kind = event[0]
-        if kind == "call":
-            number, arguments, visits, counts, stack = number + 1, event[1], [], {}, []
-        elif kind == "enter":
-            if stack:
-                stack[-1] = (*stack[-1][:2], False)
-            stack.append((at, event, True))
-        elif kind == "leave":
-            entered, began, leaf = stack.pop()
-            path = paths[event[1]]
-            count = counts[path] = counts.get(path, -1) + 1
-            if event[2] is not None:
-                parent = paths[stack[-1][1][1]] if stack else None
-                given, made = tuple(began[2]), tuple(event[2])
-                visits.append(Visit(path, count, entered, at, given, made, parent, leaf))
-        elif kind == "ended":
-            yield RecordedCall(number, arguments, event[1], tuple(sorted(visits, key=lambda one: one.entered)))

@@ -1,8 +1,7 @@
 """Tell the steps that differ apart: differences between two models, and other cuts.
 
 Two models may cut the same computation into modules at other places: one returns the output of its activation, the
-other
-the input. Such a module differs, and yet nothing that is computed from it does.
+other the input. Such a module differs, and yet nothing that is computed from it does.
 """
 
 import dataclasses
@@ -24,27 +23,16 @@ FAR = 0.3  # where an array differs by so much, nobody would call it the same
 
 @dataclasses.dataclass(eq=False)
 class Doubt:
-    """A step that differs.
-
-    Attributes:
-        step: the step.
-        key: the numbers of A's array.
-        scopes: the containers in which that is seen.
-        far: its relative difference.
-        real: whether it is known to be a difference.
-        find_relation: finds the relation of B's numbers to A's.
-        used_as_is: whether a module of B is known to take it as it is.
-        readers: the results of the steps that may be computed from it.
-    """
+    """A step that differs."""
 
     step: ModuleStep
-    key: tuple[int, ...]
-    scopes: set[str]
-    far: float
-    real: bool
-    find_relation: Callable[[], RelationName]
-    used_as_is: bool = False
-    readers: list["Reader"] = dataclasses.field(default_factory=list)
+    key: tuple[int, ...]  # the numbers of A's array
+    scopes: set[str]  # the containers in which that is seen
+    far: float  # its relative difference
+    real: bool  # whether it is known to be a difference
+    find_relation: Callable[[], RelationName]  # of B's numbers to A's
+    used_as_is: bool = False  # whether a module of B is known to take it as it is
+    readers: list["Reader"] = dataclasses.field(default_factory=list)  # steps that may be computed from it
 
     @functools.cached_property
     def relation(self) -> RelationName:
@@ -58,34 +46,22 @@ class Doubt:
 
 
 class Reader(NamedTuple):
-    """A step that may be computed from another one.
+    """A step that may be computed from another one."""
 
-    doubt: its own doubt, None = it is the same; bound: up to this, by its size; certain: whether it is known to be
-    computed from the other.
-    """
-
-    doubt: Doubt | None
-    bound: float
-    certain: bool
+    doubt: Doubt | None  # its own, None = it is the same
+    bound: float  # up to which it is, by its size
+    certain: bool  # whether it is known to be computed from the other
 
 
 @dataclasses.dataclass(eq=False)
 class EarlierArray:
-    """An array of A that came before.
+    """An array of A that came before."""
 
-    Attributes:
-        name: for readers.
-        pair: with B's.
-        most: how far rounding carries B's rows, about.
-        scopes: the containers in which it is seen.
-        doubt: if it differs.
-    """
-
-    name: str
-    pair: Pair
-    most: np.ndarray
-    scopes: set[str]
-    doubt: Doubt | None = None
+    name: str  # for readers
+    pair: Pair  # with B's
+    most: np.ndarray  # how far rounding carries B's rows, about
+    scopes: set[str]  # the containers in which it is seen
+    doubt: Doubt | None = None  # if it differs
 
     @property
     def is_other_cut(self) -> bool:

@@ -19,7 +19,8 @@ TRIED = 128  # pairs of rows
 def largest_growth(inputs: Pair, outputs: Pair) -> float:
     """Return how much a difference of A's input grows in its output at most, in root mean squares of rows."""
     if not inputs.floats or len(inputs.a) != len(outputs.a):
-        return size_ratio(inputs, outputs)
+        size = float(inputs.size.max(initial=0.0))
+        return float(outputs.size.max(initial=0.0)) / size if size and inputs.floats else 0.0
     N = len(inputs.a)
     into, out = inputs.size, outputs.size
     found = [float((out[into > 0] / into[into > 0]).max(initial=0.0))]
@@ -31,12 +32,6 @@ def largest_growth(inputs: Pair, outputs: Pair) -> float:
         some = X / (1e3 * inputs.unit) > into[one]
         found.append(float((Y[some] / X[some]).max(initial=0.0)))
     return max(found)
-
-
-def size_ratio(inputs: Pair, outputs: Pair) -> float:
-    """Return the size of the output, divided by that of the input."""
-    size = float(inputs.size.max(initial=0.0))
-    return float(outputs.size.max(initial=0.0)) / size if size and inputs.floats else 0.0
 
 
 def row_bounds(outputs: Pair, inputs: Pair | None, others: float, furthest: float = 0.0) -> np.ndarray:

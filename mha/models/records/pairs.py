@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 
 from mha.core.options import checks
-from mha.core.options.names import FloatName
 from mha.models.records.contents import Record, RecordedCall, Visit
 from mha.models.records.tokens import Grid, rows_of
 from mha.parity.rule.rules import UNIT
@@ -41,19 +40,13 @@ Chunks = Sequence[Chunk]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Pair:
-    """An array of A and its partner in B, as rows, (N, F) both.
-
-    Attributes:
-        a, b: the rows.
-        where: the numbers of A's array and of B's, for each call.
-        far, size: the root mean squares of the rows of their difference and of A, (N,) both.
-    """
+    """An array of A and its partner in B, as rows, (N, F) both."""
 
     a: np.ndarray
     b: np.ndarray
-    where: tuple[tuple[int, ...], tuple[int, ...]]
-    far: np.ndarray
-    size: np.ndarray
+    where: tuple[tuple[int, ...], tuple[int, ...]]  # the numbers of A's array and of B's, for each call
+    far: np.ndarray  # the root mean squares of the rows of their difference, (N,)
+    size: np.ndarray  # those of A's rows, (N,)
 
     @property
     def floats(self) -> bool:
@@ -63,20 +56,14 @@ class Pair:
     @property
     def unit(self) -> float:
         """The unit roundoff of the coarser dtype; 0 for integers."""
-        return max(unit_of(self.a), unit_of(self.b))
+        units: dict[Any, float] = dict(UNIT)
+        return max(units.get(checks.dtype_name(X.dtype), 0.0) for X in (self.a, self.b))
 
     @property
     def relative(self) -> float:
         """The largest difference of a row by the size of the row."""
         some = self.size > 0
         return float((self.far[some] / self.size[some]).max(initial=0.0))
-
-
-def unit_of(X: np.ndarray) -> float:
-    """Return the unit roundoff of an array's dtype; 0 for integers."""
-    units: dict[Any, float] = dict(UNIT)
-    name: FloatName | str = checks.dtype_name(X.dtype)
-    return units.get(name, 0.0)
 
 
 class Matcher:
@@ -96,11 +83,11 @@ class Matcher:
             self.kept.move_to_end(key)
             return self.kept[key]
         self.kept[key] = made = self.make_pair(a, b, what, at, (numbers[0], numbers[1]))
-        while (
-            len(self.kept) > 1
-            and sum(X.a.nbytes + X.b.nbytes for X in self.kept.values() if isinstance(X, Pair)) > KEPT
-        ):
-            self.kept.popitem(last=False)
+        pairs = (X for X in self.kept.values() if isinstance(X, Pair))
+        size = sum(X.a.nbytes + X.b.nbytes for X in pairs)
+        while len(self.kept) > 1 and size > KEPT:
+            _, least = self.kept.popitem(last=False)
+            size -= least.a.nbytes + least.b.nbytes if isinstance(least, Pair) else 0
         return made
 
     def make_pair(self, a: Chunks, b: Chunks, what: str, at: int, where: Any) -> Pair | str:
@@ -115,7 +102,8 @@ class Matcher:
         elif len(X.arrays) == len(Y.arrays) == 1:
             rows = rows_in_best_order(X.arrays[0], Y.arrays[0])
         if rows is None:
-            return f"has shape {shapes_text(X.arrays)} in A and {shapes_text(Y.arrays)} in B"
+            shapes = [" and ".join(dict.fromkeys(str(Z.shape) for Z in side.arrays)) for side in (X, Y)]
+            return f"has shape {shapes[0]} in A and {shapes[1]} in B"
         far, size = row_distances(*rows)
         return Pair(*rows, where, far, size)
 
@@ -196,8 +184,3 @@ def row_distances(X: np.ndarray, Y: np.ndarray) -> tuple[np.ndarray, np.ndarray]
 def mean_square(X: np.ndarray) -> np.ndarray:
     """Return the root mean square of each row."""
     return np.sqrt((X * X).mean(1)) if X.shape[1] else np.zeros(len(X))
-
-
-def shapes_text(arrays: Sequence[np.ndarray]) -> str:
-    """Join the shapes of arrays."""
-    return " and ".join(dict.fromkeys(str(X.shape) for X in arrays))

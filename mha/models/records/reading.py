@@ -71,16 +71,13 @@ def open_record(argument: str, given: Any) -> Iterator[Record]:
 def require_whole(path: Any) -> None:
     """Raise FileError if the run that writes this record has not ended."""
     beside = temporary_path(path)
-    if beside.exists():
-        raise files.FileError(
-            f"{os.fspath(path)} is not whole: the run that records it was killed, or has not ended; record it again "
-            f"({beside.name} is what it left)"
-        )
-    with contextlib.suppress(FileNotFoundError), files.open_file(path) as file:
-        if f'"layout":"{UNFINISHED}"'.encode() in file.read(BEGINNING):
-            raise files.FileError(
-                f"{os.fspath(path)} is not whole: the run that records it was killed, or has not ended; record it again"
-            )
+    left = f" ({beside.name} is what it left)" if beside.exists() else None
+    if left is None:
+        with contextlib.suppress(FileNotFoundError), files.open_file(path) as file:
+            left = "" if f'"layout":"{UNFINISHED}"'.encode() in file.read(BEGINNING) else None
+    if left is not None:
+        said = "is not whole: the run that records it was killed, or has not ended; record it again"
+        raise files.FileError(f"{os.fspath(path)} {said}{left}")
 
 
 def is_record(path: Any) -> bool:
@@ -105,8 +102,7 @@ def parse_record(source: readers.Source) -> Record:
             f"has layout {reprlib.repr(layout)}, expected {LAYOUT!r}; if another version of mha wrote it, use that one"
         )
     try:
-        wanted = ("facts", "modules", "events")
-        if missing := [name for name in wanted if name not in source.metadata]:
+        if missing := [name for name in ("facts", "modules", "events") if name not in source.metadata]:
             raise ValueError(f"it lacks {', '.join(missing)}")
         facts, modules = json_text.parse(source.metadata["facts"]), json_text.parse(source.metadata["modules"])
         events = json_text.parse(f'{{"events":{source.metadata["events"]}}}')["events"]
@@ -121,10 +117,9 @@ def parse_record(source: readers.Source) -> Record:
 
 def check_metadata(facts: Any, modules: Any, events: Any, count: int) -> None:
     """Raise ValueError if the metadata of a record do not fit each other, or the number of its arrays."""
-    if missing := [
-        name for name in ("framework", "version", "model", "config", "inside", "wholes") if name not in facts
-    ]:
-        raise ValueError(f"nothing says its {missing[0]}")
+    for name in ("framework", "version", "model", "config", "inside", "wholes"):
+        if name not in facts:
+            raise ValueError(f"nothing says its {name}")
     if not isinstance(modules, dict) or not all(isinstance(one.get("class"), str) for one in modules.values()):
         raise ValueError("its modules are not described")
     depth, called = 0, False

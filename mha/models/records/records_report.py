@@ -113,16 +113,12 @@ class RecordsReport:
         elif first.what == "output":
             said = f"the difference begins at the end of {name}{also}: its parts are the same, its output differs"
         else:
-            before = self.before(first)
+            at = self.rows.index(first)
+            earlier = self.rows[at - 1 :: -1] if at else ()
+            before = next((one.path for one in earlier if one.what == "output" and one.path), "")
             where = f"between {before} and {name}{also}" if before else f"at {name}{also}"
             said = f"the difference begins {where}: what enters {name} differs"
-        note = f"; {first.note}" if first.note else ""
-        return f"{said}{note}"
-
-    def before(self, row: StepRow) -> str:
-        """Return the path of the module before a step whose output is the same; "" if there is none."""
-        at = self.rows.index(row)
-        return next((one.path for one in self.rows[at - 1 :: -1] if at and one.what == "output" and one.path), "")
+        return f"{said}; {first.note}" if first.note else said
 
     @property
     def verdict(self) -> str:
@@ -147,9 +143,8 @@ class RecordsReport:
         """The rows of the table: the worst of each module; of many modules, those around the first that differs."""
         found: dict[tuple[str, str], StepRow] = {}
         for row in self.rows:
-            key = row.path, row.what
-            if key not in found or rank(row) > rank(found[key]):
-                found[key] = row
+            before = found.setdefault((row.path, row.what), row)
+            found[row.path, row.what] = max(before, row, key=lambda one: (one.verdict == "differs", one.ratio))
         rows = list(found.values())
         if len(rows) <= SHOWN:
             return rows
@@ -197,11 +192,6 @@ class RecordsReport:
                 yield from lines(f"called in {side} alone: {', '.join(few(list(paths)))}", options)
         for note in (*self.notes, *[self.left] * bool(self.left)):
             yield from lines(note, options)
-
-
-def rank(row: StepRow) -> tuple[bool, float]:
-    """Return the sort key of a row, the largest for the worst."""
-    return row.verdict == "differs", row.ratio
 
 
 def as_json(row: StepRow) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import types
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -53,17 +54,6 @@ def judge_record(source: Record, like: Any, layers: Any, track: Progress = iter)
     return report
 
 
-class RecordedConfig:
-    """The configuration of a recorded model."""
-
-    def __init__(self, description: Mapping[str, Any]) -> None:
-        self.description = description
-
-    def to_json_string(self) -> str:
-        """Return it as JSON."""
-        return json.dumps(self.description)
-
-
 class RecordedWeights(Mapping[str, Any]):
     """The arrays of the recorded model; each is read when it is asked for."""
 
@@ -83,8 +73,7 @@ class RecordedWeights(Mapping[str, Any]):
 class RecordedCache:
     """A cache of a recorded call, of which only its state is known."""
 
-    def __init__(self) -> None:
-        self.kept = CacheState()
+    kept = CacheState()
 
     def __getattr__(self, name: str) -> Callable[..., None]:
         if name in CHANGES:
@@ -108,12 +97,11 @@ class RecordAdapter:
         made.odd = description.get("odd", "")
         facts, whole = self.source.facts, path in self.source.facts["wholes"]
         if facts["config"] is not None and (whole or path == facts["inside"]):
-            made.config = RecordedConfig(facts["config"])
+            made.config = types.SimpleNamespace(to_json_string=lambda: json.dumps(facts["config"]))
         if whole:
             made.save_pretrained = None  # by which models of transformers are known
         if own := description.get("native"):
             made.native = own["kind"]
-            made.problem = own.get("problem", "")
             made.take = lambda: self.read_layer(path, own)
         return made
 
@@ -145,13 +133,6 @@ class RecordAdapter:
         """Return the arguments of a call by name."""
         return dict(kwargs)
 
-    def attention(self, module: Any, given: Mapping[str, Any], output: Any) -> tuple[dict[str, Any], Any]:
-        """Return a call of a framework's own layer by our names; nothing goes back."""
-        found = dict(given)
-        if "problem" in found:
-            raise ValueError(found["problem"])
-        return found, None
-
     @contextlib.contextmanager
     def watching(self, model: Any, listener: Any) -> Iterator[None]:
         """Remember the listener."""
@@ -161,13 +142,22 @@ class RecordAdapter:
     def play(self, track: Progress) -> None:
         """Tell the listener all events."""
         paths, events = list(self.played), self.source.events
-        arguments, natives = None, self.natives()
+        natives, stack = dict[int, Any](), list[int]()  # calls of frameworks' own layers, by the event that begins each
+        for at, event in enumerate(events):
+            if event[0] == "enter":
+                stack.append(at)
+            elif event[0] == "leave":
+                stack.pop()
+            elif event[0] == "native":
+                natives[stack[-1]] = event[2]
+        arguments = None
         for at, event in enumerate(track(events)):
             kind = event[0]
             if kind in ("call", "whole"):
-                arguments = self.read_arguments(event[1])
+                arguments = {name: self.read_argument(X) for name, X in event[1].items()}
             elif kind == "enter":
-                given = arguments if arguments is not None else self.read_arguments(natives.get(at, {}))
+                own = {name: self.read_argument(X) for name, X in natives.get(at, {}).items()}
+                given = own if arguments is None else arguments
                 self.session.enter(paths[event[1]], self.played[paths[event[1]]], self.first(event[2]), given)
                 arguments = None
             elif kind == "leave":
@@ -182,22 +172,6 @@ class RecordAdapter:
                 self.session.note_no_numbers(paths[event[1]], event[2])
             elif kind == "cache":
                 getattr(self.cache(event[1]), event[2])(*[self.read_argument(X) for X in event[3]])
-
-    def read_arguments(self, description: Mapping[str, Any]) -> dict[str, Any]:
-        """Return recorded arguments by name."""
-        return {name: self.read_argument(X) for name, X in description.items()}
-
-    def natives(self) -> dict[int, dict[str, Any]]:
-        """Return the calls of frameworks' own layers by our names, by the event that begins each."""
-        found, stack = {}, list[int]()
-        for at, event in enumerate(self.source.events):
-            if event[0] == "enter":
-                stack.append(at)
-            elif event[0] == "leave":
-                stack.pop()
-            elif event[0] == "native":
-                found[stack[-1]] = event[2]
-        return found
 
     def first(self, numbers: list[int | None]) -> tuple[np.ndarray, ...]:
         """Return the first array of an event, in a tuple; () without one."""

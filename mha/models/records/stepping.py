@@ -50,40 +50,24 @@ class StepRow:
 
 
 class Judgement(NamedTuple):
-    """The judgement of a step.
+    """The judgement of a step."""
 
-    Attributes:
-        far: how far its rows are from what they should be, (N,).
-        most: how far they may be, (N,).
-        carried: how far rounding carries them from A's, about.
-        note: what they should be, in words.
-        doubts: the steps it is computed from that differ.
-        certain: whether it is known to be computed from them.
-    """
-
-    far: np.ndarray
-    most: np.ndarray
-    carried: np.ndarray
-    note: str
-    doubts: Sequence[Doubt]
-    certain: bool
+    far: np.ndarray  # how far its rows are from what they should be, (N,)
+    most: np.ndarray  # how far they may be, (N,)
+    carried: np.ndarray  # how far rounding carries them from A's, about
+    note: str  # what they should be, in words
+    doubts: Sequence[Doubt]  # the steps it is computed from that differ
+    certain: bool  # whether it is known to be computed from them
 
 
 @dataclasses.dataclass
 class StepFacts:
-    """The facts about two records before their steps are judged.
+    """The facts about two records before their steps are judged."""
 
-    Attributes:
-        matcher: of their arrays.
-        trusted: by path, whether the oracle finds B's attention layer right.
-        partners: paths of A's modules that are compared.
-        flows: those that were looked for, by step.
-    """
-
-    matcher: Matcher
-    trusted: Mapping[str, bool]
-    partners: Collection[str]
-    flows: dict[ModuleStep, Flow | None] = dataclasses.field(default_factory=dict)
+    matcher: Matcher  # of their arrays
+    trusted: Mapping[str, bool]  # by path, whether the oracle finds B's attention layer right
+    partners: Collection[str]  # paths of A's modules that are compared
+    flows: dict[ModuleStep, Flow | None] = dataclasses.field(default_factory=dict)  # that were looked for
 
 
 class Stepper:
@@ -267,11 +251,12 @@ class Stepper:
                 self.facts.flows[step] = flows.flow_of(pair.a, pair.unit, [one.pair.a for one in recent])
             if (flow := self.facts.flows[step]) is not None:
                 found = self.of_flow(pair, flow, [recent[at] for at in flow.sources], here)
-                return (
-                    found._replace(note=found.note + self.instead(pair, recent))
-                    if (found.far > found.most).any()
-                    else found
-                )
+                if (found.far > found.most).any():  # then it is said how it is made in B, if that is found
+                    own = flows.flow_of(pair.b, pair.unit, [one.pair.b for one in recent])
+                    if own is not None:
+                        names = [recent[at].name for at in own.sources]
+                        return found._replace(note=f"{found.note}; in B it is {own.describe(names)}")
+                return found
         near = [one for one in earlier if one.pair.floats and here in one.scopes]
         near = near or [one for one in earlier if one.pair.floats and any(is_inside(X, here) for X in one.scopes)][-8:]
         others = max((one.relative for one in near or recent[-1:]), default=0.0)
@@ -280,11 +265,6 @@ class Stepper:
         return Judgement(
             pair.far, most, most / growth.OTHERS, "", [one for one in self.doubts if here in one.scopes], False
         )
-
-    def instead(self, pair: Pair, recent: Sequence[EarlierArray]) -> str:
-        """Say how the array is made in B; "" if that is not found."""
-        flow = flows.flow_of(pair.b, pair.unit, [one.pair.b for one in recent])
-        return "" if flow is None else f"; in B it is {flow.describe([recent[at].name for at in flow.sources])}"
 
 
 def is_inside(path: str, other: str) -> bool:

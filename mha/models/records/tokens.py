@@ -46,7 +46,9 @@ def grids_of(record: Record, call: RecordedCall, earlier: int) -> tuple[Grid, ..
     """Find the sequences of tokens of a call; earlier: how many tokens its cache has."""
     found = []
     arguments = call.arguments
-    for name in token_arguments(record, arguments):
+    arrays = [name for name, argument in arguments.items() if argument.get("array") is not None]
+    # The arguments that have tokens are those that are known, else the first that is an array.
+    for name in [name for name in NAMES if name in arrays] or arrays[:1]:
         X = array_of(record, arguments, name)
         if X is None or X.ndim < 2:
             continue
@@ -64,14 +66,6 @@ def grids_of(record: Record, call: RecordedCall, earlier: int) -> tuple[Grid, ..
     return tuple(found)
 
 
-def token_arguments(record: Record, arguments: Mapping[str, Any]) -> list[str]:
-    """Return the names of the arguments that have tokens: those that are known, else the first that is an array."""
-    present = [name for name in NAMES if arguments.get(name, {}).get("array") is not None]
-    if present:
-        return present
-    return [name for name, argument in arguments.items() if argument.get("array") is not None][:1]
-
-
 def texts_of(record: Record) -> list[Text]:
     """Join the calls that go on with a cache, or whose text begins with the one before."""
     found: list[list[tuple[RecordedCall, tuple[Grid, ...]]]] = []
@@ -79,7 +73,8 @@ def texts_of(record: Record) -> list[Text]:
     tokens = 0
     for call in record.calls:
         given = next((argument for argument in call.arguments.values() if argument.get("length") is not None), None)
-        earlier = given["length"] if given else lengths.get(call.cache or 0, 0) if has_cache(call) else 0
+        has_cache = any("cache" in argument for argument in call.arguments.values())
+        earlier = given["length"] if given else lengths.get(call.cache or 0, 0) if has_cache else 0
         grids = grids_of(record, call, earlier)
         if call.cache is not None and grids:
             lengths[call.cache] = earlier + grids[-1].shape[1]
@@ -132,11 +127,6 @@ def cut_text(text: Text, ends: Mapping[int, int]) -> Text:
     return Text(text.calls, tuple(grids))
 
 
-def has_cache(call: RecordedCall) -> bool:
-    """Whether a call was given a cache."""
-    return any("cache" in argument for argument in call.arguments.values())
-
-
 def is_longer(before: Sequence[Grid], grids: Sequence[Grid]) -> bool:
     """Whether a text begins with another one, and is longer."""
     if not before or not grids or before[-1].ids is None or grids[-1].ids is None:
@@ -153,15 +143,18 @@ def rows_of(X: np.ndarray, grids: Sequence[Grid], decoder: bool, joined: bool) -
     for grid in sorted(grids, key=lambda one: one is not grids[-1] if decoder else one is not grids[0]):
         (B, Q), keys = grid.shape, grid.keys
         if X.ndim >= 2 and X.shape[:2] == (B, Q):
-            return X.reshape(B * Q, -1), keys.reshape(-1)  # (B*Q, F)
-        if X.ndim >= 3 and X.shape[:2] == (Q, B):
-            return X.swapaxes(0, 1).reshape(B * Q, -1), keys.reshape(-1)  # (B*Q, F)
-        if X.ndim == 4 and X.shape[0] == B and X.shape[2] == Q and X.shape[3] != Q:
-            return X.swapaxes(1, 2).reshape(B * Q, -1), keys.reshape(-1)  # (B*Q, F)
-        if X.ndim >= 2 and X.shape[:2] == (1, Q) and B > 1:
-            return np.broadcast_to(X, (B, *X.shape[1:])).reshape(B * Q, -1), keys.reshape(-1)  # (B*Q, F)
-        if X.ndim == 2 and X.shape[0] == B * Q and B * Q > 1:
-            return X, keys.reshape(-1)
-        if joined and X.ndim == 3 and X.shape[0] == B and X.shape[1] < Q:
-            return X.reshape(B * X.shape[1], -1), keys[:, Q - X.shape[1] :].reshape(-1)  # (B*last, F)
+            rows = X
+        elif X.ndim >= 3 and X.shape[:2] == (Q, B):
+            rows = X.swapaxes(0, 1)
+        elif X.ndim == 4 and X.shape[0] == B and X.shape[2] == Q and X.shape[3] != Q:
+            rows = X.swapaxes(1, 2)
+        elif X.ndim >= 2 and X.shape[:2] == (1, Q) and B > 1:
+            rows = np.broadcast_to(X, (B, *X.shape[1:]))
+        elif X.ndim == 2 and X.shape[0] == B * Q and B * Q > 1:
+            rows = X
+        elif joined and X.ndim == 3 and X.shape[0] == B and X.shape[1] < Q:
+            rows, keys = X, keys[:, Q - X.shape[1] :]
+        else:
+            continue
+        return rows.reshape(keys.size, -1), keys.reshape(-1)  # (N, F), (N,)
     return None

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -35,38 +35,32 @@ class ModuleStep:
         return self.b[0].visit
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Unit:
-    """Calls of A and of B that are compared together; note: which part of them is not, in words."""
+def units_of(a: Sequence[Text], b: Sequence[Text]) -> Iterator[tuple[Text, Text, str]]:
+    """Pair the texts of two records in their order; call by call where both took the same few calls.
 
-    a: Text
-    b: Text
-    note: str = ""
-
-    def steps(self, records: tuple[Record, Record], partners: Mapping[str, str]) -> list[ModuleStep]:
-        """List the inputs and outputs of modules with a partner, in the order of A's first call of each."""
-        a, b = visits_of(self.a), visits_of(self.b)
-        reorder_visits(records, a, b, partners)
-        found = []
-        for (path, number), chunks in a.items():
-            if path in partners and (others := b.get((partners[path], number))):
-                visit = chunks[0].visit
-                order = chunks[0].call.number
-                found.append(((order, visit.entered), ModuleStep("input", chunks, others)))
-                found.append(((order, visit.left), ModuleStep("output", chunks, others)))
-        return [step for _, step in sorted(found, key=lambda one: one[0])]
-
-
-def units_of(a: Sequence[Text], b: Sequence[Text]) -> Iterator[Unit]:
-    """Pair the texts of two records in their order; call by call where both took the same few calls."""
+    Yields calls of A and of B that are compared together, and which part of them is not, in words.
+    """
     for one, other in zip(a, b, strict=False):
         sizes = [[[grid.shape for grid in grids] for grids in side.grids] for side in (one, other)]
         if sizes[0] != sizes[1] or len(one.calls) > FEW:
-            yield Unit(*cut_where_different(one, other))
+            yield cut_where_different(one, other)
             continue
         for at in range(len(one.calls)):
             first, second = (Text(side.calls[at : at + 1], side.grids[at : at + 1]) for side in (one, other))
-            yield Unit(first, second)
+            yield first, second, ""
+
+
+def steps_of(first: Text, second: Text, records: Any, partners: Mapping[str, str]) -> list[ModuleStep]:
+    """List the inputs and outputs of modules with a partner, in the order of A's first call of each."""
+    a, b = visits_of(first), visits_of(second)
+    reorder_visits(records, a, b, partners)
+    found = []
+    for (path, number), chunks in a.items():
+        if path in partners and (others := b.get((partners[path], number))):
+            order, visit = chunks[0].call.number, chunks[0].visit
+            found.append(((order, visit.entered), ModuleStep("input", chunks, others)))
+            found.append(((order, visit.left), ModuleStep("output", chunks, others)))
+    return [step for _, step in sorted(found, key=lambda one: one[0])]
 
 
 def visits_of(text: Text) -> Visits:
@@ -91,10 +85,8 @@ def reorder_visits(records: tuple[Record, Record], a: Visits, b: Visits, partner
             [summarise_visit(record, visits[name, at][0].visit) for at in range(count)]
             for record, visits, name in ((records[0], a, path), (records[1], b, other))
         )
-        order = same_in_other_order(first, second)
-        if order is not None:
-            moved = [b[other, at] for at in order]
-            b.update({(other, at): chunks for at, chunks in enumerate(moved)})
+        if (order := same_in_other_order(first, second)) is not None:
+            b.update({(other, at): b[other, place] for at, place in enumerate(order)})
 
 
 def summarise_visit(record: Record, visit: Visit) -> list[np.ndarray]:

@@ -4,7 +4,6 @@ import contextlib
 import hashlib
 import os
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,7 @@ from mha.core import dispatch
 from mha.core.options import checks
 from mha.core.options.names import BackendName
 from mha.models.audit.calls.model_calls import Histories, History, cache_in, cache_state, owner_of
-from mha.models.audit.calls.own_layers import OwnLayers
+from mha.models.audit.calls.own_layers import OwnLayers, is_array
 from mha.models.audit.layers.reference import adapter_of, backend_of, outermost_config, whole_models
 from mha.models.records.contents import WEIGHTS, Record
 from mha.models.records.storing import CODES, FileStore, MemoryStore
@@ -52,7 +51,18 @@ def record(
     adapter = adapter_of(backend)
     store = MemoryStore() if path is None else FileStore(path)
     try:
-        target = prepare_model(adapter, model, call)
+        if not isinstance(call, tuple):
+            came = type(call).__name__
+            raise TypeError(f"call is a {came}, expected a tuple of the arguments of a call, (variables, x)")
+        try:
+            target = adapter.prepare(model, call, {})
+        except TypeError as error:
+            if call:
+                raise
+            raise TypeError(
+                f"model is a {type(model).__name__}, whose parts only a call shows; say the arguments of one: "
+                "record(model, path, call=(variables, x))"
+            ) from error
         recorder = Recorder(target, backend, adapter, store)
         if weights:
             recorder.weights()
@@ -65,22 +75,6 @@ def record(
     except BaseException:
         store.abandon()
         raise
-
-
-def prepare_model(adapter: Any, model: Any, call: Any) -> Any:
-    """Return the model with its parts. Raises TypeError if only a call shows them, and there is none."""
-    if not isinstance(call, tuple):
-        raise TypeError(f"call is a {type(call).__name__}, expected a tuple of the arguments of a call, (variables, x)")
-    try:
-        return adapter.prepare(model, call, {})
-    except TypeError as error:
-        if call:
-            raise
-        name = type(model).__name__
-        raise TypeError(
-            f"model is a {name}, whose parts only a call shows; say the arguments of one: record(model, path, "
-            "call=(variables, x))"
-        ) from error
 
 
 def finish_record(made: Record, store: Any) -> None:
@@ -97,7 +91,13 @@ class Recorder:
     def __init__(self, model: Any, backend: BackendName, adapter: Any, store: Any) -> None:
         self.model, self.adapter, self.store = model, adapter, store
         modules = adapter.modules(model)
-        facts = facts_of(model, modules, backend)
+        inside, config = outermost_config(modules)
+        self.wholes = whole_models(modules)
+        facts = {
+            "framework": backend, "version": dispatch.version(dispatch.FRAMEWORKS[backend].needs[0]) or "",
+            "model": type(model).__name__, "config": config, "inside": inside, "wholes": sorted(self.wholes),
+            "checkpoint": checkpoint_of(modules.get(inside, model)),
+        }  # fmt: skip
         descriptions = {path: self.describe_module(path, module) for path, module in modules.items()}
         self.record = Record("a record in memory", facts, descriptions, [], [], store)
         self.numbers = {path: number for number, path in enumerate(descriptions)}
@@ -106,7 +106,6 @@ class Recorder:
         self.caches: dict[int, int | None] = {}
         self.histories = _RecordingHistories(self)
         self.stack: list[str] = []
-        self.wholes = whole_models(modules)
         self.began = -1  # the place in the stack of the model whose call counts; -1 = none does
         self.cache: Any = None
 
@@ -161,7 +160,12 @@ class Recorder:
         while (left := self.stack.pop()) != path:  # they raised
             self.record.events.append(["leave", self.numbers[left], None])
         if path in self.own.begun and output is not None:
-            self.native(path, output)
+            try:
+                found, _ = self.own.leave(path, output)
+                description = {name: self.argument(name, X) for name, X in found.items()}
+            except (KeyError, TypeError, ValueError) as error:
+                description = {"problem": {"value": str(error)}}
+            self.record.events.append(["native", self.numbers[path], description])
         made = None if output is None else [self.array(X, path, "output") for X in arrays_in(output)]
         self.record.events.append(["leave", self.numbers[path], made])
         whole = len(self.stack) <= self.began
@@ -175,17 +179,8 @@ class Recorder:
                     self.caches[id(owner_of(cache))] = self.number(used)  # what a call makes of a cache goes on with it
             self.record.events.append(["over" if self.stack else "ended", self.number(used)])
 
-    def native(self, path: str, output: Any) -> None:
-        """Record a call of a framework's own layer by our names."""
-        try:
-            found, _ = self.own.leave(path, output)
-            description = {name: self.argument(name, X) for name, X in found.items()}
-        except (KeyError, TypeError, ValueError) as error:
-            description = {"problem": {"value": str(error)}}
-        self.record.events.append(["native", self.numbers[path], description])
-
     def inner(self, module: Any, given: dict[str, Any]) -> None:
-        """Take the arguments with which the framework's own layer runs, also if a derived class calls it."""
+        """Take the arguments with which the framework's own layer runs."""
         self.own.inner(module, given)
 
     def note_pooling(self, function: str, axes: int, path: str | None = None) -> None:
@@ -205,11 +200,9 @@ class Recorder:
             return {"array": self.array(X, "", name)}
         if self.cache is not None and X is self.cache:
             kept = cache_state(X)
-            padding = {} if kept.padding is None else {"padding": kept.padding.tolist()}
-            description = {"length": kept.length, "most": kept.most, "rounded": kept.rounded or None}
-            return {"cache": self.number(X), **padding} | {
-                name: one for name, one in description.items() if one is not None
-            }
+            padding = None if kept.padding is None else kept.padding.tolist()
+            state = {"padding": padding, "length": kept.length, "most": kept.most, "rounded": kept.rounded or None}
+            return {"cache": self.number(X)} | {name: one for name, one in state.items() if one is not None}
         if isinstance(X, Mapping):
             return {"several": {str(key): self.argument(f"{name}.{key}", Y) for key, Y in X.items()}}
         if isinstance(X, (list, tuple)):
@@ -257,11 +250,6 @@ class _RecordingHistories(Histories):
         return call
 
 
-def is_array(X: Any) -> bool:
-    """Whether an object is an array of a framework."""
-    return dispatch.backend_of(X) is not None and hasattr(X, "shape") and hasattr(X, "dtype")
-
-
 def arrays_in(given: Any, depth: int = 3) -> list[Any]:
     """Return the first arrays in the arguments or the output of a module."""
     if is_array(given):
@@ -279,16 +267,6 @@ def plain(X: Any) -> np.ndarray | None:
     return array if checks.dtype_name(array.dtype) in CODES else None
 
 
-def facts_of(model: Any, modules: Mapping[str, Any], backend: BackendName) -> dict[str, Any]:
-    """Return the facts of a model."""
-    inside, config = outermost_config(modules)
-    return {
-        "framework": backend, "version": dispatch.version(dispatch.FRAMEWORKS[backend].needs[0]) or "",
-        "model": type(model).__name__, "config": config, "inside": inside, "wholes": sorted(whole_models(modules)),
-        "checkpoint": checkpoint_of(modules.get(inside, model)),
-    }  # fmt: skip
-
-
 def checkpoint_of(model: Any) -> dict[str, str] | None:
     """Return the name and a hash of the checkpoint that a model was read from; None if it does not say it."""
     config = getattr(model, "config", None)
@@ -297,19 +275,14 @@ def checkpoint_of(model: Any) -> dict[str, str] | None:
         return None
     if commit := getattr(config, "_commit_hash", None):
         return {"name": name, "commit": str(commit)}
+    digest = hashlib.blake2b(digest_size=16)
     try:
         with readers.open_weights(name) as source:
-            files = source.paths
-        return {"name": name, "blake2b": hash_of(files)}
+            paths = source.paths
+        for path in paths:
+            with open(path, "rb") as file:
+                while piece := file.read(2**24):
+                    digest.update(piece)
     except (OSError, ValueError):
         return {"name": name}
-
-
-def hash_of(paths: tuple[Path, ...]) -> str:
-    """Return a hash of the contents of files."""
-    digest = hashlib.blake2b(digest_size=16)
-    for path in paths:
-        with open(path, "rb") as file:
-            while piece := file.read(2**24):
-                digest.update(piece)
-    return digest.hexdigest()
+    return {"name": name, "blake2b": digest.hexdigest()}

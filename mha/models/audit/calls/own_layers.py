@@ -174,4 +174,4 @@ def name_inputs(given: dict[str, Any]) -> dict[str, Any]:
 
 def is_array(X: Any) -> bool:
     """Whether an object is an array of a framework."""
-    return dispatch.backend_of(X) is not None and hasattr(X, "shape")
+    return dispatch.backend_of(X) is not None and hasattr(X, "shape") and hasattr(X, "dtype")
