@@ -119,11 +119,6 @@ class _ArraysWatch(Watch):
         self.judge(captured)
 
 
-def _without_conventions(layer: AttentionLayer) -> AttentionLayer:
-    """Return the same layer, called with the arguments that were given for it."""
-    return AttentionLayer(layer.path, layer.kind, native=True, take=layer.take)
-
-
 def _split_tap(path: Any, one: Any) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any], dict[str, Any]]:
     """Return the inputs of a layer, its output, its steps, and the arguments of its call, as NumPy arrays."""
     if not isinstance(one, Mapping):
@@ -175,10 +170,7 @@ def _match_layers(layers: Any, split_taps: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _describe(path: str, user_layer: Any, reference: Reference, partner: Partner | None) -> AttentionLayer:
-    """Describe a layer.
-
-    user_layer: its value in layers=, "" = it has none; partner: its layer in the reference.
-    """
+    """Describe a layer by its value in layers=, "" = it has none, and its layer in the reference."""
     if user_layer is None:
         return AttentionLayer(path, "left out", reason="left out, as layers= says", left_out=True)
     if isinstance(user_layer, MultiHeadAttention):

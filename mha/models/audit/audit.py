@@ -93,17 +93,14 @@ def maybe_record(model: Any, args: tuple[Any, ...], needed: bool) -> Iterator[Re
 
 
 def distances(before: Any, after: Any, masks: Sequence[Any] = ()) -> dict[str, float]:
-    """Return how far two outputs of a model differ, by the names of their arrays; equal ones are left out.
-
-    masks: arguments of the model, (B, T): rows where one that holds only 0 and 1 is 0 do not count.
-    """
+    """Return how far two outputs of a model differ, by array; rows where a mask (B, T) is 0 do not count."""
     found = {}
     for name, X in float_outputs(before).items():
         Y = float_outputs(after).get(name)
         if Y is None or X.shape != Y.shape:
             continue
         far = np.abs(X - Y)
-        for mask in map(arrays.to_numpy, masks):
+        for mask in map(arrays.to_numpy, masks):  # arguments of the model
             if mask.shape == X.shape[:2] and np.isin(mask, (0, 1)).all() and mask.any():
                 far = far[mask.astype(bool)]
                 break

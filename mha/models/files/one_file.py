@@ -25,21 +25,13 @@ Layer = tuple[SchemeName, str]  # scheme and prefix
 
 @dataclasses.dataclass(frozen=True)
 class File:
-    """A file, and the scheme and prefix to look for in it.
+    """A file, and the scheme and prefix to look for in it."""
 
-    Attributes:
-        side: "a" or "b", as in the names of the arguments.
-        path: of the file.
-        scheme: how it names its arrays.
-        prefix: the beginning of the names of one layer, None = all layers.
-        parts: the names of its projections, if no scheme has them.
-    """
-
-    side: str
+    side: str  # "a" or "b", as in the names of the arguments
     path: Name
-    scheme: SchemeChoice
-    prefix: str | None
-    parts: Parts | None = dataclasses.field(default=None, hash=False)
+    scheme: SchemeChoice  # how it names its arrays
+    prefix: str | None  # the beginning of the names of one layer, None = all layers
+    parts: Parts | None = dataclasses.field(default=None, hash=False)  # names of projections that no scheme has
 
     @contextlib.contextmanager
     def open(self) -> Iterator[Source]:
@@ -48,10 +40,7 @@ class File:
             yield source if self.parts is None else rename_source(source, self.parts)
 
     def with_parts(self, parts: Parts | None) -> "File":
-        """Return the file with these names of projections, if some of its layers have them.
-
-        Raises ValueError if a scheme is given, too.
-        """
+        """Return the file with these names of projections, if some of its layers have them."""
         if parts is None:
             return self
         with readers.open_weights(self.path) as source:

@@ -13,23 +13,14 @@ from mha.weights.readers import FLOATS, Arrays, Entry, Source
 
 @dataclasses.dataclass(frozen=True)
 class RenamedSource(Source):
-    """An open file whose arrays have the names of scheme "llama", or of "phi3" if they are packed.
-
-    Attributes:
-        source: the file.
-        guessed: whether a kernel lies as its name alone says.
-        places: by the name of an array, the path of its layer and its name after that.
-        held: by the path of a layer, the file's own names of its arrays.
-        parts: the names of the projections.
-        kept: the layer that was read last, by its path.
-    """
+    """An open file whose arrays have the names of scheme "llama", or of "phi3" if they are packed."""
 
     source: Source
-    guessed: bool
-    places: Mapping[str, tuple[str, str]]
-    held: Mapping[str, list[str]]
-    parts: Parts
-    kept: dict[str, LayerArrays] = dataclasses.field(default_factory=dict)
+    guessed: bool  # whether a kernel lies as its name alone says
+    places: Mapping[str, tuple[str, str]]  # by the name of an array, the path of its layer and its name after that
+    held: Mapping[str, list[str]]  # by the path of a layer, the file's own names of its arrays
+    parts: Parts  # the names of the projections
+    kept: dict[str, LayerArrays] = dataclasses.field(default_factory=dict)  # the layer that was read last, by path
 
     def read(self, name: str, dtypes: Sequence[str] = FLOATS) -> np.ndarray:
         """Read an array, as `Source.read`."""

@@ -6,13 +6,20 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+import numpy as np
+
 from mha.core.tables import plural
-from mha.models.files.contents import Contents, kernel_norms, share_of_kernels
 from mha.models.files.one_file import File, Layer
 from mha.models.files.shared_options import Options, lendable_options, load_both, try_to_load
+from mha.parity.rule.relations import matrix
+from mha.parity.rule.rules import UNIT
 from mha.weights import argument_names
 
 Pair = tuple[Layer, Layer]
+# Of each kernel that is not zeros: the norms of its rows and of its columns, which belong to heads. An order of columns
+# leaves those of the rows, a transpose exchanges the two.
+Contents = dict[str, tuple[np.ndarray, np.ndarray]]
+Progress = Callable[[list[Any]], Iterable[Any]]
 MOST = 0.5  # two layers have the same contents if more than this share of their kernels are the same
 
 
@@ -27,30 +34,16 @@ class Move:
 
 @dataclasses.dataclass(frozen=True)
 class Pairing:
-    """The pairs of layers to compare.
+    """The pairs of layers to compare."""
 
-    Attributes:
-        pairs: in the order of A.
-        alone: the layers of A, and of B, without a partner.
-        moves: of pairs with the same weights, those whose numbers are of other layers.
-        notes: how they were paired, in words.
-    """
-
-    pairs: tuple[Pair, ...]
-    alone: tuple[tuple[Layer, ...], tuple[Layer, ...]] = ((), ())
-    moves: tuple[Move, ...] = ()
-    notes: tuple[str, ...] = ()
+    pairs: tuple[Pair, ...]  # in the order of A
+    alone: tuple[tuple[Layer, ...], tuple[Layer, ...]] = ((), ())  # the layers of A, and of B, without a partner
+    moves: tuple[Move, ...] = ()  # of pairs with the same weights, those whose numbers are of other layers
+    notes: tuple[str, ...] = ()  # how they were paired, in words
 
 
-def pair_layers(a: File, b: File, given: Options, track: Callable[[list[Any]], Iterable[Any]]) -> Pairing:
-    """Pair the layers of two files; prefixes choose one pair.
-
-    Args:
-        given: options for layers whose file does not say them.
-        track: goes through layers whose weights are read, and may show the progress.
-
-    Raises ValueError if a prefix is of no layer, or of one without a partner.
-    """
+def pair_layers(a: File, b: File, given: Options, track: Progress) -> Pairing:
+    """Pair the layers of two files; prefixes choose one pair; given: options of layers whose file does not say them."""
     if a.prefix is not None and b.prefix is not None:
         return Pairing(((a.choose([a.prefix])[0], b.choose([b.prefix])[0]),))
     ours, theirs = (file.choose([prefix for _, prefix in file.layers()] or [file.prefix]) for file in (a, b))
@@ -66,14 +59,7 @@ def pair_layers(a: File, b: File, given: Options, track: Callable[[list[Any]], I
     return Pairing(((layer, only) if at == 0 else (only, layer),))
 
 
-def pair_all(
-    a: File,
-    b: File,
-    ours: list[Layer],
-    theirs: list[Layer],
-    given: Options,
-    track: Callable[[list[Any]], Iterable[Any]],
-) -> Pairing:
+def pair_all(a: File, b: File, ours: list[Layer], theirs: list[Layer], given: Options, track: Progress) -> Pairing:
     """Pair all layers of two files."""
     named = {prefix: (scheme, prefix) for scheme, prefix in theirs}
     pairs = {layer: named[layer[1]] for layer in ours if layer[1] in named}
@@ -96,12 +82,7 @@ def pair_all(
 
 
 def pair_by_weights(
-    a: File,
-    b: File,
-    ours: list[Layer],
-    theirs: list[Layer],
-    given: Options,
-    track: Callable[[list[Any]], Iterable[Any]],
+    a: File, b: File, ours: list[Layer], theirs: list[Layer], given: Options, track: Progress
 ) -> dict[Layer, Layer]:
     """Find for layers of A those of B with the same weights; of several, the one in the same place comes first."""
     first, second = load_both((a, ours[0]), (b, theirs[0]), given)
@@ -143,3 +124,24 @@ def find_renumbering(ours: list[Layer], theirs: list[Layer], pairs: Mapping[Laye
         return ()
     named = {layer: numbered[numbers[layer]] for layer in theirs}
     return tuple(Move(first, second, named[second]) for first, second in pairs.items() if named[second] != first)
+
+
+def kernel_norms(weights: Mapping[str, np.ndarray]) -> Contents:
+    """Return the norms of the rows and of the columns of each kernel."""
+    found = {}
+    for name, X in weights.items():
+        if name.endswith(".kernel") and X.any():
+            Y = matrix(name, X).astype(np.float64)
+            found[name] = np.sqrt((Y * Y).sum(1)), np.sqrt((Y * Y).sum(0))
+    return found
+
+
+def share_of_kernels(ours: Contents, theirs: Contents) -> float:
+    """Return the share of B's kernels that are A's, rounded, transposed, or with their columns in another order."""
+    same = [name for name, (rows, _) in theirs.items() if name in ours and any(are_near(rows, X) for X in ours[name])]
+    return len(same) / max(len(theirs), 1)
+
+
+def are_near(X: np.ndarray, Y: np.ndarray) -> bool:
+    """Whether norms are the same but for rounding: in half precision each number errs by half of this share."""
+    return X.shape == Y.shape and bool((np.abs(X - Y) <= UNIT["bfloat16"] * np.maximum(X, Y)).all())

@@ -11,10 +11,9 @@ import numpy as np
 from mha.core.options.config import Config
 from mha.core.options.names import SchemeChoice
 from mha.layer import MultiHeadAttention
-from mha.models.files.contents import Contents, kernel_norms
 from mha.models.files.files_report import FilesReport
 from mha.models.files.one_file import File, Layer, Name
-from mha.models.files.pairing import Pair, find_swaps, pair_layers
+from mha.models.files.pairing import Contents, Pair, find_swaps, kernel_norms, pair_layers
 from mha.models.files.shared_options import STAND_INS, lendable_options, load_both, try_to_load
 from mha.parity.diagnosis.compare.two_layers import LayersReport, describe_option, layers_report
 from mha.parity.rule.relations import HEADS, order_of_heads
@@ -162,10 +161,7 @@ def elsewhere(
 def rows_beside(
     files: tuple[File, File], layers: tuple[Layer, Layer], order: np.ndarray | None
 ) -> dict[Names, WeightRow]:
-    """Compare the arrays beside two layers that both should have; return a row by their whole names.
-
-    order: that of the heads, as of `array_row`.
-    """
+    """Compare the arrays beside two layers that both should have; order: that of the heads, as of `array_row`."""
     (a, b), (first, second) = files, layers
     ours, theirs = a.beside(first), b.beside(second)
     rows = {}

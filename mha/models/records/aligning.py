@@ -107,10 +107,7 @@ def partner_entry(path: str, paths: Mapping[str, str | None]) -> tuple[str | Non
 def pair_modules(
     a: Sequence[ModuleSummary], b: Sequence[ModuleSummary], paths: Mapping[str, str | None]
 ) -> dict[str, str]:
-    """Return the path in B of each path of A that has a partner there; also of those that paths= leaves out.
-
-    Raises ValueError if paths= has a path that is in neither.
-    """
+    """Return the path in B of each path of A that has a partner there; also of those that paths= leaves out."""
     in_a, in_b = {one.path: one for one in a}, {one.path: one for one in b}
     found: dict[str, str] = {}
     inside: dict[str, str] = {}
@@ -201,10 +198,7 @@ def pattern(path: str) -> str:
 def by_order(
     a: Sequence[ModuleSummary], b: Sequence[ModuleSummary], pairs: Mapping[str, str], inside: Mapping[str, str]
 ) -> dict[str, str]:
-    """Pair modules of the same size in the order of their calls, so that their places and the ends of paths agree.
-
-    a, b: all modules; pairs: the partners of those that are paired.
-    """
+    """Pair modules of the same size in the order of their calls, so that their places and the ends of paths agree."""
     used = set(pairs.values())
     first, second = [one for one in a if one.path not in pairs], [one for one in b if one.path not in used]
     scores = np.full((len(first), len(second)), NOT_PAIRED)

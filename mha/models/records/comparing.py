@@ -119,11 +119,7 @@ def split_user_layers(layers: Any, a: Record, b: Record) -> tuple[Any, Any]:
 def judge_attention(
     source: Record, other: Record | None, user_layers: Any, track: Progress
 ) -> tuple[AuditReport | None, str]:
-    """Judge the attention layers of a record, with its own weights or those of the other record.
-
-    Returns None and the reason if neither has weights, or if no layer is known. Raises TypeError or ValueError if
-    layers= is wrong.
-    """
+    """Judge the attention layers of a record by its weights, or those of the other one; or say why that cannot be."""
     like = None
     if source.weights is None:
         if other is None or other.weights is None:

@@ -39,14 +39,7 @@ class ArraysInFile:
 
 @contextlib.contextmanager
 def open_record(argument: str, given: Any) -> Iterator[Record]:
-    """Open a record: a path, or one that was made in this process.
-
-    Raises:
-        TypeError: if it is neither.
-        FileNotFoundError: if there is no such file.
-        FileError (an OSError and a ValueError): if it is no regular file, or if the run that wrote it did not end.
-        ValueError: if it is no record, is damaged, or is not complete.
-    """
+    """Open a record: a path, or one that was made in this process; errors as for `compare_records`."""
     if isinstance(given, Record):
         if not given.complete:
             raise ValueError(f"{argument} is a record that is not complete: use it when its context has ended")

@@ -52,10 +52,7 @@ class MemoryStore:
 
 
 class FileStore:
-    """Arrays in a file of safetensors that grows.
-
-    Raises FileError (an OSError and a ValueError) if its place is no regular file, and OSError if it cannot be written.
-    """
+    """Arrays in a file of safetensors that grows; FileError if its place is no regular file."""
 
     def __init__(self, path: Any) -> None:
         self.path = Path(os.path.realpath(files.regular(path)))

@@ -17,7 +17,7 @@ from mha.models.audit.calls.own_layers import OwnLayers, is_array
 from mha.models.audit.layers.reference import adapter_of, backend_of, outermost_config, whole_models
 from mha.models.records.contents import WEIGHTS, Record
 from mha.models.records.storing import CODES, FileStore, MemoryStore
-from mha.weights import foreign, own_format, readers
+from mha.weights import foreign, own_format
 
 MOST = 8  # arrays of a call of a module
 PLAIN = (bool, int, float, str)
@@ -268,21 +268,10 @@ def plain(X: Any) -> np.ndarray | None:
 
 
 def checkpoint_of(model: Any) -> dict[str, str] | None:
-    """Return the name and a hash of the checkpoint that a model was read from; None if it does not say it."""
+    """Return the name of the checkpoint that a model was read from, and its commit; None if it does not say it."""
     config = getattr(model, "config", None)
     name = getattr(config, "_name_or_path", "") or getattr(config, "name_or_path", "")
     if not isinstance(name, str) or not name:
         return None
-    if commit := getattr(config, "_commit_hash", None):
-        return {"name": name, "commit": str(commit)}
-    digest = hashlib.blake2b(digest_size=16)
-    try:
-        with readers.open_weights(name) as source:
-            paths = source.paths
-        for path in paths:
-            with open(path, "rb") as file:
-                while piece := file.read(2**24):
-                    digest.update(piece)
-    except (OSError, ValueError):
-        return {"name": name}
-    return {"name": name, "blake2b": digest.hexdigest()}
+    commit = getattr(config, "_commit_hash", None)
+    return {"name": name} | ({"commit": str(commit)} if commit else {})

@@ -35,8 +35,7 @@ def layer_call_arguments(
 ) -> LayerArguments:
     """Return the arguments of a layer's call that follow from the model's, and which queries count, booleans (B, Q).
 
-    sizes: B, Q and K; apart: whether a position that begins again begins another text, None = as transformers has it.
-    Raises UnknownError if the arguments cannot be derived.
+    apart: whether a position that begins again begins another text, None = as transformers has it.
     """
     for name in attends.without:
         if (X := call.array(name)) is not None and X.any():

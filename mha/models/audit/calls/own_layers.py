@@ -38,10 +38,7 @@ OURS = Arguments((*NAMES, *ROWS, "cache"), ("training", "return_weights"))  # of
 
 
 def cache_for(attention: MultiHeadAttention, said: Any) -> Cache | None:
-    """Return the cache of a call, from what an adapter's `attention` returned for it; None if it had none.
-
-    Raises TypeError or ValueError if it does not fit the layer.
-    """
+    """Return the cache of a call, from what an adapter's `attention` returned for it; None if it had none."""
     if said is None or "frozen" not in said:
         return None if said is None else Cache.from_native(said, attention)
     return Cache(attention.config, [np.asarray(said[name]) for name in ARRAYS], bool(said["frozen"]))

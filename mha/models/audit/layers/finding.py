@@ -41,10 +41,7 @@ class Finder:
     by_name: list[str] = dataclasses.field(default_factory=list)  # kernels whose orientation their name alone says
 
     def layers(self, user_layers: Any) -> list[AttentionLayer]:
-        """List the layers, in the order of their paths; user_layers: as layers= of `audit`.
-
-        Raises TypeError or ValueError if layers= is wrong, or does not fit the reference.
-        """
+        """List the layers, in the order of their paths; user_layers: as layers= of `audit`."""
         every = self.match_modules(user_layers)
         by_hand = {path: user_layer for path, user_layer in every.items() if not has_like_alone(user_layer)}
         natives = [path for path, module in self.modules.items() if path not in by_hand and native_kind(module)]
@@ -82,11 +79,7 @@ class Finder:
     def partner(
         self, where: Mapping[str, Where], by_scheme: Mapping[str, Layer], path: str, mine: LayerArrays | None = None
     ) -> Partner | None:
-        """Return the reference for a layer, and its layer there; None if there is none.
-
-        where: as of `partners_of`; by_scheme: by path, the reference's layers that a scheme describes; mine: the
-        layer's arrays in the model.
-        """
+        """Return the reference for a layer, and its layer there, as `partner_of`; note what differs."""
         found = partner_of(path, where, by_scheme, self.reference, mine)
         if found is not None and isinstance(reference := found[0], NamedReference):
             self.by_name.extend(reference.guessed)
@@ -120,10 +113,7 @@ class Finder:
         return found
 
     def modules_for(self, pattern: Any, outer: list[str], paths: list[str], user_layer: Any) -> list[str]:
-        """Return the modules that a pattern describes: the outermost ones, or those inside with the projections.
-
-        outer: the outermost of the paths that fit. Pattern "*" is of each module with these projections.
-        """
+        """Return the modules that a pattern describes: the outer ones, or those inside with the projections."""
         parts = parts_of(user_layer) if isinstance(user_layer, Mapping) else None
         if parts is None:
             return outer
@@ -263,10 +253,7 @@ class Finder:
         attends: models.CallConvention,
         places: Mapping[str, ArrayPlace] | None = None,
     ) -> AttentionLayer:
-        """Add the projections and the weights to a layer's description.
-
-        layer: its own scheme and prefix; partner: those in the reference.
-        """
+        """Add the projections and the weights to a description; layer, partner: its own, and the reference's."""
         own = places or self.places(layer, False)
         reasons = [f"{place.name} is {why}" for place in own.values() if (why := self.odd(self.modules[place.name]))]
         if reasons or partner is None:

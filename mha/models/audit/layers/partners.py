@@ -36,10 +36,9 @@ class NamedReference(Reference):
 def partners_of(
     user_layers: Mapping[str, Any], reference: Reference, by_scheme: Mapping[str, Layer]
 ) -> dict[str, Where]:
-    """Find the arrays of each layer that a dict of layers= describes.
+    """Find the arrays of each layer that a dict of layers= describes; ValueError if like= has none for one.
 
     user_layers: by path, the value in layers=; by_scheme: by path, the reference's layers that a scheme describes.
-    Raises ValueError, which says what is missing where, if like= has none for a layer.
     """
     found: dict[str, Where] = {}
     every = {path: parts_of_like(one) for path, one in user_layers.items() if isinstance(one, Mapping)}
@@ -130,8 +129,7 @@ def partner_of(
 ) -> Partner | None:
     """Return the reference for a layer, and its layer there; None if there is none.
 
-    where: as of `partners_of`; by_scheme: by path, the reference's layers that a scheme describes; mine: the layer's
-    arrays in the model. Raises ValueError as `reference_by_name`.
+    where: as of `partners_of`; mine: the layer's arrays in the model.
     """
     prefix, parts = where.get(path, ("", None))
     if parts is not None:
@@ -162,10 +160,7 @@ def reference_by_name(
 def notes_on_guesses(
     user_layers: Mapping[str, Any], where: Mapping[str, Where], kernels: Sequence[str], reference: Reference
 ) -> list[str]:
-    """Say which layers of like= were paired by order alone, and which kernels lie as their name says.
-
-    user_layers: by path, the value in layers=; where: as of `partners_of`; kernels: the names of their arrays.
-    """
+    """Say which layers of like= were paired by order alone, and which of these kernels lie as their name says."""
     pairs = []
     for path, (other, _) in where.items():
         parts = parts_of_like(user_layers[path])

@@ -51,8 +51,7 @@ class Reference:
     def layer(self, chosen: Layer, given: Mapping[str, Any], tokens: int) -> Found:
         """Return the configuration and the canonical weights of a layer; some are kept for the next call.
 
-        given: options that the caller says; tokens: the length of the text.
-        Raises TypeError or ValueError if the arrays or the configuration do not describe a layer of mha.
+        Raises TypeError or ValueError if the arrays, the configuration and the given options describe no layer of mha.
         """
         key = chosen, str(given), tokens if self.grows else 0
         if key not in self.kept:
@@ -109,11 +108,7 @@ class Reference:
 
 @contextlib.contextmanager
 def open_reference(like: Any, model: Any, adapter: Any, backend: BackendName | None) -> Iterator[Reference]:
-    """Open the reference for a model.
-
-    like: as for `audit`; adapter: of the model's framework, None = no model.
-    Raises TypeError or ValueError if like is nothing of the kind, and whatever `mha.load` raises for a path.
-    """
+    """Open the reference for a model; like: as for `audit`; adapter: of the model's framework, None = no model."""
     inside, config = outermost_config({} if adapter is None else adapter.modules(model))
     own_formats = formats_of(backend)
     config_format: str | None = own_formats("")

@@ -120,10 +120,7 @@ def why_no_norms(arrays: Mapping[str, Any], path: str, user_layer: Mapping[str, 
 
 
 def notes_on_biases(user_layers: Mapping[str, Any], arrays: Mapping[str, Any]) -> list[str]:
-    """Say which projections have no bias, though others of the layer, or of layers described alike, have one.
-
-    user_layers: by path, the value in layers=; arrays: of the model.
-    """
+    """Say which projections have no bias, though others of the layer, or of layers described alike, have one."""
     notes = []
     for user_layer in {id(one): one for one in user_layers.values() if isinstance(one, Mapping)}.values():
         if (parts := parts_of(user_layer)) is None:
