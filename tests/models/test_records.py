@@ -13,18 +13,15 @@ from torch import nn
 
 from mha import parity
 
+from .verdicts import place
+
 pytestmark = pytest.mark.backends("torch")
-# What differs first: the module in A, what of it, and words of the report.
+# What differs first, and words of the report; others are in `test_records_parts.py`.
 PLACES = {
-    "eps": ("blocks.1.after", "output", "at blocks.1.after: its input is the same, its output differs"),
-    "gelu": ("blocks.1.mlp.act", "output", "at blocks.1.mlp.act: its input is the same, its output differs"),
     "tied": ("head", "output", "at head: its input is the same, its output differs"),
     "kernel": ("blocks.1.attention.v_proj", "output", "its input is the same, its output differs"),
     "residual": ("blocks.1.after", "input", "in B it is the output of blocks.1.attention.o_proj"),
-    "scale": (
-        "blocks.1.attention.o_proj", "input", "between blocks.1.attention.v_proj and blocks.1.attention.o_proj"
-    ),
-}  # fmt: skip
+}
 
 
 def llama(mistaken=small_llama.Attention, dtype=torch.float32, **options):
@@ -34,20 +31,13 @@ def llama(mistaken=small_llama.Attention, dtype=torch.float32, **options):
     return record
 
 
-def place(report):
-    return report.first and (report.first.path, report.first.what)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
-def test_the_same_model_is_the_same_up_to_rounding(dtype):
-    a, b = recorded(), recorded(dtype=dtype)
-    report = parity.compare_records(a, b)
+def test_the_same_model_is_the_same_up_to_rounding():
+    report = parity.compare_records(recorded(), recorded(dtype=torch.bfloat16))
     assert report, report
     assert report.first is report.blind is None
     assert report.begins == ""
-    assert max(row.ratio for row in report.rows) < 0.75
+    assert 0 < max(row.ratio for row in report.rows) < 0.75
     assert report.verdict.startswith("the same: ")
-    assert (max(row.far for row in report.rows) > 0) == (dtype != torch.float32)
     assert set(report.partners.items()) == {
         (path, path) for path in dict(Decoder().named_modules()) if path != "blocks"
     }
@@ -70,14 +60,10 @@ def test_the_place_is_named(mistake):
     assert {row.verdict for row in before} == {"same"}
 
 
-@pytest.mark.parametrize("mistake", ["residual", "kernel", "tied"])
+@pytest.mark.parametrize("mistake", PLACES)
 def test_the_place_is_named_beside_half_precision(mistake):
     report = parity.compare_records(recorded(), recorded(mistake, dtype=torch.bfloat16))
     assert place(report) == PLACES[mistake][:2], report
-
-
-def test_half_precision_alone_does_not_show_the_other_form_of_gelu():
-    assert parity.compare_records(recorded(), recorded("gelu", dtype=torch.bfloat16)).first is None
 
 
 def test_where_nothing_can_be_told_the_report_says_so_and_is_not_true():
@@ -91,47 +77,9 @@ def test_where_nothing_can_be_told_the_report_says_so_and_is_not_true():
     assert not judged
 
 
-def test_after_a_mistake_single_steps_count():
-    wrong = model("scale")
-    wrong.blocks[1].residual = False
-    with parity.record(wrong) as b:
-        wrong(torch.tensor(tokens()))
-    report = parity.compare_records(recorded(), b)
-    assert [(row.path, row.what) for row in report.rows if row.verdict == "differs"] == [
-        ("blocks.1.attention.o_proj", "input"), ("blocks.1.after", "input"),
-    ]  # fmt: skip
-    assert "not told" in {row.verdict for row in report.rows[report.rows.index(report.first) :]}
-
-
-@pytest.mark.parametrize("steps", [(11,), (4, 1, 1, 3, 1, 1), (1,) * 11], ids=str)
-def test_a_decode_lines_up_with_one_pass(steps):
-    decode, one = of_torch.decoded(steps=steps), recorded()
-    for a, b in ((decode, one), (one, decode)):
-        report = parity.compare_records(a, b)
-        assert report, report
-        assert {row.path for row in report.rows} >= {"blocks.1.attention.o_proj", "norm", "head"}
-    assert not parity.compare_records(one, of_torch.decoded("eps", steps))
-
-
 def test_a_mistake_of_the_cache_is_found_beside_one_pass():
     report = parity.compare_records(recorded(), of_torch.decoded("last"))
     assert place(report) == ("blocks.0.attention.o_proj", "input"), report
-
-
-def test_texts_that_part_are_compared_up_to_there():
-    ids = torch.tensor(tokens())
-    other = ids.clone()
-    other[1, 6:] = 1 + (other[1, 6:] + 3) % 30
-    records = []
-    for text, portions in ((ids, (5, 6)), (other, (3, 8))):
-        made, past = model(), None
-        with parity.record(made) as record:
-            for portion in text.split(portions, 1):
-                past = made(portion, past)["past_key_values"]
-        records.append(record)
-    report = parity.compare_records(*records)
-    assert report, report
-    assert report.notes == ("their texts differ from position 6 of sample 1 on; what follows there was left out",)
 
 
 def test_padding_is_not_compared():

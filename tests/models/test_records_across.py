@@ -8,6 +8,8 @@ from recorded import PATHS, recorded
 
 from mha import parity
 
+from .verdicts import place
+
 pytestmark = pytest.mark.all_backends
 OTHERS = [name for name in PATHS if name != "torch"]
 PLACES = {"scale": ("blocks.1.attention.o_proj", "input"), "eps": ("blocks.1.after", "output")}
@@ -16,10 +18,6 @@ PLACES = {"scale": ("blocks.1.attention.o_proj", "input"), "eps": ("blocks.1.aft
 @pytest.fixture(scope="module")
 def torch_record():
     return recorded("torch", weights=True)
-
-
-def place(report):
-    return report.first and (report.first.path, report.first.what)
 
 
 @pytest.mark.parametrize("framework", OTHERS)

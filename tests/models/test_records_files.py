@@ -1,6 +1,5 @@
 """Files of records: written as they come, whole only when closed, and refused when they are not."""
 
-import json
 import os
 import subprocess
 import sys
@@ -14,8 +13,9 @@ from recorded import of_torch, tokens
 from recorded.of_torch import recorded
 
 from mha import parity
-from mha.models.records import storing
 from mha.weights.files import FileError
+
+from .verdicts import place
 
 pytestmark = pytest.mark.backends("torch")
 HELPERS = Path(__file__).parents[1] / "helpers"
@@ -36,11 +36,7 @@ with parity.record(model, sys.argv[1], weights=True):
 """
 
 
-def place(report):
-    return report.first and (report.first.path, report.first.what)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_a_file_is_the_record(tmp_path, dtype):
     path = tmp_path / "ours.safetensors"
     written = recorded(path=path, dtype=dtype, weights=True)
@@ -78,17 +74,6 @@ def test_equal_arrays_are_stored_once():
     assert before.leaf
     assert not blocks["blocks.0.attention"].leaf
     assert len(record.names) == len(set(record.names)) < len(record.calls[0].visits) + 2
-
-
-def test_a_long_header_moves_the_arrays(tmp_path, monkeypatch):
-    monkeypatch.setattr(storing, "ROOM", 200)
-    monkeypatch.setattr(storing, "PIECE", 1000)
-    path = tmp_path / "ours"
-    kept = recorded(path=path)
-    report = parity.compare_records(path, recorded())
-    assert report
-    assert max(row.far for row in report.rows) == 0
-    assert len(kept.names) == len([name for name in safetensors.numpy.load_file(path) if name[0].isdigit()])
 
 
 @pytest.mark.parametrize("where", ["between", "within"])
@@ -135,49 +120,25 @@ def test_a_record_is_used_when_its_context_has_ended(tmp_path):
         assert parity.compare_records(record, record)
 
 
-def rewritten(path, change):
-    """A record with other metadata."""
+# What is replaced in the metadata of a record, and what is said of it then.
+DAMAGES = {
+    "is a damaged record: its events are in no order": ("events", '[["call"', '[["ended", null], ["call"'),
+    "is a damaged record: it has no array of a number in": ("events", '["enter", 0, [0]]', '["enter", 0, [99]]'),
+    "has layout '7', expected '1'; if another version of mha wrote it, use that one": ("layout", "1", "7"),
+    "is a damaged record: nothing says its model": ("facts", '"model"', '"module"'),
+    "is a damaged record: it has no module": ("modules", None, "{}"),
+    "is a damaged record: it lacks facts": ("facts", None, None),
+}
+
+
+@pytest.mark.parametrize("message", DAMAGES)
+def test_damaged_records_are_refused(tmp_path, message):
+    path, (name, old, new) = tmp_path / "ours", DAMAGES[message]
+    recorded(path=path)
     with safetensors.safe_open(path, "numpy") as file:
         metadata, arrays = file.metadata(), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    change(metadata, arrays)
-    safetensors.numpy.save_file(arrays, path, metadata)
-
-
-def spoiled_events(metadata, arrays):
-    events = json.loads(metadata["events"])
-    metadata["events"] = json.dumps(events[1:] + events[:1])
-
-
-def spoiled_number(metadata, arrays):
-    metadata["events"] = metadata["events"].replace('["enter", 0, [0]]', '["enter", 0, [99]]')
-
-
-def other_layout(metadata, arrays):
-    metadata["layout"] = "7"
-
-
-def without_facts(metadata, arrays):
-    del metadata["facts"]
-
-
-def without_modules(metadata, arrays):
-    metadata["modules"] = "{}"
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (spoiled_events, "is a damaged record: its events are in no order"),
-        (spoiled_number, "is a damaged record: it has no array of a number in"),
-        (other_layout, "has layout '7', expected '1'; if another version of mha wrote it, use that one"),
-        (without_facts, "is a damaged record: it lacks facts"),
-        (without_modules, "is a damaged record: it has no module"),
-    ],
-)
-def test_damaged_records_are_refused(tmp_path, change, message):
-    path = tmp_path / "ours"
-    recorded(path=path)
-    rewritten(path, change)
+    metadata[name] = new if old is None else metadata[name].replace(old, new)
+    safetensors.numpy.save_file(arrays, path, {name: X for name, X in metadata.items() if X is not None})
     with pytest.raises(ValueError, match=f"ours {message}".replace("'", ".")):
         parity.compare_records(path, path)
 

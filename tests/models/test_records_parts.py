@@ -14,6 +14,8 @@ from mha.models.records import tokens as of_tokens
 from mha.models.records.pairs import Pair, row_distances
 from mha.weights.files import FileError
 
+from .verdicts import place
+
 PLACES = {
     "eps": ("blocks.1.after", "output"), "gelu": ("blocks.1.mlp.act", "output"),
     "residual": ("blocks.1.after", "input"), "scale": ("blocks.1.attention.o", "input"),
@@ -25,10 +27,6 @@ RENAMED = {"embed": "table", "norm": "last", "head": "out", "before": "ln1", "af
 def renamed(path):
     """A path by other names."""
     return "/".join(RENAMED.get(part, part) for part in path.replace("blocks.", "h_").split("."))
-
-
-def place(report):
-    return report.first and (report.first.path, report.first.what)
 
 
 def pair(a, b, where=((0,), (0,))):
@@ -56,6 +54,7 @@ def test_the_place_is_named(mistake, rename):
     assert (f"({renamed(path)} in B)" in report.begins) == (rename is not None)
     verdicts = [row.verdict for row in report.rows]
     assert verdicts.count("differs") == 1
+    assert {*verdicts[: verdicts.index("differs")]} <= {"same"}
 
 
 def test_the_first_of_two_mistakes_is_named():
