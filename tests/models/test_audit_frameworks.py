@@ -8,17 +8,14 @@ from audited import LENGTHS, B, D, H, T, d
 from mha import parity
 from mha.core import dispatch
 
+from .verdicts import verdicts
+
 
 @pytest.fixture(autouse=True)
 def context(backend):
     """What MXNet needs around its arrays."""
     with dispatch.load(backend).context("float32"):
         yield
-
-
-def verdicts(report):
-    """Paths and verdicts."""
-    return {row.path: row.verdict for row in report.layers}
 
 
 @pytest.mark.backends("tensorflow")

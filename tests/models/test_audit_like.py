@@ -10,6 +10,8 @@ from mha.core import dispatch
 from mha.models.audit.layers.reference import adapter_of
 from mha.weights import projections
 
+from .verdicts import mistakes
+
 TAUGHT = [
     pytest.param(f"{name}.taught", marks=pytest.mark.backends(one["BACKEND"]))
     for name, one in audited.SAID.items()
@@ -67,10 +69,6 @@ def transposed(own, one):
     return own | {wrong: own[wrong].T}
 
 
-def reasons(report):
-    return [name for reason in report.first.report.diagnosis.explanations if reason.sure for name in reason.mistakes]
-
-
 @pytest.mark.parametrize("kind", TAUGHT)
 def test_each_framework_is_judged_by_arrays_of_others(right, kind):
     one, own = right(kind)
@@ -80,7 +78,7 @@ def test_each_framework_is_judged_by_arrays_of_others(right, kind):
             expected = ["same", "same" if like is own else "differs"]
             assert [row.verdict for row in report.layers] == expected, report
             assert report.weighed
-    assert any("transposed" in name for name in reasons(report)), report
+    assert any("transposed" in name for name in mistakes(report)), report
 
 
 @pytest.mark.backends("torch")
@@ -228,7 +226,7 @@ def test_a_bias_that_is_missing_is_said():
     assert "a bias which was left out, is not seen" in " ".join(str(report).split())
     report = audit_of(by_hand(of_queries), by_hand().model)
     assert [row.verdict for row in report.layers] == ["same", "differs"]
-    assert any("W_q.bias" in name for name in reasons(report)), reasons(report)
+    assert any("W_q.bias" in name for name in mistakes(report)), mistakes(report)
     report = audit_of(by_hand(bare), by_hand().model)
     assert any("W_k of blocks.1 has no bias" in note for note in report.notes)
 
@@ -259,7 +257,7 @@ def test_a_class_of_ones_own_lies_as_most_of_its_kernels_are_used(inward):
     for wrong, named in (("to_v", "W_v"), ("to_out", "W_o")):
         report = audit_of(by_hand(lambda model, wrong=wrong: mapped(model, wrong)), None)
         assert [row.verdict for row in report.layers] == ["same", "differs"]
-        assert any(f"{named}.kernel" in name for name in reasons(report)), reasons(report)
+        assert any(f"{named}.kernel" in name for name in mistakes(report)), mistakes(report)
         assert report.mended.wrong == ()
 
 

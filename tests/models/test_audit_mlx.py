@@ -14,12 +14,9 @@ from mlx.utils import tree_flatten
 from mha import parity
 from mha.models.frameworks import mlx as taps
 
+from .verdicts import verdicts
+
 pytestmark = pytest.mark.backends("mlx")
-
-
-def verdicts(report):
-    """Paths and verdicts."""
-    return {row.path: row.verdict for row in report.layers}
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])

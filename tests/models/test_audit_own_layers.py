@@ -1,8 +1,11 @@
 """The frameworks' own layers in an audit: each argument of their calls is read, or idle, or named as not known.
 
+A class that derives from one is judged as it only if its call runs, else not known.
+
 Letters: B samples, T tokens, H heads, D features, S slots.
 """
 
+import functools
 import importlib
 import inspect
 
@@ -16,8 +19,9 @@ from mha import parity
 from mha.core import dispatch
 from mha.parity import audit_record, record
 
-from .own_layers import OWN, around, notes, of_framework, verdicts
+from .verdicts import notes, verdicts
 
+OWN = ("torch", "tensorflow", "jax", "mlx")
 # What the constructors take, all of it: what says the size, kind or start of weights, or is asked by `mha.from_native`.
 MADE = {
     "torch": "embed_dim num_heads dropout bias add_bias_kv add_zero_attn kdim vdim batch_first device dtype",
@@ -34,13 +38,38 @@ MADE = {
 }
 
 
-def taps_of(backend):
-    return importlib.import_module(f"mha.models.frameworks.{backend}")
+@pytest.fixture(autouse=True)
+def context(backend):
+    """What a framework needs around its arrays."""
+    with dispatch.load(backend).context("float32"):
+        yield
+
+
+def around(backend, make, call):
+    """A model with one layer, `layer`, and a function of it and of arrays that is the model's call."""
+    module = {"torch": "torch.nn.Module", "tensorflow": "keras.Model", "jax": "flax.nnx.Module", "mlx": "mlx.nn.Module"}
+    place, _, name = module[backend].rpartition(".")
+
+    def begin(self):
+        super(kind, self).__init__()
+        self.layer = make()
+
+    def run(self, X, *args, **kwargs):
+        return call(self.layer, X, *args, **kwargs)
+
+    base = getattr(importlib.import_module(place), name)
+    kind = type("Model", (base,), {"__init__": begin, dispatch.facts("METHOD")[backend]: run})
+    return kind()
+
+
+def of_framework(backend, X):
+    return dispatch.load(backend).tensor(X)
 
 
 @pytest.mark.backends(*OWN)
 def test_each_argument_that_a_layer_takes_is_declared(backend):
-    calls, method = taps_of(backend).CALLS, dispatch.facts("METHOD")[backend]
+    calls = importlib.import_module(f"mha.models.frameworks.{backend}").CALLS
+    method = dispatch.facts("METHOD")[backend]
     for kind, known in calls.items():
         taken = [name for name in inspect.signature(getattr(kind, method)).parameters if name != "self"]
         assert not set(taken) - {*known.read, *known.idle}, kind
@@ -181,22 +210,6 @@ def test_a_hint_of_pytorch_that_is_wrong_is_not_known():
         assert "is_causal=True says" in note
 
 
-@pytest.mark.backends("tensorflow")
-def test_an_argument_of_a_cached_layer_of_keras_is_named():
-    import keras
-
-    class Cached(keras.layers.MultiHeadAttention):
-        def call(self, query, value, key=None, attention_mask=None, cache=None):
-            return super().call(query, value, attention_mask=attention_mask)
-
-    X = audited.inputs()
-    model = around("tensorflow", lambda: Cached(H, D // H), lambda layer, X, **options: layer(X, X, **options))
-    assert parity.audit(model, X)
-    verdict, note = notes(parity.audit(model, X, cache=X))["layer"]
-    assert verdict == "not known"
-    assert "argument cache of Cached is not read" in note
-
-
 def nnx_model(kind=None, slots=None, **options):
     """A model of nnx with one layer, and with room in its cache for so many tokens."""
     from audited import of_nnx
@@ -318,9 +331,115 @@ def test_decoding_of_linen_is_judged_by_variables_and_bound():
     assert int(bound.variables["cache"]["one"]["cache_index"]) == 2  # as it was
 
 
-@pytest.mark.backends("jax")
-@pytest.mark.parametrize("kind", ["linen", "nnx"])
-def test_layers_that_are_made_to_decode_are_converted(kind):
-    import peers
+# Classes that derive from a framework's layer
 
-    assert mha.from_native(peers.of(kind).new(decode=True)).config.num_heads == 3
+
+def classes(backend):
+    """Classes of a framework's own layers, how each is made, and the name of the method that is called."""
+    if backend == "torch":
+        import torch
+
+        return {torch.nn.MultiheadAttention: lambda kind: kind(D, H, batch_first=True)}
+    if backend == "tensorflow":
+        from keras import layers
+
+        return {
+            layers.MultiHeadAttention: lambda kind: kind(H, D // H),
+            layers.GroupQueryAttention: lambda kind: kind(D // H, H, H),
+        }
+    if backend == "jax":
+        from flax import nnx
+
+        return {nnx.MultiHeadAttention: lambda kind: kind(H, D, decode=False, rngs=nnx.Rngs(0))}
+    from mlx import nn
+
+    return {nn.MultiHeadAttention: lambda kind: kind(D, H)}
+
+
+@pytest.mark.backends(*OWN)
+def test_a_class_is_judged_as_its_base_only_if_the_call_of_that_runs(backend, tmp_path):
+    method, X = dispatch.facts("METHOD")[backend], of_framework(backend, audited.inputs())
+    for kind, made in classes(backend).items():
+        double = {method: doubling(backend)}
+        for body, expected in (({}, "same"), (double, "not known")):
+            own = type("Own", (kind,), body)
+            model = around(
+                backend, lambda own=own, made=made: made(own), lambda layer, X: first(layer(*[X] * arrays(backend)))
+            )
+            verdict, note = notes(parity.audit(model, X))["layer"]
+            assert verdict == expected, note
+            with record(model, tmp_path / f"{kind.__name__} {expected}", weights=True):
+                model(X)
+            assert verdicts(audit_record(tmp_path / f"{kind.__name__} {expected}")) == {"layer": expected}
+        assert f"the call of {kind.__name__} did not run, but that of Own" in note
+        taught = parity.audit(model, X, layers={"layer": lambda module: mha.MultiHeadAttention(D, H)})
+        assert verdicts(taught) == {"layer": "differs"}  # what it is said to compute
+
+
+def first(output):
+    return output[0] if isinstance(output, tuple) else output
+
+
+def doubling(backend):
+    """A call that takes what a framework's own layer takes, and computes something else."""
+    if backend == "jax":
+        return lambda self, inputs_q: 2 * inputs_q
+    if backend == "mlx":
+        return lambda self, queries, keys, values: 2 * queries
+    return lambda self, query, value, key=None, query_mask=None, value_mask=None: 2 * query
+
+
+def arrays(backend):
+    """How many arrays a layer takes."""
+    return {"tensorflow": 2, "jax": 1}.get(backend, 3)
+
+
+@pytest.mark.backends("torch", "tensorflow")
+def test_a_call_that_is_set_on_a_layer_is_not_judged_as_that_of_its_class(backend):
+    def make():
+        kind, made = next(iter(classes(backend).items()))
+        layer = made(kind)
+        if backend == "tensorflow":
+            layer.build((B, T, D), (B, T, D))
+        setattr(layer, dispatch.facts("METHOD")[backend], functools.partial(doubling(backend), layer))
+        return layer
+
+    model = around(backend, make, lambda layer, X: layer(*[X] * arrays(backend)))
+    verdict, note = notes(parity.audit(model, of_framework(backend, audited.inputs())))["layer"]
+    assert verdict == "not known"
+    assert "did not run, but another one" in note
+
+
+@pytest.mark.backends("jax")
+def test_a_class_of_linen_is_judged_as_its_base_only_if_the_call_of_that_runs():
+    import jax
+    from flax import linen
+
+    class Inherits(linen.MultiHeadDotProductAttention):
+        pass
+
+    class Calls(linen.MultiHeadDotProductAttention):
+        @linen.compact
+        def __call__(self, X):
+            return super().__call__(X, mask=linen.make_causal_mask(X[..., 0]))
+
+    class Doubles(linen.MultiHeadDotProductAttention):
+        @linen.compact
+        def __call__(self, X):
+            return 2 * super().__call__(X) if self.is_initializing() else 2 * X
+
+    for kind, expected in ((Inherits, "same"), (Calls, "same"), (Doubles, "not known")):
+
+        class Model(linen.Module):
+            layer: linen.Module
+
+            def __call__(self, X):
+                return self.layer(X)
+
+        model, X = Model(kind(H, qkv_features=D)), audited.inputs()
+        made = jax.eval_shape(model.init, jax.random.key(0), X)  # which compiles nothing
+        rng = np.random.default_rng(1)
+        variables = jax.tree.map(lambda A: rng.normal(size=A.shape, scale=0.4).astype("float32"), made)  # noqa: B023
+        verdict, note = notes(parity.audit(model, variables, X))["layer"]
+        assert verdict == expected, note
+    assert "did not run, but that of Doubles" in note

@@ -1,12 +1,10 @@
 """Pieces of an audit of which no framework is needed: arguments by name, masks, patterns, and what a sink is told."""
 
-import contextlib
-
 import numpy as np
 import pytest
 
 from mha.models.audit.audit_report import AuditReport, LayerRow
-from mha.models.audit.calls.listener import arguments_by_name, listen_to_call, replace_attribute
+from mha.models.audit.calls.listener import arguments_by_name
 from mha.models.audit.calls.session import Session, split_mask
 from mha.models.audit.layers.attention_layer import AttentionLayer
 from mha.models.audit.layers.finding import Finder
@@ -67,45 +65,6 @@ def test_of_a_checkpoint_only_the_layer_is_read(kernel):
     found = with_torch_names(Guarded(arrays), "llama", "layer.0.")
     assert np.array_equal(found["layer.0.q_proj.weight"], X if kernel == "weight" else X.T)
     assert np.array_equal(found["layer.0.q_proj.bias"], X[0])
-
-
-class Told:
-    """A sink that keeps what it is told, and gives another output."""
-
-    def __init__(self):
-        self.heard = []
-
-    def enter(self, path, module, args, kwargs):
-        self.heard.append((path, args, kwargs))
-
-    def leave(self, path, output):
-        self.heard.append((path, output))
-        return None if output is None else 2 * output
-
-
-def test_a_function_that_is_told_of_is_told_of_when_it_fails_too():
-    sink = Told()
-    assert listen_to_call(lambda x, y: x + y, "layer", None, sink)(1, y=2) == 6
-    with pytest.raises(ZeroDivisionError):
-        listen_to_call(lambda x: 1 // x, "layer", None, sink)(0)
-    assert sink.heard == [("layer", (1,), {"y": 2}), ("layer", 3), ("layer", (0,), {}), ("layer", None)]
-
-
-def test_what_is_replaced_is_as_it_was_afterwards():
-    class Own:
-        inherited = "of the class"
-
-    own = Own()
-    own.mine = "of the object"
-    with (
-        contextlib.suppress(ZeroDivisionError),
-        replace_attribute(own, "mine", 1),
-        replace_attribute(own, "inherited", 2),
-    ):
-        assert (own.mine, own.inherited) == (1, 2)
-        raise ZeroDivisionError
-    assert vars(own) == {"mine": "of the object"}
-    assert own.inherited == "of the class"
 
 
 def rows(*verdicts, kind="llama"):
