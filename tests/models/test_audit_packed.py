@@ -70,6 +70,7 @@ def audited(model, **options):
 
 
 ONES = torch.ones(B, T, dtype=torch.long)
+PAIRS = torch.ones(T, T, dtype=torch.bool).tril()[None, None].expand(B, 1, T, T)
 
 
 @pytest.mark.parametrize(
@@ -84,6 +85,7 @@ ONES = torch.ones(B, T, dtype=torch.long)
         (Packed, False, {}, ["3 texts in a row see each other"]),
         (Packed, True, {}, []),
         (Packed, True, {"use_cache": False}, []),
+        (OfLibrary, False, {"attention_mask": PAIRS}, []),  # which decides alone
     ],
 )
 def test_texts_are_apart_or_together_and_together_is_said(kind, apart, options, said):
@@ -105,13 +107,6 @@ def test_another_mistake_is_seen_either_way(apart):
     found, _, report = audited(OfLibrary(apart, Sharp), use_cache=not apart)
     assert found == SAME | {"layers.1.self_attn": "differs"}
     assert "scale" in str(report)
-
-
-def test_a_mask_of_pairs_decides_alone():
-    mask = torch.ones(T, T, dtype=torch.bool).tril()[None, None].expand(B, 1, T, T)
-    found, notes, _ = audited(OfLibrary(False), attention_mask=mask)
-    assert found == SAME
-    assert notes == ()
 
 
 DECODER, ENCODER = (
@@ -151,10 +146,3 @@ def test_the_arguments_by_which_transformers_lets_texts_together_are_named():
     assert reasons_together(ModelCall(1, {"use_cache": False}, History()), DECODER, cached) == []
     assert reasons_together(ModelCall(1, {}, History(3)), DECODER, not_cached) == ["use_cache"]
     assert reasons_together(call(attention_mask=np.ones((1, 5))), DECODER, cached) == ["use_cache", "attention_mask"]
-
-
-def test_nothing_is_said_where_positions_go_on():
-    ids = torch.randint(0, 37, (B, T), generator=torch.Generator().manual_seed(1))
-    report = parity.audit(Model(use_cache=True), ids, position_ids=torch.arange(5, 5 + T)[None])
-    assert report
-    assert report.notes == ()

@@ -8,7 +8,7 @@ import audited
 from audited import D, H, Model, attend, d
 
 BACKEND = "tensorflow"
-KINDS = "own", "grouped", "taught"
+KINDS = "own", "taught"
 LIKE = "own"
 
 
@@ -43,19 +43,6 @@ class Wrong(keras.layers.MultiHeadAttention):
             options["use_causal_mask"] = False
         if self.mistake == "scale":
             self._inverse_sqrt_key_dim = 1.0
-        return super().call(query, value, **options)
-
-
-class Grouped(keras.layers.GroupQueryAttention):
-    """The framework's layer of shared heads, which forgets the order, or its scale."""
-
-    mistake = ""
-
-    def call(self, query, value, **options):
-        if self.mistake == "mask":
-            options["use_causal_mask"] = False
-        if self.mistake == "scale":
-            query = d**0.5 * query
         return super().call(query, value, **options)
 
 
@@ -101,28 +88,14 @@ def own(mistake):
     return Model(model, (audited.inputs(),), paths, state, {"training": True})
 
 
-def grouped(mistake):
-    """A Sequential model with layers of shared heads."""
-    second = Grouped(d, 4, 2, dropout=0.3, use_bias=False)
-    second.mistake = mistake
-    first = keras.layers.GroupQueryAttention(d, 4, 2, dropout=0.3, use_bias=False)
-    model = drawn(keras.Sequential([Block(first, name="one"), Block(second, name="two")]))
-    return Model(model, (audited.inputs(),), ["one.attention", "two.attention"], state)
-
-
 class Dense(keras.layers.Layer):
     """A layer by hand, of projections without and with an axis for heads."""
 
     def __init__(self, mistake, **options):
         super().__init__(**options)
-        self.to_q, self.to_k = (
-            keras.layers.Dense(D),
-            keras.layers.EinsumDense("btc,chd->bthd", (None, H, d), bias_axes="hd"),
-        )
-        self.to_v, self.to_out = (
-            keras.layers.Dense(D),
-            keras.layers.EinsumDense("bthd,hdc->btc", (None, D), bias_axes="c"),
-        )
+        self.to_q, self.to_v = keras.layers.Dense(D), keras.layers.Dense(D)
+        self.to_k = keras.layers.EinsumDense("btc,chd->bthd", (None, H, d), bias_axes="hd")
+        self.to_out = keras.layers.EinsumDense("bthd,hdc->btc", (None, D), bias_axes="c")
         self.mistake = mistake
 
     def call(self, X):

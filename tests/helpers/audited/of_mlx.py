@@ -8,11 +8,11 @@ from mlx import nn
 from mlx.utils import tree_flatten, tree_map
 
 import audited
-from audited import B, D, H, Model, T, attend
+from audited import D, H, Model, T, attend
 from mha.models.frameworks.mlx import modules
 
 BACKEND = "mlx"
-KINDS = "encoder", "masked", "described", "taught"
+KINDS = "encoder", "described", "taught"
 LIKE = "encoder"
 
 
@@ -85,22 +85,6 @@ class Functions:
     """MLX's functions by NumPy's names."""
 
     arange, einsum, reshape, swapaxes, where = mx.arange, mx.einsum, mx.reshape, mx.swapaxes, mx.where
-
-
-def masked(mistake):
-    """Two of the framework's layers, one inside of a list, with a boolean mask."""
-
-    class Masked(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.first, self.others = nn.MultiHeadAttention(D, H, bias=True), [Wrong(D, H)]
-            self.others[0].mistake = mistake
-
-        def __call__(self, X, mask):
-            X = X + self.first(X, X, X, mask=mask)
-            return X + self.others[0](X, X, X, mask)
-
-    return Model(drawn(Masked()), (mx.array(audited.inputs()), hidden()), ["first", "others.0"], state)
 
 
 @dataclasses.dataclass
@@ -184,6 +168,6 @@ def described(mistake):
 def taught(mistake):
     """Layers by hand, whose projections are to be taught."""
     model = drawn(nn.Sequential(Attention(""), Attention(mistake)))
-    X = mx.array(audited.inputs())
-    assert X.shape[0] == B
-    return Model(model, (X,), ["layers.0", "layers.1"], state, layers={"layers.?": audited.TAUGHT})
+    return Model(
+        model, (mx.array(audited.inputs()),), ["layers.0", "layers.1"], state, layers={"layers.?": audited.TAUGHT}
+    )
