@@ -46,7 +46,8 @@ def test_a_sink_is_told_of_modules_without_numbers():
     assert failed == [("blocks.1", "inside a transformation")]
     session.note_pooling("softmax", 4, "blocks.0.pool")
     session.note_pooling("softmax", 4, "other.pool")
-    assert session.pools == {"other.pool": ("softmax", 4)}
+    session.note_pooling("softmax", 2, "other.head")
+    assert session.pools == {"other.pool": "softmax"}
 
 
 class Guarded(dict):

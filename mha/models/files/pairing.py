@@ -138,10 +138,9 @@ def kernel_norms(weights: Mapping[str, np.ndarray]) -> Contents:
 
 def share_of_kernels(ours: Contents, theirs: Contents) -> float:
     """Return the share of B's kernels that are A's, rounded, transposed, or with their columns in another order."""
-    same = [name for name, (rows, _) in theirs.items() if name in ours and any(are_near(rows, X) for X in ours[name])]
+
+    def near(X: np.ndarray, Y: np.ndarray) -> bool:  # in half precision each number errs by half of this share
+        return X.shape == Y.shape and bool((np.abs(X - Y) <= UNIT["bfloat16"] * np.maximum(X, Y)).all())
+
+    same = [name for name, (rows, _) in theirs.items() if name in ours and any(near(rows, X) for X in ours[name])]
     return len(same) / max(len(theirs), 1)
-
-
-def are_near(X: np.ndarray, Y: np.ndarray) -> bool:
-    """Whether norms are the same but for rounding: in half precision each number errs by half of this share."""
-    return X.shape == Y.shape and bool((np.abs(X - Y) <= UNIT["bfloat16"] * np.maximum(X, Y)).all())

@@ -207,11 +207,15 @@ class _Watcher:
             self.listener.inner(module, arguments_by_name(run, args, kwargs))
             return run(*args, **kwargs)
         self.active.add(id(module))
+        rate, drops = getattr(module, "dropout_rate", None), isinstance(module, tuple(CALLS))
+        if drops:  # which is not judged; modules of linen are frozen
+            object.__setattr__(module, "dropout_rate", 0.0)
         try:
-            with _without_dropout(module):
-                return self.tell(paths(), module, run, args, kwargs)
+            return self.tell(paths(), module, run, args, kwargs)
         finally:
             self.active.discard(id(module))
+            if drops:
+                object.__setattr__(module, "dropout_rate", rate)
 
     def tell(self, paths: list[str], module: Any, run: Any, args: Any, kwargs: Any) -> Any:
         """Run a call, and tell of it if its numbers are known."""
@@ -254,19 +258,6 @@ class _Watcher:
                 self.listener.note_no_numbers(path, TRACED)
                 if found := self.traced.get(path) or self.copies.get(kind):
                     self.listener.note_pooling(*found, path)
-
-
-@contextlib.contextmanager
-def _without_dropout(module: Any) -> Iterator[None]:
-    """Let an attention layer drop no weights meanwhile; modules of linen are frozen."""
-    kept = getattr(module, "dropout_rate", None)
-    if isinstance(module, tuple(CALLS)):
-        object.__setattr__(module, "dropout_rate", 0.0)
-    try:
-        yield
-    finally:
-        if isinstance(module, tuple(CALLS)):
-            object.__setattr__(module, "dropout_rate", kept)
 
 
 def _has_tracers(tree: Any) -> bool:

@@ -59,7 +59,17 @@ def compare_records(a: Any, b: Any, paths: Any = None, layers: Any = None, *, tr
                 raise ValueError(
                     f"{name} ({source.said}) has no call of its model, expected at least one in its context"
                 )
-        every = find_partners(first, second, texts, named_paths)
+        modules = [
+            aligning.module_summaries(record, found[0].calls[0])
+            for record, found in zip((first, second), texts, strict=True)
+        ]
+        every = aligning.pair_modules(modules[0], modules[1], named_paths)
+        if not every:
+            some = [aligning.first_names(one.path for one in side) for side in modules]
+            raise ValueError(
+                f"no module of A ({some[0]}) has a partner in B ({some[1]}); say which are the same: "
+                "paths={'layers.{}.attn': 'blocks_{}/attention'}"
+            )
         partners = {path: other for path, other in every.items() if not aligning.left_out(path, named_paths)}
         user_layers = split_user_layers(layers, first, second)
         one, _ = judge_attention(first, None, user_layers[0], track)
@@ -73,21 +83,6 @@ def compare_records(a: Any, b: Any, paths: Any = None, layers: Any = None, *, tr
             notes.append(f"left out, as paths says: {', '.join(few(out))}")
         sides, out_of_b = (tuple(alone), tuple(extra)), frozenset(every.values()) - frozenset(partners.values())
         return RecordsReport(models, tuple(rows), partners, sides, tuple(notes), left, audits, unjudged, out_of_b)
-
-
-def find_partners(a: Record, b: Record, texts: Any, named_paths: Any) -> dict[str, str]:
-    """Return the partners of A's modules. Raises ValueError if there are none."""
-    first, second = (
-        aligning.module_summaries(record, found[0].calls[0]) for record, found in zip((a, b), texts, strict=True)
-    )
-    partners = aligning.pair_modules(first, second, named_paths)
-    if not partners:
-        some = [aligning.first_names(one.path for one in side) for side in (first, second)]
-        raise ValueError(
-            f"no module of A ({some[0]}) has a partner in B ({some[1]}); say which are the same: "
-            "paths={'layers.{}.attn': 'blocks_{}/attention'}"
-        )
-    return partners
 
 
 def split_user_layers(layers: Any, a: Record, b: Record) -> tuple[Any, Any]:

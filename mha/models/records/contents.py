@@ -41,6 +41,11 @@ class Visit:
     parent: str | None  # the path of the module that called it, None for the model
     leaf: bool  # whether it called no other one
 
+    @property
+    def firsts(self) -> list[int]:
+        """The numbers of its first input and output, as far as they are stored."""
+        return [numbers[0] for numbers in (self.inputs, self.outputs) if numbers and numbers[0] is not None]
+
 
 @dataclasses.dataclass(frozen=True)
 class RecordedCall:

@@ -3,7 +3,6 @@
 Letters: N rows, one for each token where there is one, F features.
 """
 
-import collections
 import dataclasses
 import itertools
 from collections.abc import Sequence
@@ -16,7 +15,7 @@ from mha.models.records.contents import Record, RecordedCall, Visit
 from mha.models.records.tokens import Grid, rows_of
 from mha.parity.rule.rules import UNIT
 
-KEPT = 2**28  # bytes of arrays that are kept for the next steps
+KEPT = 32  # pairs of arrays that are kept for the next steps
 PIECE = 2**22  # numbers that are compared at once
 MOST_AXES = 4  # of arrays whose axes are tried in other orders
 
@@ -71,7 +70,7 @@ class Matcher:
 
     def __init__(self, a: Record, b: Record) -> None:
         self.a, self.b = a, b
-        self.kept: collections.OrderedDict[Any, Pair | str] = collections.OrderedDict()
+        self.kept: dict[Any, Pair | str] = {}
 
     def pair(self, a: Chunks, b: Chunks, what: str, at: int = 0) -> Pair | str | None:
         """Pair an input or output; None if it is missing on a side, a text if it cannot be compared."""
@@ -79,16 +78,11 @@ class Matcher:
         if not all(numbers):
             return None
         key = (*numbers, len(a), len(b))
-        if key in self.kept:
-            self.kept.move_to_end(key)
-            return self.kept[key]
-        self.kept[key] = made = self.make_pair(a, b, what, at, (numbers[0], numbers[1]))
-        pairs = (X for X in self.kept.values() if isinstance(X, Pair))
-        size = sum(X.a.nbytes + X.b.nbytes for X in pairs)
-        while len(self.kept) > 1 and size > KEPT:
-            _, least = self.kept.popitem(last=False)
-            size -= least.a.nbytes + least.b.nbytes if isinstance(least, Pair) else 0
-        return made
+        if key not in self.kept:
+            self.kept[key] = self.make_pair(a, b, what, at, (numbers[0], numbers[1]))
+            if len(self.kept) > KEPT:
+                del self.kept[next(iter(self.kept))]
+        return self.kept[key]
 
     def make_pair(self, a: Chunks, b: Chunks, what: str, at: int, where: Any) -> Pair | str:
         """Read two arrays and line their rows up."""

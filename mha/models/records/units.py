@@ -82,17 +82,11 @@ def reorder_visits(records: tuple[Record, Record], a: Visits, b: Visits, partner
         if other is None or not 1 < count <= MOST or (other, count - 1) not in b or (other, count) in b:
             continue
         first, second = (
-            [summarise_visit(record, visits[name, at][0].visit) for at in range(count)]
+            [[summarise(record.array(X)) for X in visits[name, at][0].visit.firsts] for at in range(count)]
             for record, visits, name in ((records[0], a, path), (records[1], b, other))
         )
         if (order := same_in_other_order(first, second)) is not None:
             b.update({(other, at): b[other, place] for at, place in enumerate(order)})
-
-
-def summarise_visit(record: Record, visit: Visit) -> list[np.ndarray]:
-    """Summarise the arrays of a visit."""
-    numbers = [numbers[0] for numbers in (visit.inputs, visit.outputs) if numbers and numbers[0] is not None]
-    return [summarise(record.array(X)) for X in numbers]
 
 
 def same_in_other_order(a: list[list[np.ndarray]], b: list[list[np.ndarray]]) -> list[int] | None:

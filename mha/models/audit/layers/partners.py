@@ -48,7 +48,7 @@ def partners_of(
         if parts is not None and parts.path is not None:
             found |= {path: place_by_name(path, parts.at(path), reference) for path in paths}
             continue
-        by_config = {path for path in paths if path in by_scheme and has_config(path, by_scheme[path], reference)}
+        by_config = {path for path in paths if has_config(path, by_scheme.get(path), reference)}
         named = {} if parts is None or by_config == {*paths} else by_names(paths, parts, reference)
         for path in paths:
             if path in named and path not in by_config:
@@ -72,10 +72,10 @@ def is_sequence(paths: Iterable[str]) -> bool:
     return len({re.sub(r"[._]?\d+", "", path) for path in paths}) < 2
 
 
-def has_config(path: str, layer: Layer, reference: Reference) -> bool:
+def has_config(path: str, layer: Layer | None, reference: Reference) -> bool:
     """Whether a layer is at its own path, and the configuration of like= describes it completely."""
     try:
-        return fits(layer[1].rstrip("."), path) and reference.attends(layer) is not None
+        return layer is not None and fits(layer[1].rstrip("."), path) and reference.attends(layer) is not None
     except (TypeError, ValueError):
         return False
 
