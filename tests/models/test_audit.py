@@ -257,28 +257,9 @@ def test_what_short_calls_do_not_show_is_said():
     assert "the table of angles is too short" in {one.mistake for one in report.unseen}
 
 
-@pytest.mark.parametrize("fails", [False, True])
-def test_the_model_stays_as_it_was(fails):
-    model, (ids, mask) = Model(Interleaved).train(), tokens()
-    before = {name: X.clone() for name, X in model.state_dict().items()}
-    torch.backends.mha.set_fastpath_enabled(False)
-    if fails:
-        model.layers[2].mlp.register_forward_hook(lambda *given: 1 / 0)
-    hooks = [(len(one._forward_hooks), len(one._forward_pre_hooks)) for one in model.modules()]
-    try:
-        with pytest.raises(ZeroDivisionError) if fails else np.errstate():
-            parity.audit(model, ids, mask)
-        assert [(len(one._forward_hooks), len(one._forward_pre_hooks)) for one in model.modules()] == hooks
-        assert not torch.backends.mha.get_fastpath_enabled()
-        assert model.training
-        assert all(torch.equal(X, before[name]) for name, X in model.state_dict().items())
-    finally:
-        torch.backends.mha.set_fastpath_enabled(True)
-
-
 @pytest.mark.parametrize("model", [3, "model", np.ones(3)])
 def test_what_is_no_model_is_refused(model):
-    with pytest.raises(TypeError, match=r"model is a|models of numpy"):
+    with pytest.raises(TypeError, match=r"model is a|models of numpy cannot be watched; give what .* to .*audit_taps"):
         parity.audit(model, 1)
 
 

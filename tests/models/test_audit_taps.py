@@ -203,10 +203,3 @@ def test_arguments_that_are_wrong_are_named(message):
     taps, layers = BAD[message]
     with pytest.raises((TypeError, ValueError), match=message):
         audit_taps(taps, layers=layers)
-
-
-def test_models_of_numpy_are_arrays_alone(rng):
-    with pytest.raises(
-        TypeError, match=r"models of numpy cannot be watched; give what enters and leaves to .*audit_taps"
-    ):
-        mha.parity.audit(rng.normal(size=3))

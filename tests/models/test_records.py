@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import small_llama
 import torch
-from recorded import of_torch, tokens
+from recorded import of_torch
 from recorded.of_torch import Decoder, model, recorded
 from small_llama_mistakes import Interleaved, NoScale
 from torch import nn
@@ -90,15 +90,6 @@ def test_padding_is_not_compared():
     assert parity.compare_records(a, b)
 
 
-def test_what_the_models_were_called_with_differs():
-    ids = tokens()
-    with parity.record(made := model()) as b:
-        made(torch.tensor((ids + 1) % 37))
-    report = parity.compare_records(recorded(), b)
-    assert place(report) == ("", "input")
-    assert "what the model was called with differs" in report.begins
-
-
 class Turned(nn.Module):
     """A module that is called for each kind in an order of its own."""
 
@@ -149,16 +140,6 @@ def test_a_record_is_audited_as_its_model_is():
     assert not parity.audit_record(llama(Interleaved), like=small_llama.Model())
 
 
-def test_a_record_of_a_frameworks_own_layer_is_audited():
-    torch.manual_seed(1)
-    made = nn.TransformerEncoder(nn.TransformerEncoderLayer(12, 3, 17, batch_first=True), 2, enable_nested_tensor=False)
-    X, hidden = torch.randn(2, 5, 12), torch.tensor([[False] * 5, [False] * 3 + [True] * 2])
-    with parity.record(made, weights=True) as record:
-        made(X, src_key_padding_mask=hidden)
-    report = parity.audit_record(record)
-    assert [row.verdict for row in report.layers] == ["same", "same"], report
-
-
 def test_recording_leaves_the_model_and_its_output_as_they_were():
     made = model().train()
     hooks = [len(one._forward_hooks) + len(one._forward_pre_hooks) for one in made.modules()]
@@ -191,30 +172,3 @@ def test_an_array_is_kept_as_it_was_when_it_came():
     first, last = record.calls[0].visits[0].inputs[0], record.calls[0].visits[0].outputs[0]
     assert record.array(first).tolist() == np.ones((2, 3)).tolist()
     assert record.array(last).tolist() == (2 * np.ones((2, 3))).tolist()
-
-
-def test_paths_say_what_names_and_order_do_not():
-    class Renamed(nn.Module):
-        def __init__(self, names):
-            super().__init__()
-            for name in names:
-                self.add_module(name, nn.Linear(7, 7))
-            self.names = names
-
-        def forward(self, X):
-            return self.get_submodule(self.names[0])(X) - self.get_submodule(self.names[1])(X)
-
-    records = []
-    for names in (("one", "two"), ("left", "right")):
-        torch.manual_seed(4)
-        made = Renamed(names)
-        with torch.no_grad():
-            made.get_submodule(names[0]).weight *= 1 if names[0] == "one" else 1.5
-        with parity.record(made) as record:
-            made(torch.ones(2, 7))
-        records.append(record)
-    said = parity.compare_records(*records, paths={"one": "left", "two": "right"})
-    assert said.partners == {"": "", "one": "left", "two": "right"}
-    assert place(said) == ("one", "output")
-    assert said.first.other == "left"
-    assert "(left in B)" in said.begins
