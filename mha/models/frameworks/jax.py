@@ -66,7 +66,7 @@ def prepare(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any
 
 
 def modules(model: Any) -> dict[str, Any]:
-    """Return the modules of a model by path, the model itself as ""; a shared one is there by each of its paths."""
+    """Return the modules of a model by path."""
     if isinstance(model, LinenModel):
         return model.modules
     if isinstance(model, linen.Module):
@@ -86,7 +86,7 @@ def arrays(model: Any) -> dict[str, Any]:
 
 
 def odd(module: Any) -> str:
-    """Say why the weights of a projection are not plain arrays; "" if they are."""
+    """Say why the weights of a projection are not plain arrays."""
     if "lora" in type(module).__name__.lower():
         return "adapted"
     return why_not_plain(
@@ -121,7 +121,7 @@ def arguments(module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> 
 
 @contextlib.contextmanager
 def watching(model: Any, listener: Listener) -> Iterator[None]:
-    """Tell a listener of each call of each module; dropout, compilers and fast paths are off meanwhile."""
+    """Tell a listener of each call of each module meanwhile."""
     one = _Watcher(model, modules(model) if isinstance(model, LinenModel) else _parts(model), listener)
     with contextlib.ExitStack() as stack:
         stack.enter_context(jax.disable_jit())
@@ -314,7 +314,7 @@ def attention(module: Any, given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _slots(module: Any, given: Mapping[str, Any]) -> dict[str, np.ndarray] | None:
-    """Return the cache of a layer as it was before a call, which has put one token in; None if the call had none."""
+    """Return the cache of a layer as it was before a call, which has put one token in."""
     decode = module.decode if given.get("decode") is None else given["decode"]
     if not decode:
         return None
@@ -331,5 +331,5 @@ def _slots(module: Any, given: Mapping[str, Any]) -> dict[str, np.ndarray] | Non
 
 
 def alike(X: Any, output: Any) -> Any:
-    """Convert an array of NumPy to one of JAX, of the shape, the dtype and on the device of another one."""
+    """Convert an array of NumPy to one of JAX that is like another one."""
     return jnp.asarray(X, output.dtype, device=output.device).reshape(output.shape)  # (B, Q, D), as it was

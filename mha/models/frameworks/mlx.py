@@ -44,7 +44,7 @@ def prepare(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any
 
 
 def modules(model: Any) -> dict[str, Any]:
-    """Return the modules of a model by path, the model itself as ""; a shared one is there by each of its paths."""
+    """Return the modules of a model by path."""
     found, left = {"": model}, [("", model)]
     for path, parent in left:  # the loop appends to it
         parts: Any = tree_flatten(parent.children(), is_leaf=nn.Module.is_module)
@@ -62,7 +62,7 @@ def arrays(model: Any) -> dict[str, Any]:
 
 
 def odd(module: Any) -> str:
-    """Say why the weights of a projection are not plain arrays; "" if they are."""
+    """Say why the weights of a projection are not plain arrays."""
     own = arrays(module)
     if not own:
         return "without weights"
@@ -83,7 +83,7 @@ def arguments(module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> 
 
 @contextlib.contextmanager
 def watching(model: Any, listener: Listener) -> Iterator[None]:
-    """Tell a listener of each call of each module; dropout, compilers and fast paths are off meanwhile."""
+    """Tell a listener of each call of each module meanwhile."""
     watcher = _Watcher(listener)
     first = {id(module): (path, module) for path, module in reversed(modules(model).items())}
     with contextlib.ExitStack() as stack:

@@ -35,7 +35,7 @@ def prepare(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any
 
 
 def modules(model: Any) -> dict[str, Any]:
-    """Return the modules of a model by path, the model itself as ""; a shared one is there by each of its paths."""
+    """Return the modules of a model by path."""
     found, left = {"": model}, [("", model)]
     for path, parent in left:  # the loop appends to it
         for name, part in children(parent):
@@ -56,7 +56,7 @@ def arrays(model: Any) -> dict[str, Any]:
 
 
 def odd(module: Any) -> str:
-    """Say why the weights of a projection are not plain arrays; "" if they are."""
+    """Say why the weights of a projection are not plain arrays."""
     return why_not_plain(arrays(module), lambda X: X.dtype in (np.float16, np.float32, np.float64), PLAIN)
 
 
@@ -73,7 +73,7 @@ def arguments(module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> 
 
 @contextlib.contextmanager
 def watching(model: Any, listener: Listener) -> Iterator[None]:
-    """Tell a listener of each call of each module; dropout, compilers and fast paths are off meanwhile."""
+    """Tell a listener of each call of each module meanwhile."""
     with contextlib.ExitStack() as stack:
         for module, path in {module: path for path, module in reversed(modules(model).items())}.items():
             if hasattr(module, "_active"):  # as `hybridize` leaves it, with what is compiled
@@ -92,5 +92,5 @@ def _through(X: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def alike(X: Any, output: Any) -> Any:
-    """Convert an array of NumPy to one of MXNet, of the shape, the dtype and on the device of another one."""
+    """Convert an array of NumPy to one of MXNet that is like another one."""
     return np.array(X, dtype=output.dtype, ctx=output.ctx).reshape(output.shape)  # (B, Q, D), as it was

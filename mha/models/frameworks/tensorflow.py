@@ -47,7 +47,7 @@ def prepare(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any
 
 
 def modules(model: Any) -> dict[str, Any]:
-    """Return the modules of a model by path, the model itself as ""; a shared one is there by each of its paths."""
+    """Return the modules of a model by path."""
     found, left = {"": model}, [("", model, {id(model)})]
     for path, parent, outer in left:  # the loop appends to it
         seen = set(outer)
@@ -72,7 +72,7 @@ def arrays(model: Any) -> dict[str, Any]:
 
 
 def odd(module: Any) -> str:
-    """Say why the weights of a projection are not plain arrays; "" if they are."""
+    """Say why the weights of a projection are not plain arrays."""
     return why_not_plain(arrays(module), lambda X: X.dtype.is_floating and X.dtype.size > 1, PLAIN)
 
 
@@ -94,7 +94,7 @@ def arguments(module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> 
 
 @contextlib.contextmanager
 def watching(model: Any, listener: Listener) -> Iterator[None]:
-    """Tell a listener of each call of each module; dropout, compilers and fast paths are off meanwhile."""
+    """Tell a listener of each call of each module meanwhile."""
     eager = tf.config.functions_run_eagerly()
     with contextlib.ExitStack() as stack:
         stack.callback(tf.config.run_functions_eagerly, eager)
@@ -167,6 +167,6 @@ def attention(module: Any, given: dict[str, Any]) -> dict[str, Any]:
 
 
 def alike(X: Any, output: Any) -> Any:
-    """Convert an array of NumPy to one of TensorFlow, of the shape, the dtype and on the device of another one."""
+    """Convert an array of NumPy to one of TensorFlow that is like another one."""
     with tf.device(output.device):
         return tf.reshape(tf.constant(X, output.dtype), tf.shape(output))  # (B, Q, D), as it was

@@ -38,7 +38,7 @@ def prepare(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any
 
 
 def modules(model: Any) -> dict[str, Any]:
-    """Return the modules of a model by path, the model itself as ""; a shared one is there by each of its paths."""
+    """Return the modules of a model by path."""
     return dict(model.named_modules(remove_duplicate=False))
 
 
@@ -48,7 +48,7 @@ def arrays(model: Any) -> dict[str, Any]:
 
 
 def odd(module: Any) -> str:
-    """Say why the weights of a projection are not plain arrays; "" if they are."""
+    """Say why the weights of a projection are not plain arrays."""
     own = dict(module.named_parameters()) | dict(module.named_buffers())
     if hasattr(module, "parametrizations"):
         return "parametrised"
@@ -106,7 +106,7 @@ class _Mode(TorchFunctionMode):
 
 @contextlib.contextmanager
 def watching(model: Any, listener: Listener) -> Iterator[None]:
-    """Tell a listener of each call of each module; dropout, compilers and fast paths are off meanwhile."""
+    """Tell a listener of each call of each module meanwhile."""
     handles = []
     fast = torch.backends.mha.get_fastpath_enabled()
 
@@ -168,5 +168,5 @@ def _require_order(mask: torch.Tensor | None) -> None:
 
 
 def alike(X: Any, output: Any) -> Any:
-    """Convert an array of NumPy to one of PyTorch, of the shape, the dtype and on the device of another one."""
+    """Convert an array of NumPy to one of PyTorch that is like another one."""
     return torch.as_tensor(X, dtype=output.dtype, device=output.device).reshape(output.shape)  # (B, Q, D), or as it was

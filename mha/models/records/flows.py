@@ -51,7 +51,7 @@ def sample_of(X: np.ndarray) -> np.ndarray:
 
 
 def flow_of(X: np.ndarray, unit: float, sources: Sequence[np.ndarray]) -> Flow | None:
-    """Find how an array is made of some of these; None if it is not. The last ones are tried first."""
+    """Find how an array is made of some of these."""
     places = [at for at, Y in enumerate(sources) if Y.size == X.size][-TRIED:]
     if not places or not X.size:
         return None

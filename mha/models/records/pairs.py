@@ -73,7 +73,7 @@ class Matcher:
         self.kept: dict[Any, Pair | str] = {}
 
     def pair(self, a: Chunks, b: Chunks, what: str, at: int = 0) -> Pair | str | None:
-        """Pair an input or output; None if it is missing on a side, a text if it cannot be compared."""
+        """Pair an input or output; return a text if it cannot be compared, None if it is missing on a side."""
         numbers = [tuple(X for one in side if (X := one.number(what, at)) is not None) for side in (a, b)]
         if not all(numbers):
             return None

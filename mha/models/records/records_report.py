@@ -71,7 +71,7 @@ class RecordsReport:
 
     @property
     def blind(self) -> StepRow | None:
-        """The first step where rounding alone may change everything, so that nothing can be told; else None."""
+        """The first step where rounding alone may change everything, so that nothing can be told."""
         return next((row for row in self.rows if row.verdict == "not told"), None)
 
     @property
@@ -90,7 +90,7 @@ class RecordsReport:
 
     @property
     def layer(self) -> LayerRow | None:
-        """The attention layer of B that the oracle finds wrong where the difference begins; None if there is none."""
+        """The attention layer of B that the oracle finds wrong where the difference begins."""
         first = self.first
         if first is None:
             return self.wrong[0] if self.wrong else None

@@ -102,6 +102,7 @@ class Recorder:
         self.record = Record("a record in memory", facts, descriptions, [], [], store)
         self.numbers = {path: number for number, path in enumerate(descriptions)}
         self.own = OwnLayers(adapter)
+        self.inner = self.own.inner
         self.numbers_by_digest: dict[bytes, int] = {}
         self.caches: dict[int, int | None] = {}
         self.histories = _RecordingHistories(self)
@@ -179,10 +180,6 @@ class Recorder:
                     self.caches[id(owner_of(cache))] = self.number(used)  # what a call makes of a cache goes on with it
             self.record.events.append(["over" if self.stack else "ended", self.number(used)])
 
-    def inner(self, module: Any, given: dict[str, Any]) -> None:
-        """Take the arguments with which the framework's own layer runs."""
-        self.own.inner(module, given)
-
     def note_pooling(self, function: str, axes: int, path: str | None = None) -> None:
         """Record a softmax or an attention kernel."""
         self.record.events.append(["pooled", function, axes, path])
@@ -219,7 +216,7 @@ class Recorder:
         return self.caches.setdefault(id(owner_of(cache)), len(self.caches))
 
     def array(self, X: Any, path: str, what: str) -> int | None:
-        """Return the number of an array, which is stored unless an equal one is; None if it cannot be."""
+        """Return the number of an array, which is stored unless an equal one is."""
         array = plain(X)
         if array is None:
             return None
@@ -259,7 +256,7 @@ def arrays_in(given: Any, depth: int = 3) -> list[Any]:
 
 
 def plain(X: Any) -> np.ndarray | None:
-    """Return an array as one of NumPy whose numbers lie in order; None if it cannot be stored."""
+    """Return an array as one of NumPy whose numbers lie in order."""
     try:
         array = checks.plain(arrays.to_numpy(X))
     except (TypeError, ValueError, RuntimeError):
@@ -268,7 +265,7 @@ def plain(X: Any) -> np.ndarray | None:
 
 
 def checkpoint_of(model: Any) -> dict[str, str] | None:
-    """Return the name of the checkpoint that a model was read from, and its commit; None if it does not say it."""
+    """Return the name of the checkpoint that a model was read from, and its commit."""
     config = getattr(model, "config", None)
     name = getattr(config, "_name_or_path", "") or getattr(config, "name_or_path", "")
     if not isinstance(name, str) or not name:

@@ -2,7 +2,7 @@
 
 Each adapter, `mha/models/frameworks/<framework>.py`, has these functions:
     prepare(model, args, kwargs) -> the object that the functions below take as the model
-    modules(model) -> the modules of a model by their paths
+    modules(model) -> the modules of a model by their paths, itself as "", a shared one by each of its paths
     arrays(model) -> its arrays by their names
     odd(module) -> why the weights of a projection are no plain arrays, in words; "" if they are
     call(model, *args, **kwargs) -> call a model as its users do, without gradients

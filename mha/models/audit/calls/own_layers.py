@@ -38,14 +38,14 @@ OURS = Arguments((*NAMES, *ROWS, "cache"), ("training", "return_weights"))  # of
 
 
 def cache_for(attention: MultiHeadAttention, said: Any) -> Cache | None:
-    """Return the cache of a call, from what an adapter's `attention` returned for it; None if it had none."""
+    """Return the cache of a call, from what an adapter's `attention` returned for it."""
     if said is None or "frozen" not in said:
         return None if said is None else Cache.from_native(said, attention)
     return Cache(attention.config, [np.asarray(said[name]) for name in ARRAYS], bool(said["frozen"]))
 
 
 def kind_in(module: Any, calls: Mapping[Any, Arguments]) -> Any:
-    """Return the framework's class that a module is of, or derives from; None if it is no such layer."""
+    """Return the framework's class that a module is of, or derives from."""
     return next((kind for kind in type(module).__mro__ if kind in calls), None)
 
 

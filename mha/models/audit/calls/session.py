@@ -67,6 +67,7 @@ class Session:
         self.began = -1  # the place in the stack of the model whose call counts; -1 = none does
         self.open: dict[str, CapturedCall] = {}
         self.own = OwnLayers(adapter)
+        self.inner = self.own.inner
         self.pools: dict[str, str] = {}  # by path, the softmax or kernel outside of all known layers
         self.ran: dict[str, set[str]] = {}
         self.histories, self.number = Histories(), 0
@@ -125,10 +126,6 @@ class Session:
             if output is not None:
                 self.end_call(output)
         return instead
-
-    def inner(self, module: Any, given: dict[str, Any]) -> None:
-        """Take the arguments with which the framework's own layer runs."""
-        self.own.inner(module, given)
 
     def note_pooling(self, function: str, axes: int, path: str | None = None) -> None:
         """Note a softmax or an attention kernel outside of the known layers."""

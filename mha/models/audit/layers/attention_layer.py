@@ -90,7 +90,7 @@ class AttentionLayer:
 
 
 def native_kind(module: Any) -> str | None:
-    """Return the kind of a framework's own layer, or its class; None if a module is none."""
+    """Return the kind of a framework's own layer, or its class."""
     if isinstance(module, RecordedModule):
         return module.native or None
     kind = foreign.layer_kind(module)

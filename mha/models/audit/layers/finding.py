@@ -174,10 +174,10 @@ class Finder:
         one = AttentionLayer(path, USER_LAYER)
         if user_layer is None:
             return dataclasses.replace(one, kind="left out", reason="left out, as layers= says", left_out=True)
-        if not callable(user_layer) and (reason := why_no_norms(self.arrays, path, user_layer)):
-            return dataclasses.replace(one, reason=reason)
         if callable(user_layer):
             return self.by_function(one, user_layer)
+        if reason := why_no_norms(self.arrays, path, user_layer):
+            return dataclasses.replace(one, reason=reason)
         attends, options = attends_of(user_layer), options_of(user_layer)
         parts, places, own = parts_of(user_layer), dict[str, ArrayPlace](), None
         if parts is None:

@@ -142,7 +142,7 @@ def open_reference(like: Any, model: Any, adapter: Any, backend: BackendName | N
 
 
 def config_beside(path: Path) -> dict[str, Any] | None:
-    """Read the configuration beside a file of weights; None if there is none, ValueError if it is damaged."""
+    """Read the configuration beside a file of weights."""
     place = path.with_name("config.json")
     try:
         return None if (data := models.read_bytes(place)) is None else models.parse_model(data)
@@ -171,7 +171,7 @@ def formats_of(backend: BackendName | None) -> Callable[[str], str]:
 
 
 def outermost_config(modules: Mapping[str, Any]) -> tuple[str, dict[str, Any] | None]:
-    """Return the path and the configuration of the outermost module that has one; None if none has."""
+    """Return the path and the configuration of the outermost module that has one."""
     for path, module in modules.items():
         if (config := config_of(module)) is not None:
             return path, config
