@@ -17,7 +17,7 @@ from flax import core, linen, nnx
 from jax import numpy as jnp
 
 from mha.arrays import to_numpy
-from mha.models.audit.calls.listener import Listener, arguments_by_name, replace_class_attribute, why_not_plain
+from mha.models.audit.calls.listener import Listener, arguments_by_name, replace_attribute, why_not_plain
 from mha.models.audit.calls.own_layers import Arguments, kind_in
 from mha.models.frameworks.flax_linen import LinenModel, params_of
 from mha.weights import foreign
@@ -127,15 +127,15 @@ def watching(model: Any, listener: Listener) -> Iterator[None]:
         stack.enter_context(jax.disable_jit())
         for module, name in SOFTMAX:
             run = functools.partial(one.note_pooling, name, getattr(module, name))
-            stack.enter_context(replace_class_attribute(module, name, run))
+            stack.enter_context(replace_attribute(module, name, run))
         for module, name in CHECKPOINTS:
-            stack.enter_context(replace_class_attribute(module, name, _not_twice))
+            stack.enter_context(replace_attribute(module, name, _not_twice))
         if isinstance(model, LinenModel):
             stack.enter_context(linen.intercept_methods(one.linen))
         else:
             kinds = {type(module) for module in one.modules.values() if callable(module)}
             for owner in kinds | {base for kind in kinds for base in kind.__mro__ if base in CALLS}:
-                stack.enter_context(replace_class_attribute(owner, "__call__", one.listening_call(owner.__call__)))
+                stack.enter_context(replace_attribute(owner, "__call__", one.listening_call(owner.__call__)))
         yield
         one.finish()
 

@@ -145,7 +145,7 @@ def judge_steps(
     notes = [note for *_, note in units if note]
     every = [steps_of(one, other, (a, b), partners) for one, other, _ in units]
     facts = StepFacts(Matcher(a, b), trusted, partners)
-    rows = tell_apart(every, lambda real: Stepper(facts, real), track)
+    rows = tell_apart(every, facts, track)
     left = ""
     if len(texts[0]) != len(texts[1]):
         counts = [f"{len(found)} in {sum(len(text.calls) for text in found)} calls" for found in texts]
@@ -153,9 +153,7 @@ def judge_steps(
     return rows, notes, left
 
 
-def tell_apart(
-    units: list[list[ModuleStep]], stepper: Callable[[set[ModuleStep]], Stepper], track: Progress
-) -> list[StepRow]:
+def tell_apart(units: list[list[ModuleStep]], facts: StepFacts, track: Progress) -> list[StepRow]:
     """Judge the steps of each unit, and tell differences from other cuts.
 
     The effects of a difference can only be told once it is known to be one: then all steps are judged again, and the
@@ -168,7 +166,7 @@ def tell_apart(
     while True:
         found: list[tuple[StepRow, Doubt | None]] = []
         for _, some in itertools.groupby(steps if real else track(steps), key=lambda one: one[0]):
-            current = stepper(real)
+            current = Stepper(facts, real)
             for _, step in some:
                 current.add(step)
             found += current.found

@@ -87,38 +87,29 @@ class Matcher:
     def make_pair(self, a: Chunks, b: Chunks, what: str, at: int, where: Any) -> Pair | str:
         """Read two arrays and line their rows up."""
         joined = len(a) > 1 or len(b) > 1
-        X, Y = side_of(self.a, a, what, at, joined), side_of(self.b, b, what, at, joined)
+        X, x, keys = side_of(self.a, a, what, at, joined)
+        Y, y, others = side_of(self.b, b, what, at, joined)
         rows = None
-        if X.rows is not None and Y.rows is not None and X.rows.shape[1] == Y.rows.shape[1]:
-            rows = common_rows(X.rows, X.keys, Y.rows, Y.keys)
-            if (F := X.last) == Y.last and F and rows[0].shape[1] % F == 0:  # heads, which norms take one by one
+        if x is not None and y is not None and x.shape[1] == y.shape[1]:
+            rows = common_rows(x, keys, y, others)
+            lasts = [{Z.shape[-1] for Z in arrays if Z.ndim > 2} for arrays in (X, Y)]
+            F = lasts[0].pop() if lasts[0] == lasts[1] and len(lasts[0]) == 1 else 0
+            if F and rows[0].shape[1] % F == 0:  # heads, which norms take one by one
                 rows = rows[0].reshape(-1, F), rows[1].reshape(-1, F)  # (N*H, F) both
-        elif len(X.arrays) == len(Y.arrays) == 1:
-            rows = rows_in_best_order(X.arrays[0], Y.arrays[0])
+        elif len(X) == len(Y) == 1:
+            rows = rows_in_best_order(X[0], Y[0])
         if rows is None:
-            shapes = [" and ".join(dict.fromkeys(str(Z.shape) for Z in side.arrays)) for side in (X, Y)]
+            shapes = [" and ".join(dict.fromkeys(str(Z.shape) for Z in side)) for side in (X, Y)]
             return f"has shape {shapes[0]} in A and {shapes[1]} in B"
         far, size = row_distances(*rows)
         return Pair(*rows, where, far, size)
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Side:
-    """An array of one record, call by call; rows (N, F) and the key of each, None = it has no row for each token."""
+def side_of(record: Record, chunks: Chunks, what: str, at: int, joined: bool) -> tuple[Any, Any, np.ndarray]:
+    """Read an array of one record, call by call.
 
-    arrays: list[np.ndarray]
-    rows: np.ndarray | None
-    keys: np.ndarray
-
-    @property
-    def last(self) -> int:
-        """The size of the last axis, 0 if the arrays do not have it in common."""
-        sizes = {X.shape[-1] for X in self.arrays if X.ndim > 2}
-        return sizes.pop() if len(sizes) == 1 else 0
-
-
-def side_of(record: Record, chunks: Chunks, what: str, at: int, joined: bool) -> Side:
-    """Read an array of one record."""
+    Returns its arrays, its rows (N, F), None = it has no row for each token, and the key of each row.
+    """
     arrays, rows, keys = [], [], []
     for one in chunks:
         number = one.number(what, at)
@@ -131,8 +122,8 @@ def side_of(record: Record, chunks: Chunks, what: str, at: int, joined: bool) ->
             rows.append(found[0])
             keys.append(found[1])
     if len(rows) < len(arrays) or len({X.shape[1] for X in rows}) > 1:
-        return Side(arrays, None, np.zeros(0))
-    return Side(arrays, np.concatenate(rows) if len(rows) > 1 else rows[0], np.concatenate(keys))
+        return arrays, None, np.zeros(0)
+    return arrays, np.concatenate(rows) if len(rows) > 1 else rows[0], np.concatenate(keys)
 
 
 def common_rows(X: np.ndarray, keys: np.ndarray, Y: np.ndarray, others: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

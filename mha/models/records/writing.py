@@ -105,7 +105,7 @@ class Recorder:
         self.inner = self.own.inner
         self.numbers_by_digest: dict[bytes, int] = {}
         self.caches: dict[int, int | None] = {}
-        self.histories = _RecordingHistories(self)
+        self.histories = Histories(self.note_change)
         self.stack: list[str] = []
         self.began = -1  # the place in the stack of the model whose call counts; -1 = none does
         self.cache: Any = None
@@ -189,6 +189,10 @@ class Recorder:
         if path in self.numbers:
             self.record.events.append(["unknown", self.numbers[path], reason])
 
+    def note_change(self, cache: Any, name: str, given: tuple[Any, ...]) -> None:
+        """Record that a method of this name changed a cache between calls."""
+        self.record.events.append(["cache", self.number(cache), name, [self.argument(name, X) for X in given]])
+
     def argument(self, name: str, X: Any) -> dict[str, Any]:
         """Describe an argument: {"value"}, {"array"}, {"several"}, {"cache", "length"} or {"other"}."""
         if X is None or isinstance(X, PLAIN):
@@ -229,22 +233,6 @@ class Recorder:
             self.store.add(name, array)
             self.record.names.append(name)
         return number
-
-
-class _RecordingHistories(Histories):
-    """The histories of a recorder: changes of a cache between calls are recorded, too."""
-
-    def __init__(self, recorder: Recorder) -> None:
-        super().__init__()
-        self.recorder = recorder
-
-    def follow_method(self, own: Any, name: str, cache: Any) -> Any:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            given = [self.recorder.argument(name, X) for X in (*args, *kwargs.values())]
-            self.recorder.record.events.append(["cache", self.recorder.number(cache), name, given])
-            return own(*args, **kwargs)
-
-        return call
 
 
 def arrays_in(given: Any, depth: int = 3) -> list[Any]:

@@ -45,17 +45,18 @@ class Listener(Protocol):
 
 @contextlib.contextmanager
 def replace_attribute(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """Set an attribute in an object's own `__dict__` meanwhile; one that was inherited is inherited again."""
-    own = vars(owner)
+    """Set an attribute of an object, a class or a module meanwhile; one that was inherited is inherited again."""
+    own: Any = vars(owner)
     had, kept = name in own, own.get(name)
-    own[name] = value
+    if isinstance(own, dict):  # directly, as Keras tracks attributes
+        put, drop = own.__setitem__, own.__delitem__
+    else:
+        put, drop = functools.partial(setattr, owner), functools.partial(delattr, owner)
+    put(name, value)
     try:
         yield
     finally:
-        if had:
-            own[name] = kept
-        else:
-            del own[name]
+        put(name, kept) if had else drop(name)
 
 
 def listen_to_call(run: Any, path: str, module: Any, listener: Listener) -> Any:
@@ -76,25 +77,12 @@ def listen_to_call(run: Any, path: str, module: Any, listener: Listener) -> Any:
 
 
 @contextlib.contextmanager
-def replace_class_attribute(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """Set an attribute of a class or a module meanwhile; one that was inherited is inherited again."""
-    kept = vars(owner).get(name)
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        delattr(owner, name) if kept is None else setattr(owner, name, kept)
-
-
-@contextlib.contextmanager
 def listen_to_bases(kinds: Iterable[Any], name: str, modules: Collection[Any], listener: Listener) -> Iterator[None]:
     """Tell a listener the arguments of the framework's own layers, also of derived classes; name: of the method."""
     with contextlib.ExitStack() as stack:
         for kind in kinds:
             if any(isinstance(module, kind) for module in modules):
-                stack.enter_context(
-                    replace_class_attribute(kind, name, listen_to_base_call(getattr(kind, name), listener))
-                )
+                stack.enter_context(replace_attribute(kind, name, listen_to_base_call(getattr(kind, name), listener)))
         yield
 
 

@@ -181,8 +181,10 @@ class ModelCall:
 class Histories:
     """The histories of all caches that calls were given, or returned."""
 
-    def __init__(self) -> None:
+    def __init__(self, note: Callable[[Any, str, tuple[Any, ...]], None] | None = None) -> None:
+        """Follow caches; note: is called with a cache, and the name and arguments of the method that changed it."""
         self.by_id: dict[int, tuple[Any, History]] = {}
+        self.note = note
 
     def of(self, arguments: Mapping[str, Any]) -> tuple[Any, History]:
         """Return the cache among the arguments of a call, None if there is none, and its history."""
@@ -212,6 +214,8 @@ class Histories:
         def call(*args: Any, **kwargs: Any) -> Any:
             result = own(*args, **kwargs)
             CHANGES[name](self.by_id[id(cache)][1], *args, **kwargs)
+            if self.note is not None:
+                self.note(cache, name, (*args, *kwargs.values()))
             return result
 
         return call
