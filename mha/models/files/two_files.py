@@ -71,12 +71,13 @@ def compare_files(
     pairing = pair_layers(*files, given, track)
     reports: list[LayersReport] = []
     seen: set[Names] = set()  # of arrays beside weights
-    unsaid: dict[tuple[str, str], Any] = {}  # in which file, which argument, and its value
+    unsaid: dict[str, dict[str, Any]] = {}  # by argument and file, the value of what this file does not say
     differing: dict[Pair, tuple[Contents, Contents]] = {}
     for pair in track(list(pairing.pairs)):
         (first, lacks), (second, lacks_too) = load_both((files[0], pair[0]), (files[1], pair[1]), given)
-        for file, lacking in (("A", lacks), ("B", lacks_too)):
-            unsaid |= {(file, name): value for name, value in lacking.items()}
+        for side, lacking in zip("AB", (lacks, lacks_too), strict=True):
+            for name, value in lacking.items():
+                unsaid.setdefault(name, {})[side] = value
         look = functools.partial(elsewhere, files[0], pair[0], first.config, second.weights)
         report = layers_report(first, second, look) if all(reports) else layers_report(first, second, explain=False)
         moved = any(HEADS in row.note for row in report.rows)
@@ -87,7 +88,7 @@ def compare_files(
         if not report:
             differing[pair] = kernel_norms(first.weights), kernel_norms(second.weights)
     for name in given:
-        if all(name != lacking for _, lacking in unsaid):
+        if name not in unsaid:
             unneeded = argument_names.setting(**{name: given[name]})
             raise ValueError(f"{unneeded} is not needed: both files say it themselves; leave it out")
     notes = [
@@ -95,16 +96,12 @@ def compare_files(
         for at, file in enumerate(files)
         if (packings := file.packings(pair[at] for pair in pairing.pairs))
     ]
-    notes += [
-        f"{file} does not say {name}: {describe_option(value)} is taken from {'AB'[file == 'A']}"
-        for (file, name), value in unsaid.items()
-        if name not in given and not {("A", name), ("B", name)} <= unsaid.keys()
-    ]
-    notes += [
-        f"neither file says {name}: {describe_option(value)} is taken for both"
-        for (file, name), value in unsaid.items()
-        if file == "A" and ("B", name) in unsaid and name not in given
-    ]
+    for name, values in sorted(unsaid.items(), key=lambda one: len(one[1])):
+        side, value = next(iter(values.items()))
+        if name not in given and len(values) == 1:
+            notes.append(f"{side} does not say {name}: {describe_option(value)} is taken from {'AB'[side == 'A']}")
+        elif name not in given:
+            notes.append(f"neither file says {name}: {describe_option(values['A'])} is taken for both")
     notes += [note for at, file in enumerate(files) for note in file.name_notes(pair[at] for pair in pairing.pairs)]
     others = (
         files[0].others((first for first, _ in pairing.pairs), (name for name, _ in seen)),
