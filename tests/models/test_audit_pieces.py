@@ -8,8 +8,7 @@ from mha.models.audit.calls.listener import arguments_by_name
 from mha.models.audit.calls.session import Session, split_mask
 from mha.models.audit.layers.attention_layer import AttentionLayer
 from mha.models.audit.layers.finding import Finder
-from mha.models.audit.layers.kernels import with_torch_names
-from mha.models.audit.layers.reference import Reference
+from mha.models.audit.layers.reference import Reference, with_torch_names
 
 
 def test_arguments_have_their_names_whatever_the_rest_is_called():
