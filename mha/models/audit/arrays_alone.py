@@ -120,7 +120,7 @@ class _ArraysWatch(Watch):
 
 
 def _split_tap(path: Any, one: Any) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any], dict[str, Any]]:
-    """Return the inputs of a layer, its output, its steps, and the arguments of its call, as NumPy arrays."""
+    """Return the inputs, the output, the steps and the arguments of a call, as NumPy arrays."""
     if not isinstance(one, Mapping):
         raise TypeError(f"taps has {checks.brief(one)} for {path!r}, expected a mapping of arrays by name")
     allowed = (*INPUTS, "output", *STEPS, MEANS, *ROWS, "rows")
@@ -151,7 +151,7 @@ def _split_tap(path: Any, one: Any) -> tuple[dict[str, Any], dict[str, Any], dic
 
 
 def _match_layers(layers: Any, split_taps: Mapping[str, Any]) -> dict[str, Any]:
-    """Return for each given layer the value of layers= whose pattern fits it; others are left out."""
+    """Return for each given layer the value of layers= whose pattern fits it."""
     if not isinstance(layers, Mapping | None):
         raise TypeError(f"layers is {checks.brief(layers)}, expected a dict by names of taps, such as 'layers.*'")
     found: dict[str, Any] = {}
@@ -170,7 +170,7 @@ def _match_layers(layers: Any, split_taps: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _describe(path: str, user_layer: Any, reference: Reference, partner: Partner | None) -> AttentionLayer:
-    """Describe a layer by its value in layers=, "" = it has none, and its layer in the reference."""
+    """Describe a layer by its value in layers=, "" = none, and its layer in the reference."""
     if user_layer is None:
         return AttentionLayer(path, "left out", reason="left out, as layers= says", left_out=True)
     if isinstance(user_layer, MultiHeadAttention):

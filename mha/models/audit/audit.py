@@ -73,7 +73,7 @@ def audit(model: Any, *args: Any, like: Any = None, layers: Any = None, **kwargs
 
 
 def copy_caches(given: Any) -> Any:
-    """Copy our caches among the arguments of a call, since a call uses them up; return the rest as it is."""
+    """Copy our caches among arguments, since a call uses them up."""
     if isinstance(given, Cache):
         return copy.copy(given)
     if type(given) is dict:
@@ -83,7 +83,7 @@ def copy_caches(given: Any) -> Any:
 
 @contextlib.contextmanager
 def maybe_record(model: Any, args: tuple[Any, ...], needed: bool) -> Iterator[Record | None]:
-    """Record a model in memory if `needed`; yield None if it is not, or if the model's modules cannot be seen."""
+    """Record a model in memory if `needed`; yield None if its modules cannot be seen."""
     with contextlib.ExitStack() as stack:
         found = None
         if needed:
@@ -93,7 +93,7 @@ def maybe_record(model: Any, args: tuple[Any, ...], needed: bool) -> Iterator[Re
 
 
 def distances(before: Any, after: Any, masks: Sequence[Any] = ()) -> dict[str, float]:
-    """Return how far two outputs of a model differ, by array; rows where a mask (B, T) is 0 do not count."""
+    """Return how far two outputs differ, by array; rows where a mask (B, T) is 0 do not count."""
     found = {}
     for name, X in float_outputs(before).items():
         Y = float_outputs(after).get(name)

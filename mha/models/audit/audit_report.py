@@ -171,7 +171,7 @@ class AuditReport:
 
     @functools.cached_property
     def shared(self) -> bool:
-        """Whether all compared layers differ by one and the same mistake, which then is the model's."""
+        """Whether all compared layers differ by the same mistake, the model's."""
         compared = [row for row in self.layers if row.judged is not None]
         if len(self.wrong) < 2 or len(self.wrong) < len(compared):
             return False
@@ -251,7 +251,7 @@ def equal_runs(layers: Sequence[LayerRow]) -> list[list[LayerRow]]:
 
 
 def path_range(first: str, last: str) -> str:
-    """Join two paths to one range, such as layers.0 ... 23.attn, where one number alone differs."""
+    """Join two paths to one range: layers.0 ... 23.attn, if one number differs."""
     ours, theirs = first.split("."), last.split(".")
     differ = [at for at, (X, Y) in enumerate(zip(ours, theirs, strict=False)) if X != Y]
     if len(ours) != len(theirs) or len(differ) != 1:

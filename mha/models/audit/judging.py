@@ -73,7 +73,7 @@ def judge(captured: CapturedCall, layer_call: Problem) -> JudgedCall:
 
 
 def explain_output(layer_call: Problem, report: Report, steps: dict[str, Any], theirs: np.ndarray) -> Report:
-    """Let a report explain the part after the projections by itself, where the projections are right."""
+    """Let a report explain the part after the projections alone, where these are right."""
     right = {row.name for row in report.rows if row.passed}
     projected = [name for name in steps if name in PROJECTED]
     if not projected or not right.issuperset(projected):
@@ -113,7 +113,7 @@ def judge_texts(
 
 
 def layer_call_of(captured: CapturedCall, reference: Reference, apart: bool | None = None) -> Problem:
-    """Return the call that the right layer gets, as a problem to compute; apart: as for `layer_call_arguments`."""
+    """Return the call that the right layer gets; apart: as for `layer_call_arguments`."""
     layer = captured.layer
     inputs = [captured.inputs[name] for name in ("queries", "keys", "values")]
     dtype = checks.dtype_name(captured.outputs["W_o"].dtype)  # the one computed in, also under autocast
@@ -149,7 +149,7 @@ def layer_call_of(captured: CapturedCall, reference: Reference, apart: bool | No
 
 
 def right_output(captured: CapturedCall, layer_call: Problem) -> np.ndarray:
-    """Return the right output of a layer, in float64, where its queries count; elsewhere its own."""
+    """Return the right output of a layer where its queries count; elsewhere its own."""
     theirs = captured.outputs["W_o"]
     right = layer_call.outputs()[0]
     return np.where(layer_call.matters("output"), right, theirs.reshape(right.shape).astype(np.float64))

@@ -87,7 +87,7 @@ class FilesReport:
             yield from lines(f"not compared: {others_text(self.others)}", options)
 
     def of_layers(self, options: ConsoleOptions) -> RenderResult:
-        """Print the comparison of the only pair, or a line for each pair and the first that differs."""
+        """Print the only pair, or a line for each pair and the first that differs."""
         if len(self.layers) == 1:
             yield self.reports[0]
             return
@@ -114,7 +114,7 @@ def layer_title(layer: Layer) -> str:
 
 
 def others_text(others: Iterable[tuple[str, ...]]) -> str:
-    """Count the arrays of A and of B that were not compared, with names of a few, one of each kind."""
+    """Count the arrays that were not compared, with a name of each kind."""
     listed = []
     for name, arrays in zip("AB", others, strict=True):
         kinds = {re.sub(r"\d+", "0", array): array for array in reversed(arrays)}  # the first of each kind

@@ -74,7 +74,7 @@ class File:
             return found
 
     def layers(self) -> list[Layer]:
-        """List the layers of the scheme, in the order of their prefixes, in which 2 comes before 10."""
+        """List the layers of the scheme, in the order of their prefixes: 2 before 10."""
         with self.open() as source:
             every = schemes.recognise(source.entries, source.format_of)
         found = [layer for layer in every if schemes.fits_choice(self.scheme, layer[0])]
@@ -82,7 +82,7 @@ class File:
         return sorted(found, key=lambda layer: [int(X) if X.isdigit() else X for X in parts[layer]])
 
     def choose(self, prefixes: Sequence[str | None]) -> list[Layer]:
-        """Return the layers with these prefixes, None = the only one; errors name arguments of `compare_files`."""
+        """Return the layers with these prefixes, None = the only one."""
         names = {name: f"{name}_{self.side}" for name in ("scheme", "prefix")}
         with self.open() as source, argument_names.use_names(names):
             try:
@@ -95,7 +95,7 @@ class File:
                 raise ValueError(f"{error}; or say what its projections are called, such as {called}") from error
 
     def beside(self, layer: Layer) -> dict[str, np.ndarray]:
-        """Read the arrays beside the weights of a layer, by their names after its prefix, those of known dtypes."""
+        """Read the arrays beside the weights of a layer, by their names after its prefix."""
         (scheme, prefix), dtypes = layer, readers.ALL
         with self.open() as source:
             found = [
@@ -106,7 +106,7 @@ class File:
             return {after: source.read(name, dtypes) for after, name in names.items() if pattern(after)}
 
     def silent(self, layer: Layer) -> bool:
-        """Whether the file has no options of a layer: it is not mha's, and no configuration of its model is there."""
+        """Whether the file has no options of a layer: neither mha's own nor a configuration."""
         with self.open() as source:
             config = None if self.parts else models.beside(source.path, layer[0])
             return not weights.is_own(source) and not (config and config.exists())
@@ -120,7 +120,7 @@ class File:
             return list(filter(None, dict.fromkeys(map(source.packing_of, names))))
 
     def others(self, layers: Iterable[Layer], compared: Iterable[str]) -> tuple[str, ...]:
-        """List all arrays that hold no weight of these layers and have not been compared, from their names alone."""
+        """List all arrays that hold no weight of these layers and were not compared."""
         with self.open() as source:
             if weights.is_own(source):
                 return ()
@@ -139,7 +139,7 @@ class File:
 
 @dataclasses.dataclass(frozen=True)
 class RenamedSource(Source):
-    """An open file whose arrays have the names of scheme "llama", or of "phi3" if they are packed."""
+    """An open file by the names of scheme "llama", or of "phi3" if they are packed."""
 
     source: Source
     guessed: bool  # whether a kernel lies as its name alone says
@@ -168,7 +168,7 @@ class RenamedSource(Source):
 
 
 class _StandIns(Arrays):
-    """Stand-ins for the arrays of an open file, of the shapes and dtypes that its header claims."""
+    """Stand-ins for the arrays of a file, of the shapes in its header."""
 
     def __getitem__(self, name: str) -> Any:
         return self.source.entries[name].stand_in(name)
@@ -180,7 +180,7 @@ def read_layer(source: Source, arrays: Mapping[str, Any], path: str, parts: Part
 
 
 def rename_source(source: Source, parts: Parts) -> Source:
-    """Return a file by the names of a scheme. Raises ValueError if nothing shows how its kernels lie."""
+    """Return a file by the names of a scheme."""
     entries, places, guessed = dict(source.entries), dict[str, tuple[str, str]](), False
     held: dict[str, list[str]] = {}
     for path in projections.layer_paths(parts, source.entries):

@@ -25,7 +25,7 @@ MOST = 0.5  # two layers have the same contents if more than this share of their
 
 @dataclasses.dataclass(frozen=True)
 class Move:
-    """A layer of B that has the weights of one layer of A, and the name of another one: all three."""
+    """A layer of B with the weights of one layer of A and the name of another one."""
 
     weights: Layer
     layer: Layer
@@ -43,7 +43,7 @@ class Pairing:
 
 
 def pair_layers(a: File, b: File, given: Options, track: Progress) -> Pairing:
-    """Pair the layers of two files; prefixes choose one pair; given: options of layers whose file does not say them."""
+    """Pair the layers of two files; given: options that a file does not say."""
     if a.prefix is not None and b.prefix is not None:
         return Pairing(((a.choose([a.prefix])[0], b.choose([b.prefix])[0]),))
     ours, theirs = (file.choose([prefix for _, prefix in file.layers()] or [file.prefix]) for file in (a, b))
@@ -84,7 +84,7 @@ def pair_all(a: File, b: File, ours: list[Layer], theirs: list[Layer], given: Op
 def pair_by_weights(
     a: File, b: File, ours: list[Layer], theirs: list[Layer], given: Options, track: Progress
 ) -> dict[Layer, Layer]:
-    """Find for layers of A those of B with the same weights; of several, the one in the same place comes first."""
+    """Find for layers of A those of B with the same weights, in the same place first."""
     first, second = load_both((a, ours[0]), (b, theirs[0]), given)
     known = {file: lendable_options(layer.config) for file, (layer, _) in ((a, first), (b, second))}
     found: dict[tuple[File, Layer], Contents] = {}
@@ -104,7 +104,7 @@ def pair_by_weights(
 
 
 def find_swaps(differing: Mapping[Pair, tuple[Contents, Contents]]) -> tuple[Move, ...]:
-    """Find the layers of B with the weights of one layer of A and the prefix of another, among pairs that differ."""
+    """Find among pairs that differ the layers of B with the weights of another layer of A."""
     return tuple(
         Move(first, other, named)
         for (first, _), (ours, theirs) in differing.items()
@@ -116,7 +116,7 @@ def find_swaps(differing: Mapping[Pair, tuple[Contents, Contents]]) -> tuple[Mov
 
 
 def find_renumbering(ours: list[Layer], theirs: list[Layer], pairs: Mapping[Layer, Layer]) -> tuple[Move, ...]:
-    """Find the pairs with the same weights and other numbers, where both files number the same layers."""
+    """Find the pairs with the same weights and other numbers of layers."""
     families = [{re.sub(r"\d+", "0", prefix) for _, prefix in layers} for layers in (ours, theirs)]
     numbered = {tuple(re.findall(r"\d+", layer[1])): layer for layer in ours}
     numbers = {layer: tuple(re.findall(r"\d+", layer[1])) for layer in theirs}
@@ -137,7 +137,7 @@ def kernel_norms(weights: Mapping[str, np.ndarray]) -> Contents:
 
 
 def share_of_kernels(ours: Contents, theirs: Contents) -> float:
-    """Return the share of B's kernels that are A's, rounded, transposed, or with their columns in another order."""
+    """Return the share of B's kernels that are A's, transposed or in another order of columns, too."""
 
     def near(X: np.ndarray, Y: np.ndarray) -> bool:  # in half precision each number errs by half of this share
         return X.shape == Y.shape and bool((np.abs(X - Y) <= UNIT["bfloat16"] * np.maximum(X, Y)).all())

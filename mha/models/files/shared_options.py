@@ -38,7 +38,7 @@ def load_both(a: Side, b: Side, given: Options) -> tuple[Loaded, Loaded]:
 
 
 def try_to_load(file: File, layer: Layer, known: Mapping[str, Any]) -> Loaded | argument_names.LackingError:
-    """Load a layer with those of the known options that its file lacks; or return the error that names another one."""
+    """Load a layer with known options that its file lacks; or return the error that names another."""
     used: Options = {}
     while True:
         options = {name: X for name, X in used.items() if name != "num_heads"}
@@ -84,7 +84,7 @@ def lendable_options(config: Config) -> Options:
 
 
 def fit_option(value: Any, layer: Layer) -> Any:
-    """Turn an option of another file's layer into one of this layer: a scheme may fix which components are a pair."""
+    """Turn an option of another layer into one of this layer's scheme."""
     scheme = schemes.SCHEMES[layer[0]]
     if isinstance(value, Rotary) and scheme.may_rotate:
         return dataclasses.replace(value, interleaved=scheme.interleaved)

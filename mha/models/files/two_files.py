@@ -139,7 +139,7 @@ def with_names(a: File, b: File, names: Any, names_b: Any) -> tuple[File, File]:
 def elsewhere(
     file: File, chosen: Layer, config: Config, theirs: Mapping[str, np.ndarray], names: list[str]
 ) -> dict[str, MultiHeadAttention]:
-    """Find the other layers of A's file that have B's weights of these names; config: of A's layer."""
+    """Find other layers of A's file with B's weights of these names; config: of A's layer."""
     found = {}
     for layer in file.layers():
         if layer != chosen:
@@ -158,7 +158,7 @@ def elsewhere(
 def rows_beside(
     files: tuple[File, File], layers: tuple[Layer, Layer], order: np.ndarray | None
 ) -> dict[Names, WeightRow]:
-    """Compare the arrays beside two layers that both should have; order: that of the heads, as of `array_row`."""
+    """Compare arrays beside two layers; order: that of the heads, as of `array_row`."""
     (a, b), (first, second) = files, layers
     ours, theirs = a.beside(first), b.beside(second)
     rows = {}

@@ -44,7 +44,7 @@ class LinenModel:
         return found if isinstance(found, Mapping) else {}
 
     def is_slice(self, module: Any) -> bool:
-        """Whether a module sees arrays with one axis less than the model has: it is in a layer of a stack."""
+        """Whether a module sees arrays with one axis less than the model has."""
         own = foreign.flatten_names(params_of(module))
         whole = foreign.flatten_names(self.inside(module.path))
         return any(name in whole and np.ndim(whole[name]) == np.ndim(X) + 1 for name, X in own.items())
@@ -85,7 +85,7 @@ class LinenModel:
         return found
 
     def step(self, root: tuple[str, ...], module: Any, used: list[int]) -> int:
-        """Return the number of a stack's layer by its arrays; of equal layers, the first that was not used."""
+        """Return the number of a stack's layer by its arrays; of equal ones, the first unused."""
         own = {name: np.asarray(X) for name, X in foreign.flatten_names(params_of(module)).items()}
         every = [at for at in range(self.length(root)) if at not in used] or list(range(self.length(root)))
         for at in every:
@@ -100,7 +100,7 @@ def params_of(module: Any) -> Any:
 
 
 def stack_arrays(whole: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arrays of a stack by name, the axis of its layers in front; own: those that one layer sees."""
+    """Return the arrays of a stack, the axis of its layers in front; own: those of one layer."""
     found = {}
     for name, X in foreign.flatten_names(whole).items():
         if name in own and np.ndim(X) == np.ndim(own[name]) + 1:

@@ -40,7 +40,7 @@ TRACED = "it is called inside a transformation of JAX, such as vmap or grad, whe
 
 
 def prepare(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """Return the model, one of linen with its modules and arrays, which a call with these arguments shows."""
+    """Return the model, one of linen with the modules that a call shows."""
     if not isinstance(model, linen.Module):
         return model
     if model.scope is None and not (args and isinstance(args[0], Mapping)):
@@ -95,7 +95,7 @@ def odd(module: Any) -> str:
 
 
 def call(model: Any, *args: Any, **kwargs: Any) -> Any:
-    """Call a model as its users do, without gradients; its caches are as they were afterwards."""
+    """Call a model without gradients; its caches are as they were afterwards."""
     if not isinstance(model, linen.Module):
         before = jax.tree.map(lambda X: X, nnx.state(model, nnx.Cache))
         try:
@@ -168,7 +168,7 @@ class _Watcher:
         return self.once(module, lambda: self.path(module), run, args, kwargs)
 
     def path(self, module: Any) -> list[str]:
-        """Return the path of a module; those of all layers of a stack where numbers are not known."""
+        """Return the path of a module; where numbers are not known, of all layers of a stack."""
         path, whole = module.path, self.model
         root = whole.root(path)
         if root is None or (path == root and not whole.is_slice(module)):
@@ -186,7 +186,7 @@ class _Watcher:
         return functools.wraps(run)(lambda module, *args, **kwargs: self.nnx(module, run, args, kwargs))
 
     def nnx(self, module: Any, run: Any, args: Any, kwargs: Any) -> Any:
-        """Tell of a call of a module of nnx that is one of the model's, or a copy as nnx.jit makes it."""
+        """Tell of a call of one of the model's modules, or of a copy as nnx.jit makes it."""
         if isinstance(module, nnx.Dropout):
             return args[0]
         path = self.paths.get(id(module), self.by_arrays.get(_ids(module)))
@@ -202,7 +202,7 @@ class _Watcher:
         return self.once(module, lambda: [path], functools.partial(run, module), args, kwargs)
 
     def once(self, module: Any, paths: Any, run: Any, args: Any, kwargs: Any) -> Any:
-        """Run a call, and tell of it unless it is its base's, called by its class; paths: returns the paths."""
+        """Run a call, and tell of it unless its own class calls its base's."""
         if id(module) in self.active:
             self.listener.inner(module, arguments_by_name(run, args, kwargs))
             return run(*args, **kwargs)
@@ -266,7 +266,7 @@ def _has_tracers(tree: Any) -> bool:
 
 
 def _ids(module: Any) -> tuple[Any, ...]:
-    """Return the class and the arrays' ids of a module of nnx, which are those of its copies inside nnx.jit, too."""
+    """Return the class and the arrays' ids of a module of nnx, also of its copies in nnx.jit."""
     return type(module), *(id(X) for X in jax.tree.leaves(nnx.state(module, nnx.Param)))
 
 
@@ -314,7 +314,7 @@ def attention(module: Any, given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _slots(module: Any, given: Mapping[str, Any]) -> dict[str, np.ndarray] | None:
-    """Return the cache of a layer as it was before a call, which has put one token in."""
+    """Return the cache of a layer before a call, which has put one token in."""
     decode = module.decode if given.get("decode") is None else given["decode"]
     if not decode:
         return None

@@ -153,7 +153,7 @@ def _through(module: Any, X: Any) -> Any:
 
 
 def _compiles() -> bool:
-    """Whether MLX compiles functions, which it does not say: only then an array inside one has no numbers."""
+    """Whether MLX compiles functions: only then an array inside one has no numbers."""
     known: list[bool] = []
 
     def look(X: Any) -> Any:
@@ -166,7 +166,7 @@ def _compiles() -> bool:
 
 @contextlib.contextmanager
 def _of_class(module: Any, run: Any) -> Iterator[None]:
-    """Give a module a class of its own meanwhile, which runs `run` when it is called, and is the same otherwise."""
+    """Give a module a class of its own meanwhile, which runs `run` when it is called."""
     kind = type(module)
     said = {name: getattr(kind, name) for name in ("__module__", "__qualname__", "__doc__")}
     module.__class__ = type(kind.__name__, (kind,), said | {"__call__": run})

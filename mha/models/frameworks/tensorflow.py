@@ -119,7 +119,7 @@ def _through(run: Any) -> Any:
 
 
 def _parts(module: Any) -> list[tuple[str, Any]]:
-    """Return the layers in a layer by name: those of a graph by their own, others by the attribute."""
+    """Return the layers in a layer, of a graph by their names, others by the attribute."""
     named = [(X.name, X) for X in getattr(module, "layers", ())]
     if isinstance(module, keras.Sequential):  # which has a graph of its layers, too
         return named
@@ -145,7 +145,7 @@ def _in(name: str, held: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _functional() -> type:
-    """Return the class of models that are made of a graph of layers, which has no public name."""
+    """Return the class of models of a graph of layers, which has no public name."""
     X = keras.Input((1,))
     return next(kind for kind in type(keras.Model(X, X)).__mro__ if kind.__name__ == "Functional")
 

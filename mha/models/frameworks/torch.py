@@ -82,7 +82,7 @@ def arguments(module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> 
 
 
 class _Mode(TorchFunctionMode):
-    """The functions of PyTorch meanwhile: dropout drops nothing; a softmax or fused kernel is told to a listener."""
+    """The functions of PyTorch meanwhile: without dropout, and told to a listener."""
 
     def __init__(self, listener: Listener) -> None:
         self.listener = listener
@@ -149,7 +149,7 @@ def attention(module: Any, given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _hide(found: dict[str, Any], mask: torch.Tensor) -> None:
-    """Add one of this layer's masks (B or 1, H or 1, Q or 1, K): booleans, True = hidden, or numbers to add."""
+    """Add a mask (B or 1, H or 1, Q or 1, K): booleans, True = hidden, or numbers to add."""
     if mask.dtype is not torch.bool:
         low = mask <= LOW
         bias = of_any.to_numpy(mask.double().masked_fill(low, 0.0))
@@ -160,7 +160,7 @@ def _hide(found: dict[str, Any], mask: torch.Tensor) -> None:
 
 
 def _require_order(mask: torch.Tensor | None) -> None:
-    """Raise ValueError unless a mask is that of the order of tokens, as is_causal=True says: either may be used."""
+    """Raise ValueError unless a mask is the order of tokens, as is_causal=True says."""
     if mask is not None:
         hidden = mask if mask.dtype is torch.bool else mask <= LOW
         if (hidden != torch.ones_like(hidden).triu(1)).any() or (~hidden & (mask != 0)).any():

@@ -20,7 +20,7 @@ NEARER = 0.1  # of a score, for each module that is paired and is between
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ModuleSummary:
-    """A module in the first call: its path, the sizes of its first input and output, and summaries of both."""
+    """A module in the first call: sizes and summaries of its first input and output."""
 
     path: str
     sizes: tuple[int, int]
@@ -52,7 +52,7 @@ def module_summaries(record: Record, call: RecordedCall) -> list[ModuleSummary]:
 
 
 def summarise(X: np.ndarray) -> np.ndarray:
-    """Summarise an array whatever the order of its axes: root mean square, its smallest and its largest numbers."""
+    """Summarise an array in any order of axes: root mean square, smallest and largest numbers."""
     flat = X.reshape(-1).astype(np.float64)
     flat = flat[np.isfinite(flat)]
     if not flat.size:
@@ -107,7 +107,7 @@ def partner_entry(path: str, paths: Mapping[str, str | None]) -> tuple[str | Non
 def pair_modules(
     a: Sequence[ModuleSummary], b: Sequence[ModuleSummary], paths: Mapping[str, str | None]
 ) -> dict[str, str]:
-    """Return the path in B of each path of A that has a partner there; also of those that paths= leaves out."""
+    """Return the path in B of each path of A, also of those that paths= leaves out."""
     in_a, in_b = {one.path: one for one in a}, {one.path: one for one in b}
     found: dict[str, str] = {}
     inside: dict[str, str] = {}
@@ -198,7 +198,7 @@ def pattern(path: str) -> str:
 def by_order(
     a: Sequence[ModuleSummary], b: Sequence[ModuleSummary], pairs: Mapping[str, str], inside: Mapping[str, str]
 ) -> dict[str, str]:
-    """Pair modules of the same size in the order of their calls, so that their places and the ends of paths agree."""
+    """Pair modules of the same size in the order of calls, where places and ends of paths agree."""
     used = set(pairs.values())
     first, second = [one for one in a if one.path not in pairs], [one for one in b if one.path not in used]
     scores = np.full((len(first), len(second)), NOT_PAIRED)

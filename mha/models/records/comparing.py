@@ -114,7 +114,7 @@ def split_user_layers(layers: Any, a: Record, b: Record) -> tuple[Any, Any]:
 def judge_attention(
     source: Record, other: Record | None, user_layers: Any, track: Progress
 ) -> tuple[AuditReport | None, str]:
-    """Judge the attention layers of a record by its weights, or those of the other one; or say why that cannot be."""
+    """Judge the attention of a record by its own or the other's weights; or say why that cannot be."""
     like = None
     if source.weights is None:
         if other is None or other.weights is None:
@@ -135,7 +135,7 @@ def judge_attention(
 def judge_steps(
     a: Record, b: Record, texts: Any, partners: dict[str, str], audits: Any, track: Progress
 ) -> tuple[list[StepRow], list[str], str]:
-    """Judge all steps; return also the notes on calls that could not be lined up, and on texts without a partner."""
+    """Judge all steps; return also notes on calls that could not be lined up, and texts without a partner."""
     first, second = audits
     trusted = {}  # attention layers of B: right if the oracle finds them right, in A too if A's were judged
     if second is not None:

@@ -49,7 +49,7 @@ class Visit:
 
 @dataclasses.dataclass(frozen=True)
 class RecordedCall:
-    """One call of the model: its number from 1 on, its arguments, the cache that it used or made, and its visits."""
+    """One call of the model, from 1 on; cache: the number of the one that it used or made."""
 
     number: int
     arguments: Mapping[str, Any]

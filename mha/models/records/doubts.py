@@ -70,7 +70,7 @@ class EarlierArray:
 
     @property
     def far(self) -> np.ndarray:
-        """How far B's rows are; of another cut, only as far as rounding explains it: no more is passed on."""
+        """How far B's rows are; of another cut, only as far as rounding explains it."""
         return np.minimum(self.pair.far, self.most) if self.is_other_cut else self.pair.far
 
     @property
@@ -111,7 +111,7 @@ def cuts_of(doubts: Sequence[Doubt]) -> set[ModuleStep]:
 
 
 def unclear_of(doubts: Sequence[Doubt]) -> set[ModuleStep]:
-    """Return the steps in a relation that differ by much, and whose readers cannot tell whether that is real."""
+    """Return the steps in a relation that differ by much, where no reader shows whether that is real."""
     found: set[ModuleStep] = set()
     for one in reversed(doubts):
         same = [reader.doubt is None or reader.doubt.step in found for reader in one.readers]

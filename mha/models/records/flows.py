@@ -20,14 +20,14 @@ EXACT = 4.0  # units of rounding that a right flow may leave
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Flow:
-    """The way an array is made of earlier ones: kind "sum" or "product"; sources: their places; factors: of a sum."""
+    """The way an array is made of earlier ones: a "sum" of sources with factors, or a "product"."""
 
     kind: str
     sources: tuple[int, ...]
     factors: tuple[float, ...] = ()
 
     def make_array(self, arrays: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-        """Return the array that this flow makes, and the sum of the magnitudes of its terms; in float64."""
+        """Return the array that this flow makes, and the magnitudes of its terms, in float64."""
         wide = [X.astype(np.float64) for X in arrays]
         if self.kind == "product":
             product = wide[0] * wide[1]
@@ -82,7 +82,7 @@ def multiples(z: np.ndarray, S: np.ndarray, allowed: float) -> list[Flow]:
 
 
 def sums(z: np.ndarray, S: np.ndarray, allowed: float) -> list[Flow]:
-    """Return the flows that give z as a sum of two or three sources; of two, the second may have a factor."""
+    """Return the flows that give z as a sum of two sources, one with a factor, or of three."""
     n = len(S)
     squares = (S * S).sum(1)
     rest = z - S  # (n, samples)

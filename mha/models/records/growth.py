@@ -17,7 +17,7 @@ TRIED = 128  # pairs of rows
 
 
 def largest_growth(inputs: Pair, outputs: Pair) -> float:
-    """Return how much a difference of A's input grows in its output at most, in root mean squares of rows."""
+    """Return how much a difference of A's input grows in its output at most."""
     if not inputs.floats or len(inputs.a) != len(outputs.a):
         size = float(inputs.size.max(initial=0.0))
         return float(outputs.size.max(initial=0.0)) / size if size and inputs.floats else 0.0

@@ -73,7 +73,7 @@ class Matcher:
         self.kept: dict[Any, Pair | str] = {}
 
     def pair(self, a: Chunks, b: Chunks, what: str, at: int = 0) -> Pair | str | None:
-        """Pair an input or output; return a text if it cannot be compared, None if it is missing on a side."""
+        """Pair an input or output; say why, if it cannot be compared."""
         numbers = [tuple(X for one in side if (X := one.number(what, at)) is not None) for side in (a, b)]
         if not all(numbers):
             return None
@@ -138,7 +138,7 @@ def common_rows(X: np.ndarray, keys: np.ndarray, Y: np.ndarray, others: np.ndarr
 
 
 def rows_in_best_order(X: np.ndarray, Y: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
-    """Return two arrays without tokens as rows, B's axes in the order in which they are nearest to A's."""
+    """Return two arrays without tokens as rows, B's axes in the order nearest to A's."""
     F = X.shape[-1] if X.ndim else 1
     if X.size != Y.size:
         return None
@@ -151,7 +151,7 @@ def rows_in_best_order(X: np.ndarray, Y: np.ndarray) -> tuple[np.ndarray, np.nda
 
 
 def row_distances(X: np.ndarray, Y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the root mean squares of the rows of Y - X and of X; infinite where only one is NaN or infinite."""
+    """Return the root mean squares of the rows of Y - X and X; infinite where only one is finite."""
     far, size = np.zeros(len(X)), np.zeros(len(X))
     step = max(1, PIECE // max(1, X.shape[1]))
     for start in range(0, len(X), step):

@@ -39,7 +39,7 @@ class ArraysInFile:
 
 @contextlib.contextmanager
 def open_record(argument: str, given: Any) -> Iterator[Record]:
-    """Open a record: a path, or one that was made in this process; errors as for `compare_records`."""
+    """Open a record: a path, or one of this process; errors as for `compare_records`."""
     if isinstance(given, Record):
         if not given.complete:
             raise ValueError(f"{argument} is a record that is not complete: use it when its context has ended")
@@ -109,7 +109,7 @@ def parse_record(source: readers.Source) -> Record:
 
 
 def check_metadata(facts: Any, modules: Any, events: Any, count: int) -> None:
-    """Raise ValueError if the metadata of a record do not fit each other, or the number of its arrays."""
+    """Raise ValueError if the metadata of a record do not fit each other or its arrays."""
     for name in ("framework", "version", "model", "config", "inside", "wholes"):
         if name not in facts:
             raise ValueError(f"nothing says its {name}")

@@ -19,7 +19,7 @@ SHOWN = 40  # rows of a table; of more modules, those of whole blocks are shown
 
 @dataclasses.dataclass(frozen=True)
 class ModelFacts:
-    """One of the two models: its class, framework and version, where its record is, and the name of its checkpoint."""
+    """One of the two models: its class, framework, record and checkpoint."""
 
     name: str
     framework: str
@@ -71,12 +71,12 @@ class RecordsReport:
 
     @property
     def blind(self) -> StepRow | None:
-        """The first step where rounding alone may change everything, so that nothing can be told."""
+        """The first step where rounding alone may change everything."""
         return next((row for row in self.rows if row.verdict == "not told"), None)
 
     @property
     def cuts(self) -> tuple[str, ...]:
-        """The modules that take or return another step of the other model; {} is the number of a layer."""
+        """The modules that take or return another step of the other model."""
         rows = [row for row in self.rows if row.verdict == "another cut"]
         return tuple(dict.fromkeys(f"the {row.what} of {path_pattern(row.path) or 'the model'}" for row in rows))
 
@@ -140,7 +140,7 @@ class RecordsReport:
 
     @property
     def shown(self) -> list[StepRow]:
-        """The rows of the table: the worst of each module; of many modules, those around the first that differs."""
+        """The worst rows of each module; of many modules, those around the first that differs."""
         found: dict[tuple[str, str], StepRow] = {}
         for row in self.rows:
             before = found.setdefault((row.path, row.what), row)

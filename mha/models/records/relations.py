@@ -65,7 +65,7 @@ def linear_rest(X: np.ndarray, Y: np.ndarray) -> float:
 
 
 def order_of(X: np.ndarray, Y: np.ndarray) -> np.ndarray | None:
-    """Return the order of the columns of X in which each rises and falls as that of Y."""
+    """Return the order of the columns of X in which each goes as that of Y."""
     if X.shape[1] > WIDEST:
         return None
     x, y = (centre_rows(Z[:MOST].T) for Z in (X, Y))  # (columns, rows)

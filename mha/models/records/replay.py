@@ -82,7 +82,7 @@ class RecordedCache:
 
 
 class RecordAdapter:
-    """The adapter of a record: it plays the recorded calls to a listener, as a framework's adapter tells real ones."""
+    """The adapter of a record, which plays the recorded calls to a listener."""
 
     def __init__(self, source: Record) -> None:
         self.source = source
@@ -106,7 +106,7 @@ class RecordAdapter:
         return made
 
     def read_layer(self, path: str, description: Mapping[str, Any]) -> tuple[Any, dict[str, np.ndarray]]:
-        """Return the configuration and the weights of a framework's own layer; {} if the record has no weights."""
+        """Return the configuration and the weights of a framework's own layer, {} if not recorded."""
         if "problem" in description:
             raise ValueError(description["problem"])
         names = [name for name in self.source.arrays if name.startswith(f"native/{path}/")]

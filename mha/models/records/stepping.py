@@ -84,7 +84,7 @@ class Stepper:
         self.doubts: list[Doubt] = []
 
     def add(self, step: ModuleStep) -> None:
-        """Judge a step; it has no row if there is nothing to compare, or if it is the array of a step before."""
+        """Judge a step, unless there is nothing to compare, or it is the array of a step before."""
         pair = self.matcher.pair(step.a, step.b, step.what)
         if pair is None:
             return
@@ -140,7 +140,7 @@ class Stepper:
         return [one for one in self.earlier.values() if one.pair.floats][-EARLIER:]
 
     def of_array(self, key: tuple[int, ...], here: str) -> list[Doubt]:
-        """Return the doubts of an array of A in a container, if it is not known to be the same there."""
+        """Return the doubts of an array of A in a container, if it is not the same there."""
         first = self.earlier.get(key)
         if first is not None and first.doubt is None and here in first.scopes:
             return []
@@ -148,12 +148,12 @@ class Stepper:
 
     @staticmethod
     def read(doubts: Sequence[Doubt], by: Doubt | None, bound: float, certain: bool) -> None:
-        """Note the result of a step that reads these: its doubt, or None with the bound up to which it is the same."""
+        """Note the result of a step that reads these: its doubt, or the bound up to which it is the same."""
         for one in doubts:
             one.readers.append(Reader(by, bound, certain))
 
     def container(self, path: str | None) -> str:
-        """Return the path of a module that is compared, or of the nearest one that it is inside of."""
+        """Return the path of a module that is compared, or of the nearest one around it."""
         while path and path not in self.facts.partners:
             path = re.split(r"[./][^./]*$", path)[0] if re.search(r"[./]", path) else ""
         return path or ""
@@ -197,7 +197,7 @@ class Stepper:
         return self.between(step, pair, here)
 
     def of_flow(self, pair: Pair, flow: Flow, sources: Sequence[EarlierArray], here: str) -> Judgement:
-        """Judge an array that is made of earlier ones: of B's own, or of A's where B cuts elsewhere."""
+        """Judge an array that is made of earlier ones of B, or of A's where B cuts elsewhere."""
         doubts = [doubt for one in sources for doubt in self.of_array(one.pair.where[0], here)]
         far, most, sizes = flows.compare_flow(pair, flow, [one.pair for one in sources])
         theirs = sum(one.relative for one in sources) * sizes

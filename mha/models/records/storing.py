@@ -83,7 +83,7 @@ class FileStore:
         return iter(self.places)
 
     def finish(self, metadata: Mapping[str, str]) -> None:
-        """Write the header, and put the file in its place. Raises ValueError if the header is too long."""
+        """Write the header, and put the file in its place."""
         described: dict[str, Any] = {"__metadata__": dict(metadata)}
         for name, (dtype, shape, start, stop) in self.places.items():
             described[name] = {"dtype": dtype, "shape": shape, "data_offsets": [start, stop]}
@@ -119,7 +119,7 @@ def header(described: Mapping[str, Any], least: int) -> bytes:
 
 
 def move_bytes(file: Any, start: int, size: int, by: int) -> None:
-    """Move the bytes of a file from start on by so many further to its end, the last ones first."""
+    """Move the bytes of a file from start on further to its end, the last ones first."""
     at = start + size
     while by and at > start:
         piece = min(PIECE, at - start)

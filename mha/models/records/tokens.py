@@ -17,7 +17,7 @@ NAMES = ("input_ids", "inputs_embeds", "ids", "tokens", "decoder_input_ids", "de
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Grid:
-    """The tokens of a sequence in a call: ids, None = they have none, and keys, -1 = padding; (B, Q) both."""
+    """The tokens of a sequence in a call: ids or None, and keys, -1 = padding; (B, Q) both."""
 
     ids: np.ndarray | None
     keys: np.ndarray
@@ -30,7 +30,7 @@ class Grid:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Text:
-    """The calls that go through one text, as those of a decode do; grids: for each call, those of its sequences."""
+    """The calls that go through one text, and the grids of the sequences of each."""
 
     calls: tuple[RecordedCall, ...]
     grids: tuple[tuple[Grid, ...], ...]
@@ -88,7 +88,7 @@ def texts_of(record: Record) -> list[Text]:
 
 
 def cut_where_different(a: Text, b: Text) -> tuple[Text, Text, str]:
-    """Cut two texts where their ids begin to differ, in each sample; also say what was left out."""
+    """Cut two texts where their ids begin to differ; also say what was left out."""
     first, second = ids_of(a), ids_of(b)
     ends: dict[int, int] = {}
     for key, number in first.items():

@@ -51,7 +51,7 @@ def units_of(a: Sequence[Text], b: Sequence[Text]) -> Iterator[tuple[Text, Text,
 
 
 def steps_of(first: Text, second: Text, records: Any, partners: Mapping[str, str]) -> list[ModuleStep]:
-    """List the inputs and outputs of modules with a partner, in the order of A's first call of each."""
+    """List the inputs and outputs of modules with a partner, in the order of A's calls."""
     a, b = visits_of(first), visits_of(second)
     reorder_visits(records, a, b, partners)
     found = []

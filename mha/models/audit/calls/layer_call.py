@@ -115,14 +115,14 @@ def position_arguments(
 
 
 def is_continuous(places: np.ndarray, real: np.ndarray) -> bool:
-    """Whether each sample's positions rise by one from token to token, also across padding between them."""
+    """Whether each sample's positions rise by one, also across padding."""
     shift = np.where(real, places - np.arange(places.shape[1]), 0)
     low, high = (f(np.where(real, shift, other), 1) for f, other in ((np.min, 2**40), (np.max, -(2**40))))
     return bool(((low == high) | ~real.any(1)).all())
 
 
 def mask_arguments(mask: np.ndarray, sizes: Sizes) -> dict[str, Any]:
-    """Return the mask, and the bias, in a mask with four axes, which alone says what each query sees."""
+    """Return the mask, and the bias, in a mask with four axes, which counts alone."""
     B, Q, K = sizes
     mask = mask[..., :K]  # further slots of a cache are empty
     if mask.shape[0] not in (1, B) or mask.shape[2] not in (1, Q) or mask.shape[3] != K:
@@ -161,7 +161,7 @@ def score_bias(
 
 
 def are_separate(call: ModelCall, attends: models.CallConvention, reference: Reference) -> bool:
-    """Whether positions that begin again begin a separate text, by the rule of transformers; see `reasons_together`."""
+    """Whether positions that begin again begin a separate text, as transformers has it."""
     return attends.causal and not reasons_together(call, attends, reference)
 
 
@@ -174,7 +174,7 @@ def reasons_together(call: ModelCall, attends: models.CallConvention, reference:
 
 
 def count_texts(call: ModelCall, attends: models.CallConvention, sizes: Sizes) -> int:
-    """Count the texts in a row of a call whose positions begin again; 1 if they do not, or if a mask decides."""
+    """Count the texts in a row of a call whose positions begin again."""
     B, Q, K = sizes
     mask = call.array(attends.keys)
     if attends.cross or (mask is not None and mask.ndim == 4) or (places := call.places(Q)) is None:
@@ -187,7 +187,7 @@ def count_texts(call: ModelCall, attends: models.CallConvention, sizes: Sizes) -
 
 
 def note_on_texts(count: int, reasons: list[str]) -> str:
-    """Say that texts see each other; reasons: as of `reasons_together`, if the model may keep texts apart at all."""
+    """Say that texts see each other; reasons: as of `reasons_together`, [] = it never keeps them apart."""
     found = f"positions begin again: the {count} texts in a row see each other"
     if not reasons:
         return f"{found}: the model does not keep them apart; give a mask (B, 1, T, T), or one text in a row"

@@ -28,10 +28,10 @@ class Listener(Protocol):
         """Take the arguments of a call of the module at this path, before it runs."""
 
     def leave(self, path: str, output: Any) -> Any:
-        """Take the output of that call, None if it failed; return None, or the output to go on with."""
+        """Take its output, None if it failed; return None, or the output to go on with."""
 
     def inner(self, module: Any, given: dict[str, Any]) -> None:
-        """Take the arguments, by name, with which the call of a framework's own layer runs, also in a derived class."""
+        """Take the arguments, by name, with which a framework's own layer runs, also in a derived class."""
 
     def note_pooling(self, function: str, axes: int, path: str | None = None) -> None:
         """Note a softmax or a fused attention kernel, and the number of axes of its input.
@@ -45,7 +45,7 @@ class Listener(Protocol):
 
 @contextlib.contextmanager
 def replace_attribute(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """Set an attribute of an object, a class or a module meanwhile; one that was inherited is inherited again."""
+    """Set an attribute meanwhile; one that was inherited is inherited again."""
     own: Any = vars(owner)
     had, kept = name in own, own.get(name)
     if isinstance(own, dict):  # directly, as Keras tracks attributes
@@ -78,7 +78,7 @@ def listen_to_call(run: Any, path: str, module: Any, listener: Listener) -> Any:
 
 @contextlib.contextmanager
 def listen_to_bases(kinds: Iterable[Any], name: str, modules: Collection[Any], listener: Listener) -> Iterator[None]:
-    """Tell a listener the arguments of the framework's own layers, also of derived classes; name: of the method."""
+    """Tell a listener the arguments of the framework's own layers; name: of the method."""
     with contextlib.ExitStack() as stack:
         for kind in kinds:
             if any(isinstance(module, kind) for module in modules):
@@ -110,7 +110,7 @@ def listen_to_pooling(run: Any, name: str, listener: Listener) -> Any:
 
 
 def why_not_plain(arrays: Mapping[str, Any], is_float: Callable[[Any], bool], plain: tuple[str, ...]) -> str:
-    """Say why the arrays of a projection are not the plain ones of these names, in floats; "" if they are."""
+    """Say why the arrays of a projection are not the plain ones of these names, in floats."""
     if any("lora" in name.lower() for name in arrays):
         return "adapted"
     if not arrays or not all(map(is_float, arrays.values())):
@@ -120,7 +120,7 @@ def why_not_plain(arrays: Mapping[str, Any], is_float: Callable[[Any], bool], pl
 
 
 def arguments_by_name(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a call of a function by name; if they do not fit it, the named ones alone."""
+    """Return the arguments of a call by name; if they do not fit it, the named ones alone."""
     signature = inspect.signature(function)
     try:
         bound = dict(signature.bind_partial(*args, **kwargs).arguments)

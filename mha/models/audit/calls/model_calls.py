@@ -69,13 +69,13 @@ def layer_caches(cache: Any) -> list[Any]:
 
 
 def owner_of(cache: Any) -> Any:
-    """Return the object that stays the same while a cache is used; of a list, the cache of the first layer."""
+    """Return the object that stays while a cache is used; of a list, the first layer's."""
     return next(iter(layer_caches(cache)), cache)
 
 
 @dataclasses.dataclass
 class EarlierInputs:
-    """The keys and values (B, T, any) that entered a layer in earlier calls; cross: they are of another sequence."""
+    """The keys and values (B, T, any) of a layer in earlier calls; cross: of another sequence."""
 
     keys: np.ndarray
     values: np.ndarray

@@ -28,7 +28,7 @@ INPUTS = {"inputs_kv", *NAMES, *(name for names in NAMES.values() for name in na
 
 @dataclasses.dataclass(frozen=True)
 class Arguments:
-    """The arguments of a layer's call: those that are read, and idle ones, which do not change its output."""
+    """The arguments that are read of a layer's call, and idle ones, which change nothing."""
 
     read: tuple[str, ...]
     idle: tuple[str, ...] = ()
@@ -38,7 +38,7 @@ OURS = Arguments((*NAMES, *ROWS, "cache"), ("training", "return_weights"))  # of
 
 
 def cache_for(attention: MultiHeadAttention, said: Any) -> Cache | None:
-    """Return the cache of a call, from what an adapter's `attention` returned for it."""
+    """Return the cache of a call, from what `OwnLayers.leave` returned for it."""
     if said is None or "frozen" not in said:
         return None if said is None else Cache.from_native(said, attention)
     return Cache(attention.config, [np.asarray(said[name]) for name in ARRAYS], bool(said["frozen"]))
@@ -50,7 +50,7 @@ def kind_in(module: Any, calls: Mapping[Any, Arguments]) -> Any:
 
 
 def require_readable(module: Any, given: Mapping[str, Any], known: Arguments) -> None:
-    """Raise ValueError if an argument of a layer's call is given that is not read, and does not mean leaving it out."""
+    """Raise ValueError if an argument is not read, and does not mean leaving it out."""
     backend: Any = dispatch.backend_of(module)
     call = getattr(module, dispatch.facts("METHOD")[backend])
     parameters = inspect.signature(call).parameters
@@ -78,7 +78,7 @@ class OwnLayers:
         self.based.pop(id(module), None)
 
     def inner(self, module: Any, given: dict[str, Any]) -> None:
-        """Take the arguments with which the framework's own class runs, also if a derived class calls it."""
+        """Take the arguments with which the framework's own class runs."""
         self.based.setdefault(id(module), given)
 
     def leave(self, path: str, output: Any, is_user_layer: bool = False) -> tuple[dict[str, Any], Any]:
@@ -121,7 +121,7 @@ class OwnLayers:
 
 
 def read_our_call(module: Any, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a call of our layer or the book's, by our names; of any other module its inputs."""
+    """Return a call of our layer or the book's by our names; of any other module its inputs."""
     if foreign.layer_kind(module) is None:
         return {name: given[name] for name in NAMES if name in given}
     require_readable(module, given, OURS)
@@ -134,7 +134,7 @@ def read_our_call(module: Any, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def copy_cache(cache: Cache) -> Any:
-    """Copy a cache; return the error if it cannot be copied, for whoever reads the copy to raise."""
+    """Copy a cache; return the error if that fails, for whoever reads the copy."""
     try:
         return cache.to("numpy")
     except (TypeError, ValueError) as error:

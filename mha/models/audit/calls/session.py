@@ -24,7 +24,7 @@ from mha.models.audit.layers.reference import is_at
 
 @dataclasses.dataclass
 class CapturedCall:
-    """The arrays that entered and left one attention layer in one call of the model, in NumPy."""
+    """The arrays of one attention layer in one call of the model, in NumPy."""
 
     layer: AttentionLayer
     call: ModelCall
@@ -169,7 +169,7 @@ class Session:
         return None if instead is None else back(instead)
 
     def complete(self, captured: CapturedCall, output: Any) -> Any:
-        """Put the keys and values of earlier calls with this cache before those of this call, and judge it."""
+        """Put the keys and values of earlier calls before those of this call, and judge it."""
         layer, inputs = captured.layer, captured.inputs
         partly = partial_reason(captured.outputs)
         if "queries" not in inputs or "merged" not in inputs:
@@ -228,7 +228,7 @@ def partial_reason(ran: Iterable[str]) -> str:
 
 
 def split_mask(mask: Any) -> dict[str, Any]:
-    """Split a mask into the order of the tokens and the keys that it hides, so that a mistake in one is named."""
+    """Split a mask into the order of tokens and the keys that it hides, to name a mistake in one."""
     seen = np.asarray(arrays.to_numpy(mask))
     Q, K = seen.shape[-2:] if seen.ndim > 1 else (0, 0)
     if Q == K > 1:

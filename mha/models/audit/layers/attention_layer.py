@@ -57,7 +57,7 @@ class AttentionLayer:
         return found
 
     def tokens_first(self, role: str, X: np.ndarray) -> np.ndarray:
-        """Return a projection's input or output as (B, T, any); a convolution's is (B, any, T) or (B, any, h, w)."""
+        """Return a projection's input or output as (B, T, any), a convolution's, too."""
         if self.places[role].axes != "oi1" or X.ndim < 3:
             return X
         return X.reshape(*X.shape[:2], -1).swapaxes(1, 2)  # (B, T, any)
@@ -98,5 +98,5 @@ def native_kind(module: Any) -> str | None:
 
 
 def read_layer(module: Any) -> Found:
-    """Return the configuration and weights of a framework's own layer; TypeError or ValueError if not known."""
+    """Return the configuration and weights of a framework's own layer."""
     return module.take() if isinstance(module, RecordedModule) else foreign.read_layer(module)

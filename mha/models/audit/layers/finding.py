@@ -79,7 +79,7 @@ class Finder:
     def partner(
         self, where: Mapping[str, Where], by_scheme: Mapping[str, Layer], path: str, mine: LayerArrays | None = None
     ) -> Partner | None:
-        """Return the reference for a layer, and its layer there, as `partner_of`; note what differs."""
+        """Return the reference for a layer, as `partner_of`; note what differs."""
         found = partner_of(path, where, by_scheme, self.reference, mine)
         if found is not None and isinstance(reference := found[0], NamedReference):
             self.by_name.extend(reference.guessed)
@@ -113,7 +113,7 @@ class Finder:
         return found
 
     def modules_for(self, pattern: Any, outer: list[str], paths: list[str], user_layer: Any) -> list[str]:
-        """Return the modules that a pattern describes: the outer ones, or those inside with the projections."""
+        """Return the modules that a pattern describes, or those inside with the projections."""
         parts = parts_of(user_layer) if isinstance(user_layer, Mapping) else None
         if parts is None:
             return outer
@@ -170,7 +170,7 @@ class Finder:
         return dataclasses.replace(one, take=lambda tokens: (config, weights), attends=attends)
 
     def by_user(self, path: str, user_layer: Any, partner: Callable[..., Partner | None]) -> AttentionLayer:
-        """Describe a layer as layers= says; partner: finds its reference by its path and its own arrays."""
+        """Describe a layer as layers= says; partner: finds its reference."""
         one = AttentionLayer(path, USER_LAYER)
         if user_layer is None:
             return dataclasses.replace(one, kind="left out", reason="left out, as layers= says", left_out=True)
@@ -226,7 +226,7 @@ class Finder:
         return dataclasses.replace(described, turned=turned)
 
     def by_function(self, one: AttentionLayer, user_layer: Callable[[Any], Any]) -> AttentionLayer:
-        """Describe a layer by a function of its module, or of like='s module, if it is of the same class."""
+        """Describe a layer by a function of its module, or of like='s of the same class."""
         module, note = self.modules[one.path], ""
         if not self.reference.own:
             alike = [path for path in self.reference.modules if fits(path, one.path)]
@@ -253,7 +253,7 @@ class Finder:
         attends: models.CallConvention,
         places: Mapping[str, ArrayPlace] | None = None,
     ) -> AttentionLayer:
-        """Add the projections and the weights to a description; layer, partner: its own, and the reference's."""
+        """Add projections and weights; layer, partner: its own scheme and prefix, and the reference's."""
         own = places or self.places(layer, False)
         reasons = [f"{place.name} is {why}" for place in own.values() if (why := self.odd(self.modules[place.name]))]
         if reasons or partner is None:
@@ -268,7 +268,7 @@ class Finder:
         )
 
     def places(self, layer: Layer, gated: bool) -> dict[str, ArrayPlace]:
-        """Return the projections of a layer, each with the path of its module in the place of the array's name."""
+        """Return the projections of a layer, each with the path of its module as its name."""
         scheme, prefix = layer
         found = {}
         for weight, place in schemes.SCHEMES[scheme].of_layer(self.arrays, prefix, gated):

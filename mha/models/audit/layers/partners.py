@@ -21,7 +21,7 @@ HOW = (
 
 
 class NamedReference(Reference):
-    """The reference for one layer whose arrays have names of their own; take: as `projections.read_arrays`."""
+    """The reference for a layer with names of its own; take: as `projections.read_arrays`."""
 
     def __init__(self, whole: Reference, take: Callable[[], LayerArrays], own: bool, first: LayerArrays) -> None:
         super().__init__(whole.arrays, None, whole.origin, own)
@@ -68,12 +68,12 @@ def partners_of(
 
 
 def is_sequence(paths: Iterable[str]) -> bool:
-    """Whether paths differ in their numbers alone, so that they have an order: attention, attention_1, attention_2."""
+    """Whether paths differ in numbers alone: attention, attention_1, attention_2."""
     return len({re.sub(r"[._]?\d+", "", path) for path in paths}) < 2
 
 
 def has_config(path: str, layer: Layer | None, reference: Reference) -> bool:
-    """Whether a layer is at its own path, and the configuration of like= describes it completely."""
+    """Whether a layer is at its own path, and the configuration describes it."""
     try:
         return layer is not None and fits(layer[1].rstrip("."), path) and reference.attends(layer) is not None
     except (TypeError, ValueError):
@@ -160,7 +160,7 @@ def reference_by_name(
 def notes_on_guesses(
     user_layers: Mapping[str, Any], where: Mapping[str, Where], kernels: Sequence[str], reference: Reference
 ) -> list[str]:
-    """Say which layers of like= were paired by order alone, and which of these kernels lie as their name says."""
+    """Say which layers of like= were paired by order, and which kernels lie as their name says."""
     pairs = []
     for path, (other, _) in where.items():
         parts = parts_of_like(user_layers[path])

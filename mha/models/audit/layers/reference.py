@@ -30,7 +30,7 @@ OTHERS = ("kernel", "scale", "gamma")  # what others do
 
 @dataclasses.dataclass(eq=False)
 class Reference:
-    """Arrays by name, which are read when they are used, and the configuration of their model."""
+    """Arrays by name, read when they are used, and the configuration of their model."""
 
     arrays: Mapping[str, Any]
     config: Mapping[str, Any] | None  # of the model, None = there is none
@@ -84,7 +84,7 @@ class Reference:
         return models.options_in(dict(self.config), *self.within(chosen), length, form, self.config_format)
 
     def within(self, chosen: Layer) -> Layer:
-        """Return the same layer with its prefix relative to the part that the configuration is of."""
+        """Return the same layer with its prefix in the part that the configuration is of."""
         scheme, prefix = chosen
         return scheme, prefix.removeprefix(f"{self.inside}.") if self.inside else prefix
 
@@ -103,13 +103,13 @@ class Reference:
         return any(kind in str(self.config) for kind in GROWING)
 
     def attends(self, chosen: Layer) -> models.CallConvention | None:
-        """Return how the layer is called, None = unknown. Raises ValueError if the model is of no known kind."""
+        """Return how the layer is called; ValueError if the model is of no known kind."""
         return None if self.config is None else models.convention_of(dict(self.config), *self.within(chosen))
 
 
 @contextlib.contextmanager
 def open_reference(like: Any, model: Any, adapter: Any, backend: BackendName | None) -> Iterator[Reference]:
-    """Open the reference for a model; like: as for `audit`; adapter: of the model's framework, None = no model."""
+    """Open the reference for a model; like: as for `audit`; adapter: None = no model."""
     inside, config = outermost_config({} if adapter is None else adapter.modules(model))
     own_formats = formats_of(backend)
     config_format: str | None = own_formats("")
@@ -166,13 +166,13 @@ def config_of(model: Any) -> dict[str, Any] | None:
 
 
 def formats_of(backend: BackendName | None) -> Callable[[str], str]:
-    """Return a function from names to formats: that of the files that a backend's framework writes."""
+    """Return a function from names to formats: that of a backend's files."""
     forms = dispatch.facts("FORMATS", ())[backend] if backend else ()
     return lambda name: forms[0] if forms else ""
 
 
 def outermost_config(modules: Mapping[str, Any]) -> tuple[str, dict[str, Any] | None]:
-    """Return the path and the configuration of the outermost module that has one."""
+    """Return the path and the configuration of the outermost module with one."""
     for path, module in modules.items():
         if (config := config_of(module)) is not None:
             return path, config
@@ -210,7 +210,7 @@ def add_torch_names(names: Mapping[str, Any]) -> dict[str, None]:
 
 
 def with_torch_names(arrays: Mapping[str, Any], scheme: SchemeName, prefix: str) -> Mapping[str, Any]:
-    """Return the arrays by the names of a scheme if those of the layer at prefix have others; else as they are."""
+    """Return the arrays of a layer by the names of a scheme, if they have others."""
     places = {prefix + place.name: (weight, place) for weight, place in schemes.SCHEMES[scheme].every}
     found, of_layer = {}, [name for name in arrays if name.startswith(prefix)]
     if not any(other in places and other not in arrays for own in of_layer for other in _torch_names(own)):
@@ -233,7 +233,7 @@ def _torch_names(own: str) -> list[str]:
 
 
 def _in_axes(X: np.ndarray, weight: str, axes: str) -> np.ndarray:
-    """Return a kernel (in, out), (in, H, d) or (H, d, out), or a bias, in the axes of a scheme."""
+    """Return a kernel (in, out), (in, H, d) or (H, d, out), or a bias, as a scheme has it."""
     if weight.endswith(".bias") and axes == "o":
         return X.reshape(-1)  # (out,)
     if weight.endswith(".kernel") and axes in ("oi", "io"):
@@ -252,7 +252,7 @@ def natural_key(prefix: str) -> list[Any]:
 
 
 def pair_paths(paths: Sequence[str], layers: Sequence[Layer]) -> dict[str, Layer]:
-    """Pair each path with a layer of the reference: of the same name, of the same end, or by order."""
+    """Pair each path with a layer of the same name, of the same end, or by order."""
     by_name = {prefix.rstrip("."): (scheme, prefix) for scheme, prefix in layers}
     found = {}
     for path in paths:

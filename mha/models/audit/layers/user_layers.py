@@ -17,7 +17,7 @@ OF_LIKE = ("path", *PART_KEYS)
 
 
 def check_user_layer(pattern: Any, user_layer: Any) -> Any:
-    """Check the value of a pattern in layers=, and return it: a dict, None, or a function of the module."""
+    """Check the value of a pattern in layers=, and return it."""
     if user_layer is None or callable(user_layer):
         return user_layer
     if not isinstance(user_layer, Mapping):
@@ -42,7 +42,7 @@ def check_user_layer(pattern: Any, user_layer: Any) -> Any:
 
 
 def _check_like(pattern: Any, like: Any) -> None:
-    """Raise TypeError or ValueError if like= in a value of layers= is no path and no dict of names."""
+    """Raise TypeError or ValueError if like= in layers= is no path and no dict of names."""
     if like is None or isinstance(like, str):
         return
     if not isinstance(like, Mapping):
@@ -59,7 +59,7 @@ def _check_like(pattern: Any, like: Any) -> None:
 
 
 def has_like_alone(user_layer: Any) -> bool:
-    """Whether a value of layers= only says where like= has the weights of a layer that is known by itself."""
+    """Whether a value of layers= only says where like= has the weights of a known layer."""
     return (
         isinstance(user_layer, Mapping)
         and "like" in user_layer
@@ -94,7 +94,7 @@ def options_of(user_layer: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def attends_of(user_layer: Mapping[str, Any]) -> models.CallConvention:
-    """Return how a layer in layers= is called. Raises TypeError or ValueError if that is wrong."""
+    """Return how a layer in layers= is called."""
     padding = user_layer.get("padding", "attention_mask")
     return models.CallConvention(
         causal=checks.flag("causal of layers", user_layer.get("causal", False)), queries=padding, keys=padding,
@@ -103,7 +103,7 @@ def attends_of(user_layer: Mapping[str, Any]) -> models.CallConvention:
 
 
 def why_no_norms(arrays: Mapping[str, Any], path: str, user_layer: Mapping[str, Any]) -> str:
-    """Say why the norms of queries and keys in a layer of layers= are not known; "" if they are."""
+    """Say why the norms of a layer of layers= are not known; "" if they are."""
     for role in ("q_norm", "k_norm"):
         own = f"{path}.{user_layer.get(role, role)}"
         if f"{own}.bias" in arrays:
@@ -120,7 +120,7 @@ def why_no_norms(arrays: Mapping[str, Any], path: str, user_layer: Mapping[str, 
 
 
 def notes_on_biases(user_layers: Mapping[str, Any], arrays: Mapping[str, Any]) -> list[str]:
-    """Say which projections have no bias, though others of the layer, or of layers described alike, have one."""
+    """Say which projections have no bias, though others of layers described alike have one."""
     notes = []
     for user_layer in {id(one): one for one in user_layers.values() if isinstance(one, Mapping)}.values():
         if (parts := parts_of(user_layer)) is None:
