@@ -8,6 +8,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from mha.models.audit.layers.finding import first_names
 from mha.models.records.contents import Record, RecordedCall
 
 CLOSE = 1e-2  # relative difference of what is told of two arrays that may be the same
@@ -123,12 +124,12 @@ def pair_modules(
     for pattern, other in paths.items():
         if not any(partner_entry(path, {pattern: other}) for path in in_a):
             raise ValueError(
-                f"paths has {pattern!r}, which fits no module that A called; it called {first_names(in_a)}"
+                f"paths has {pattern!r}, which fits no module that A called; it called {first_names(in_a, 6)}"
             )
     for path, place in inside.items():
         if not any(one == place or is_inside(one, place) for one in in_b):
             raise ValueError(
-                f"paths says that {path} is {place!r} in B, which called no such module, but {first_names(in_b)}"
+                f"paths says that {path} is {place!r} in B, which called no such module, but {first_names(in_b, 6)}"
             )
     used = set(found.values())
     for path in in_a:
@@ -145,12 +146,6 @@ def left_out(path: str, paths: Mapping[str, str | None]) -> bool:
     """Whether paths= leaves a module of A out."""
     entry = partner_entry(path, paths)
     return entry is not None and entry[0] is None
-
-
-def first_names(names: Any) -> str:
-    """Join the first of many names."""
-    listed = [name for name in names if name]
-    return ", ".join(listed[:6]) + (f" and {len(listed) - 6} more" if len(listed) > 6 else "")
 
 
 def may_pair(one: ModuleSummary, other: ModuleSummary, inside: Mapping[str, str]) -> bool:

@@ -9,6 +9,7 @@ from typing import Any
 
 from mha.core.tables import few
 from mha.models.audit.audit_report import AuditReport
+from mha.models.audit.layers.finding import first_names
 from mha.models.audit.layers.reference import Reference, formats_of
 from mha.models.records import aligning
 from mha.models.records.contents import Record
@@ -65,7 +66,7 @@ def compare_records(a: Any, b: Any, paths: Any = None, layers: Any = None, *, tr
         ]
         every = aligning.pair_modules(modules[0], modules[1], named_paths)
         if not every:
-            some = [aligning.first_names(one.path for one in side) for side in modules]
+            some = [first_names((one.path for one in side), 6) for side in modules]
             raise ValueError(
                 f"no module of A ({some[0]}) has a partner in B ({some[1]}); say which are the same: "
                 "paths={'layers.{}.attn': 'blocks_{}/attention'}"
@@ -104,7 +105,7 @@ def split_user_layers(layers: Any, a: Record, b: Record) -> tuple[Any, Any]:
         fits = [any(fnmatch.fnmatchcase(path, str(pattern)) for path in one.modules if path) for one in (a, b)]
         if not any(fits):
             raise ValueError(
-                f"layers has {pattern!r}, which fits no module of A or B; A has {aligning.first_names(a.modules)}"
+                f"layers has {pattern!r}, which fits no module of A or B; A has {first_names(a.modules, 6)}"
             )
         for one, fit in zip(found, fits, strict=True):
             one.update({pattern: user_layer} if fit else {})

@@ -49,7 +49,7 @@ class Visit:
 
 @dataclasses.dataclass(frozen=True)
 class RecordedCall:
-    """One call of the model, from 1 on; cache: the number of the one that it used or made."""
+    """One call of the model; number: from 1 on; cache: that of the one that it used or made."""
 
     number: int
     arguments: Mapping[str, Any]

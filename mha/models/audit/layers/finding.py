@@ -24,7 +24,6 @@ from mha.weights.projections import ROLES, LayerArrays, Parts, join_path, missin
 from mha.weights.schemes.table import ArrayPlace
 
 PLAIN = ("weight", "kernel")  # what frameworks call the kernel of a module
-LISTED = 8  # so many names of a long list are shown
 UNSAID = "nothing says what it computes; teach it with layers="
 
 
@@ -284,8 +283,8 @@ def is_inside(path: str, other: str) -> bool:
     return path != other and path.startswith(f"{other}." if other else "")
 
 
-def first_names(names: Iterable[str]) -> str:
+def first_names(names: Iterable[str], most: int = 8) -> str:
     """Join the first of many names."""
     listed = [name for name in names if name]
-    more = f" and {len(listed) - LISTED} more" if len(listed) > LISTED else ""
-    return ", ".join(listed[:LISTED]) + more
+    more = f" and {len(listed) - most} more" if len(listed) > most else ""
+    return ", ".join(listed[:most]) + more
