@@ -105,9 +105,10 @@ class Watch:
         verdict: VerdictName = "differs" if one.ratio > 1 else "same"
         if verdict == "same":
             # Of each configuration, the call with the most keys and no cache is kept, to find its blind spots later.
-            sizes, known = layer_call.sizes, self.kept.get(layer_call.config)
-            if sizes.slots is None and (known is None or known.layer_call.sizes.K < sizes.K):
-                self.kept[layer_call.config] = one
+            call: Any = one.layer_call
+            known = self.kept.get(call.config)
+            if call.sizes.slots is None and (known is None or known.layer_call.sizes.K < call.sizes.K):
+                self.kept[call.config] = one
             if row is not None and row.judged is not None and row.judged.ratio >= one.ratio:
                 one = row.judged
             one = one.light()
