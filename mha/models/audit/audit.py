@@ -114,8 +114,7 @@ def explain_rest(
 ) -> str:
     """Say whether the model gives what the reference of this name does once its wrong layers are right.
 
-    apart, left: how far its output is, with wrong layers and with right ones; theirs, mine: records of the calls of the
-    reference, and of the model with right layers; wrong: the paths of the wrong layers.
+    apart, left: how far its output is with wrong layers and with right ones; theirs, mine: records of both with these.
     """
     if left <= SMALL * apart:
         return f"it explains all of the difference from {name}"

@@ -39,9 +39,9 @@ def watch(model: Any, like: Any = None, layers: Any = None) -> Iterator[AuditRep
 class Watch:
     """The audit of a model while it runs; model, like, layers: as for `watch`.
 
-    mend: the paths of layers that return the right output instead of their own; once: the arguments of the one call, by
-    position and by name, None = the model may be called often; adapter, backend: of a recorded model, None = as its
-    framework has them.
+    mend: the paths of layers that return the right output
+    once: the arguments of the one call, by position and by name, None = there may be more
+    adapter, backend: of a recorded model
     """
 
     def __init__(

@@ -138,7 +138,7 @@ def judge_steps(
 ) -> tuple[list[StepRow], list[str], str]:
     """Judge all steps; return also notes on calls that could not be lined up, and texts without a partner."""
     first, second = audits
-    trusted = {}  # attention layers of B: right if the oracle finds them right, in A too if A's were judged
+    trusted = {}  # by path in B: right if the oracle finds it so, in A, too, if that was judged
     if second is not None:
         wrong = {partners.get(row.path) for row in first.wrong} if first is not None else set()
         trusted = {row.path: row.verdict == "same" and row.path not in wrong for row in second.layers}
@@ -157,8 +157,7 @@ def judge_steps(
 def tell_apart(units: list[list[ModuleStep]], facts: StepFacts, track: Progress) -> list[StepRow]:
     """Judge the steps of each unit, and tell differences from other cuts.
 
-    The effects of a difference can only be told once it is known to be one: then all steps are judged again, and the
-    next difference is looked for.
+    Effects of a difference can be told once it is known to be one: then all steps are judged again for the next one.
     """
     steps = [(at, step) for at, unit in enumerate(units) for step in unit]
     real: set[ModuleStep] = set()

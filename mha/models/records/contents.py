@@ -95,7 +95,7 @@ class Record:
         arguments: Mapping[str, Any] = {}
         visits: list[Visit] = []
         counts: dict[str, int] = {}
-        stack: list[tuple[int, list[Any], bool]] = []  # of modules that are being called: event, and whether a leaf
+        stack: list[tuple[int, list[Any], bool]] = []  # of modules that are called: event, and whether a leaf
         for at, event in enumerate(self.events):
             kind = event[0]
             if kind == "call":

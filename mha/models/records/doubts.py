@@ -16,7 +16,7 @@ from mha.models.records.pairs import Pair
 from mha.models.records.relations import RelationName
 from mha.models.records.units import ModuleStep
 
-TELLS = 3.0  # times the difference of what reads it, or its bound, a difference has to be so that it would show there
+TELLS = 3.0  # times the difference of what reads it, or its bound, that a difference has to be to show there
 
 FAR = 0.3  # where an array differs by so much, nobody would call it the same
 
@@ -89,7 +89,7 @@ def cuts_of(doubts: Sequence[Doubt]) -> set[ModuleStep]:
 
     A reader that is not certain counts only if no reader is certain; of these, the first.
     """
-    bounds: dict[ModuleStep, float] = {}  # up to which what comes of those that are another cut is the same
+    bounds: dict[ModuleStep, float] = {}  # up to which what comes of another cut is the same
     for one in reversed(doubts):
         bounds_of_readers = []
         for other, bound, certain in one.readers:
@@ -125,8 +125,7 @@ def first_difference(
 ) -> tuple[ModuleStep | None, list[ModuleStep]]:
     """Return the first new difference, None if there is none, and the steps before it that are none.
 
-    A module that returns a later step of the other model is no difference if a step behind it is, whose numbers are in
-    no relation to A's.
+    A module that returns a later step of the other model is none if a step behind it is, in no relation to A's.
     """
     left = [one for one in doubts if not one.real and one.step not in cuts]
     none: list[Doubt] = []

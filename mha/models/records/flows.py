@@ -1,7 +1,7 @@
 """Find the earlier arrays that a module's input is the sum, the product or a multiple of.
 
-Model code between modules, such as adding a residual, is not recorded; but the arrays are. So a flow is found in A, and
-then checked in B, on B's own arrays.
+Code between modules, such as adding a residual, is not recorded, but the arrays are. So a flow is found in A, and then
+checked in B, on B's own arrays.
 """
 
 import dataclasses

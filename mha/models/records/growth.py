@@ -11,7 +11,7 @@ from mha.parity.rule.rules import UNIT
 OWN = 8.0  # units of rounding that a module may add
 GROWN = 3.0  # times as much as A's rows show, a difference may grow
 FEATURES = 64  # with fewer, a row's mean varies more, as in `mha.parity.rule.rules`
-OTHERS = 8.0  # times the relative difference of its other inputs, or of what it is made of in a way that is not known
+OTHERS = 8.0  # times the relative difference of its other inputs, or of what it may be made of
 UNKNOWN = 32.0  # units of rounding of what is computed in a way that is not known, such as attention
 TRIED = 128  # pairs of rows
 
@@ -37,8 +37,8 @@ def largest_growth(inputs: Pair, outputs: Pair) -> float:
 def row_bounds(outputs: Pair, inputs: Pair | None, others: float, furthest: float = 0.0) -> np.ndarray:
     """Return the bound of the error of each row of an output, (N,).
 
-    inputs: of the module; others: the largest relative difference of its other inputs; furthest: the largest position,
-    if it is made of angles, which all ports compute in float32.
+    others: the largest relative difference of its other inputs; furthest: the largest position, if it is made of
+    angles, which all ports compute in float32.
     """
     unit, size = outputs.unit, outputs.size
     found = (OWN * unit + OTHERS * others) * size + UNIT["float32"] * furthest

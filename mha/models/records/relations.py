@@ -20,11 +20,11 @@ TURNS = 4.0  # times its range, the values of a function may go up and down
 def relation_of(pair: Pair, sources: Sequence[Pair]) -> RelationName:
     """Return the relation of B's numbers to A's, or of A's to B's; "" if none is found:
 
-    "order": the same numbers of a row in another order, as of heads, also with a bias
-    "number": one is a function of the other, number by number, as by an activation or a factor
-    "column": likewise in each column, but linear, as by a bias
+    "order": the same in another order, as of heads, also with a bias
+    "number": a function of each number, as an activation or a factor
+    "column": a linear one of each column, as a bias
     "norm": the same of rows that are normed
-    "sum": one is the other and an earlier array, as by a residual
+    "sum": the other and an earlier array, as by a residual
     """
     A, B = pair.a.astype(np.float64), pair.b.astype(np.float64)
     gap = rms(B - A)

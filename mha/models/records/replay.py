@@ -142,7 +142,7 @@ class RecordAdapter:
     def play(self, track: Progress) -> None:
         """Tell the listener all events."""
         paths, events = list(self.played), self.source.events
-        natives, stack = dict[int, Any](), list[int]()  # calls of frameworks' own layers, by the event that begins each
+        natives, stack = dict[int, Any](), list[int]()  # calls of own layers, by the event that begins each
         for at, event in enumerate(events):
             if event[0] == "enter":
                 stack.append(at)

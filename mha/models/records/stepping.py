@@ -80,7 +80,7 @@ class Stepper:
         self.facts, self.matcher, self.real = facts, facts.matcher, real
         self.found: list[tuple[StepRow, Doubt | None]] = []
         self.views: dict[Any, EarlierArray] = {}  # by the numbers of both arrays
-        self.earlier: dict[tuple[int, ...], EarlierArray] = {}  # by those of A's: the first, or the first that agrees
+        self.earlier: dict[tuple[int, ...], EarlierArray] = {}  # by A's: the first, or the first that agrees
         self.doubts: list[Doubt] = []
 
     def add(self, step: ModuleStep) -> None:
@@ -190,7 +190,7 @@ class Stepper:
     def judge_step(self, step: ModuleStep, pair: Pair, here: str) -> Judgement:
         """Judge an input or output of a module; here: the container in which it is computed."""
         first = self.earlier.get(pair.where[0])
-        if first is not None and first.pair.a.size == pair.a.size:  # in A it is the array of an earlier step
+        if first is not None and first.pair.a.size == pair.a.size:  # in A, that array
             return self.of_flow(pair, Flow("sum", (0,), (1.0,)), [first], here)
         if step.what == "output" and step.visit.leaf:
             return self.of_module(step, pair)
@@ -227,7 +227,7 @@ class Stepper:
                 if len(other.far) == len(chosen):
                     chosen |= other.far > 0  # other experts, say
         kind = self.matcher.a.modules[step.visit.path]["class"].lower()
-        if furthest and any(word in kind for word in TURNING):  # of positions alone: of the rest it takes the dtype
+        if furthest and any(word in kind for word in TURNING):  # of the rest it takes the dtype
             most = growth.row_bounds(pair, None, 0.0, furthest)
         else:
             if isinstance(inputs, Pair) and (one := self.views.get(inputs.where)) is not None:

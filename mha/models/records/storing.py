@@ -1,8 +1,7 @@
 """Store the arrays of a record while it is written: in memory, or in a file that grows array by array.
 
-A file is written beside its place, its name with `.unfinished` after it, and is moved there when it is whole. Before
-that its header says that it is unfinished, and the arrays follow; the true header is written last, into room that was
-left for it.
+A file is written beside its place, with `.unfinished` after its name, and is moved there when it is whole. Its true
+header is written last, into room that was left for it.
 """
 
 import json

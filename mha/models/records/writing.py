@@ -177,7 +177,7 @@ class Recorder:
             for cache in (used, made):
                 if cache is not None and not isinstance(cache, bool):
                     self.histories.keep(cache, History())
-                    self.caches[id(owner_of(cache))] = self.number(used)  # what a call makes of a cache goes on with it
+                    self.caches[id(owner_of(cache))] = self.number(used)  # with which it goes on
             self.record.events.append(["over" if self.stack else "ended", self.number(used)])
 
     def note_pooling(self, function: str, axes: int, path: str | None = None) -> None:

@@ -1,7 +1,7 @@
 """Derive the call of one layer from the call of its model: the arguments that the layer should have had.
 
-Where positions begin again, several texts are in one row. A call does not always say whether these may see each other,
-and each library has a rule of its own. Source: `masking_utils` of transformers 5.23.
+Where positions begin again, several texts are in one row. Whether these may see each other, each library has a rule of
+its own. Source: `masking_utils` of transformers 5.23.
 
 Letters: B batch, Q queries, K keys and values, T tokens.
 """
@@ -35,7 +35,7 @@ def layer_call_arguments(
 ) -> LayerArguments:
     """Return the arguments of a layer's call that follow from the model's, and which queries count, booleans (B, Q).
 
-    apart: whether a position that begins again begins another text, None = as transformers has it.
+    apart: whether positions that begin again begin another text, None = as transformers has it.
     """
     for name in attends.without:
         if (X := call.array(name)) is not None and X.any():

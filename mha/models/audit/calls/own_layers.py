@@ -84,8 +84,8 @@ class OwnLayers:
     def leave(self, path: str, output: Any, is_user_layer: bool = False) -> tuple[dict[str, Any], Any]:
         """Return a call by our names, and a function from our output (B, Q, D) to all that the layer returns.
 
-        is_user_layer: whether layers= says what the layer computes. Raises KeyError, TypeError or ValueError if a call
-        is not known, as where a class replaces the framework's own computation.
+        is_user_layer: whether layers= says what the layer computes. Raises KeyError, TypeError or ValueError if it is
+        not known, as where a class computes something else.
         """
         module, given = self.begun.pop(path)
         calls = getattr(self.adapter, "CALLS", {})
@@ -144,8 +144,7 @@ def copy_cache(cache: Cache) -> Any:
 def add_base_arguments(name: str, given: Mapping[str, Any], base: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of a call of a derived class, of this name, with those that it passes to its base.
 
-    The user's own arguments count more, so that a mistake in the class is seen. Raises ValueError where two arrays of
-    one name differ.
+    The user's own count more, so that a mistake in the class is seen; ValueError where two arrays of one name differ.
     """
     handed = {id(X) for X in base.values() if is_array(X)}
     own = {key: X for key, X in given.items() if key in base or id(X) not in handed}

@@ -43,9 +43,10 @@ class CapturedCall:
 class Session:
     """A listener that gathers the arrays of each attention layer, and judges each call when it is complete.
 
-    judge: is called with each complete call; returns None, or the output (B, Q, D) to go on with; fail: is called with
-    the path of a layer and a reason, where a call cannot be judged; once: whether the model is called once, so that
-    nothing has to be kept for later calls; wholes: the paths of the models whose calls count, () = each outermost one.
+    judge: takes each complete call, and returns None or the output (B, Q, D) to go on with
+    fail: takes the path of a layer, and why a call of it cannot be judged
+    once: whether nothing has to be kept for later calls
+    wholes: the paths of the models whose calls count, () = each outermost one
     """
 
     def __init__(

@@ -52,7 +52,7 @@ class Reference:
     def layer(self, chosen: Layer, given: Mapping[str, Any], tokens: int) -> Found:
         """Return the configuration and the canonical weights of a layer; some are kept for the next call.
 
-        Raises TypeError or ValueError if the arrays, the configuration and the given options describe no layer of mha.
+        Raises TypeError or ValueError if arrays, configuration and options describe no layer of mha.
         """
         key = chosen, str(given), tokens if self.grows else 0
         if key not in self.kept:
@@ -154,7 +154,7 @@ def config_beside(path: Path) -> dict[str, Any] | None:
 def config_of(model: Any) -> dict[str, Any] | None:
     """Return the configuration that a model has, as it would be written beside its weights; None if it has none.
 
-    A model of transformers has a `config`, which makes JSON; one of mlx-lm has `args`, a dataclass.
+    A model of transformers has a `config`, one of mlx-lm has `args`, a dataclass.
     """
     config: Any = getattr(model, "config", None)
     if hasattr(config, "to_json_string"):
