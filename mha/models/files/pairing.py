@@ -137,7 +137,7 @@ def kernel_norms(weights: Mapping[str, np.ndarray]) -> Contents:
 
 
 def share_of_kernels(ours: Contents, theirs: Contents) -> float:
-    """Return the share of B's kernels that are A's, transposed or in another order of columns, too."""
+    """Return the share of B's kernels that are A's, also transposed or reordered."""
 
     def near(X: np.ndarray, Y: np.ndarray) -> bool:  # in half precision each number errs by half of this share
         return X.shape == Y.shape and bool((np.abs(X - Y) <= UNIT["bfloat16"] * np.maximum(X, Y)).all())

@@ -87,7 +87,7 @@ def compare_records(a: Any, b: Any, paths: Any = None, layers: Any = None, *, tr
 
 
 def split_user_layers(layers: Any, a: Record, b: Record) -> tuple[Any, Any]:
-    """Split layers= into A's and B's. Raises ValueError if a pattern fits neither, or without weights."""
+    """Split layers= into A's and B's; ValueError if a pattern fits neither, or without weights."""
     if layers is None:
         return None, None
     if a.weights is None and b.weights is None:
@@ -115,7 +115,7 @@ def split_user_layers(layers: Any, a: Record, b: Record) -> tuple[Any, Any]:
 def judge_attention(
     source: Record, other: Record | None, user_layers: Any, track: Progress
 ) -> tuple[AuditReport | None, str]:
-    """Judge the attention of a record by its own or the other's weights; or say why that cannot be."""
+    """Judge the attention of a record by its own or the other's weights, or say why not."""
     like = None
     if source.weights is None:
         if other is None or other.weights is None:
@@ -136,7 +136,7 @@ def judge_attention(
 def judge_steps(
     a: Record, b: Record, texts: Any, partners: dict[str, str], audits: Any, track: Progress
 ) -> tuple[list[StepRow], list[str], str]:
-    """Judge all steps; return also notes on calls that could not be lined up, and texts without a partner."""
+    """Judge all steps; return also notes on calls that were left out, and on texts."""
     first, second = audits
     trusted = {}  # by path in B: right if the oracle finds it so, in A, too, if that was judged
     if second is not None:

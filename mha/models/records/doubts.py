@@ -111,7 +111,7 @@ def cuts_of(doubts: Sequence[Doubt]) -> set[ModuleStep]:
 
 
 def unclear_of(doubts: Sequence[Doubt]) -> set[ModuleStep]:
-    """Return the steps in a relation that differ by much, where no reader shows whether that is real."""
+    """Return the steps that differ by much, where no reader shows whether that is real."""
     found: set[ModuleStep] = set()
     for one in reversed(doubts):
         same = [reader.doubt is None or reader.doubt.step in found for reader in one.readers]

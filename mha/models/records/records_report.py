@@ -82,7 +82,7 @@ class RecordsReport:
 
     @property
     def wrong(self) -> tuple[LayerRow, ...]:
-        """The attention layers of B that the oracle finds wrong, without those that are wrong in A, too."""
+        """The attention layers of B that the oracle finds wrong, and right in A."""
         first, second = self.audits
         also: set[str | None] = {self.partners.get(row.path) for row in first.wrong} if first is not None else set()
         also |= self.left_out

@@ -148,7 +148,7 @@ class Stepper:
 
     @staticmethod
     def read(doubts: Sequence[Doubt], by: Doubt | None, bound: float, certain: bool) -> None:
-        """Note the result of a step that reads these: its doubt, or the bound up to which it is the same."""
+        """Note the result of a step that reads these: its doubt, or the bound of what it may differ."""
         for one in doubts:
             one.readers.append(Reader(by, bound, certain))
 

@@ -116,11 +116,11 @@ class Recorder:
         if why := self.adapter.odd(module):
             found["odd"] = why
         if kind := foreign.layer_kind(module):
+            native = found["native"] = {"kind": kind[0] or type(module).__name__}
             try:
-                config, _ = foreign.read_layer(module)
-                found["native"] = {"kind": kind[0] or type(module).__name__, "config": own_format.config_text(config)}
+                native["config"] = own_format.config_text(foreign.read_layer(module)[0])
             except (TypeError, ValueError) as error:
-                found["native"] = {"kind": kind[0] or type(module).__name__, "problem": str(error)}
+                native["problem"] = str(error)
         return found
 
     def weights(self) -> None:

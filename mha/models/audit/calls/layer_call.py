@@ -187,7 +187,7 @@ def count_texts(call: ModelCall, attends: models.CallConvention, sizes: Sizes) -
 
 
 def note_on_texts(count: int, reasons: list[str]) -> str:
-    """Say that texts see each other; reasons: as of `reasons_together`, [] = it never keeps them apart."""
+    """Say that texts see each other; reasons: [] = the model never keeps them apart."""
     found = f"positions begin again: the {count} texts in a row see each other"
     if not reasons:
         return f"{found}: the model does not keep them apart; give a mask (B, 1, T, T), or one text in a row"

@@ -31,7 +31,7 @@ class Listener(Protocol):
         """Take its output, None if it failed; return None, or the output to go on with."""
 
     def inner(self, module: Any, given: dict[str, Any]) -> None:
-        """Take the arguments, by name, with which a framework's own layer runs, also in a derived class."""
+        """Take the arguments, by name, with which a framework's own layer runs."""
 
     def note_pooling(self, function: str, axes: int, path: str | None = None) -> None:
         """Note a softmax or a fused attention kernel, and the number of axes of its input.

@@ -182,7 +182,7 @@ class Histories:
     """The histories of all caches that calls were given, or returned."""
 
     def __init__(self, note: Callable[[Any, str, tuple[Any, ...]], None] | None = None) -> None:
-        """Follow caches; note: is called with a cache, and the name and arguments of the method that changed it."""
+        """Follow caches; note: takes a cache, and the name and arguments of what changed it."""
         self.by_id: dict[int, tuple[Any, History]] = {}
         self.note = note
 

@@ -252,7 +252,7 @@ class Finder:
         attends: models.CallConvention,
         places: Mapping[str, ArrayPlace] | None = None,
     ) -> AttentionLayer:
-        """Add projections and weights; layer, partner: its own scheme and prefix, and the reference's."""
+        """Add projections and weights; layer, partner: in the model, and in the reference."""
         own = places or self.places(layer, False)
         reasons = [f"{place.name} is {why}" for place in own.values() if (why := self.odd(self.modules[place.name]))]
         if reasons or partner is None:
