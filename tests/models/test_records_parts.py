@@ -9,7 +9,7 @@ from recorded import tokens
 from recorded.of_numpy import recorded
 
 from mha import parity
-from mha.models.records import aligning, flows, growth, storing
+from mha.models.records import aligning, flows, stepping, storing
 from mha.models.records import tokens as of_tokens
 from mha.models.records.pairs import Pair, row_distances
 from mha.weights.files import FileError
@@ -181,12 +181,12 @@ def test_a_difference_may_grow_as_rows_of_a_show():
     near = X + 1e-5 * rng.normal(size=X.shape)
     inputs = pair(X.astype("float32"), near.astype("float32"))
     right = pair((X @ W).astype("float32"), (near @ W).astype("float32"))
-    most = growth.row_bounds(right, inputs, 0.0)
+    most = stepping.row_bounds(right, inputs, 0.0)
     assert (right.far <= 0.5 * most).all()
     assert (most <= 12 * right.far).all()
-    assert 7 < growth.largest_growth(inputs, right) < 14  # W enlarges by 8
+    assert 7 < stepping.largest_growth(inputs, right) < 14  # W enlarges by 8
     wrong = pair((X @ W).astype("float32"), (near @ (1.001 * W)).astype("float32"))
-    assert (wrong.far > growth.row_bounds(wrong, inputs, 0.0)).all()
+    assert (wrong.far > stepping.row_bounds(wrong, inputs, 0.0)).all()
 
 
 def test_what_rows_have_in_common_hides_no_growth():
@@ -194,27 +194,27 @@ def test_what_rows_have_in_common_hides_no_growth():
     X = 100 + rng.normal(size=(20, 64))
     near = X + 1e-4 * rng.normal(size=X.shape)
     inputs, outputs = pair(X, near), pair(X - 100, near - 100)
-    assert 0.8 < growth.largest_growth(inputs, outputs) < 1.5
-    assert (outputs.far <= growth.row_bounds(outputs, inputs, 0.0)).all()
+    assert 0.8 < stepping.largest_growth(inputs, outputs) < 1.5
+    assert (outputs.far <= stepping.row_bounds(outputs, inputs, 0.0)).all()
 
 
 def test_without_a_difference_of_the_input_only_rounding_is_allowed():
     X = np.random.default_rng(4).normal(size=(9, 64)).astype("float32")
     inputs, outputs = pair(X, X), pair(X, X)
-    most = growth.row_bounds(outputs, inputs, 0.0)
+    most = stepping.row_bounds(outputs, inputs, 0.0)
     np.testing.assert_allclose(most, 16 * parity.UNIT["float32"] * outputs.size, rtol=0.3)
-    assert (growth.row_bounds(outputs, None, 0.0) < most).all()
-    assert (growth.row_bounds(outputs, inputs, 1e-3) > 100 * most).all()
-    assert (growth.row_bounds(outputs, inputs, 0.0, 1e5) > 100 * most).all()
+    assert (stepping.row_bounds(outputs, None, 0.0) < most).all()
+    assert (stepping.row_bounds(outputs, inputs, 1e-3) > 100 * most).all()
+    assert (stepping.row_bounds(outputs, inputs, 0.0, 1e5) > 100 * most).all()
     half = pair(X, X.astype("float16"))
-    assert (growth.row_bounds(half, inputs, 0.0) > 1000 * most).all()
+    assert (stepping.row_bounds(half, inputs, 0.0) > 1000 * most).all()
 
 
 def test_rows_with_other_integers_are_not_told():
     ids = np.arange(12).reshape(12, 1)
     other = np.where(ids == 5, 0, ids)
     X = np.random.default_rng(5).normal(size=(12, 7)).astype("float32")
-    most = growth.row_bounds(pair(X, X), pair(ids, other), 0.0)
+    most = stepping.row_bounds(pair(X, X), pair(ids, other), 0.0)
     assert np.isinf(most).tolist() == [at == 5 for at in range(12)]
 
 

@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from mha.models.records.flows import RelationName
 from mha.models.records.pairs import Pair
-from mha.models.records.relations import RelationName
 from mha.models.records.units import ModuleStep
 
 TELLS = 3.0  # times the difference of what reads it, or its bound, that a difference has to be to show there

@@ -7,18 +7,24 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from mha.models.records import flows, growth
+from mha.models.records import flows
 from mha.models.records.doubts import FAR, Doubt, EarlierArray, Reader
-from mha.models.records.flows import Flow
-from mha.models.records.pairs import Matcher, Pair
-from mha.models.records.relations import relation_of
+from mha.models.records.flows import Flow, relation_of
+from mha.models.records.pairs import Matcher, Pair, mean_square
 from mha.models.records.units import ModuleStep
+from mha.parity.rule.rules import UNIT
 
 VerdictName = Literal["same", "differs", "not told", "another cut"]
 BLIND = 0.5  # where a bound is so much of an array, nothing can be told
 MASKED = -1e4  # a number below it hides, and is in no sum
 EARLIER = 48  # arrays that what enters a module may be made of
 TURNING = ("rot", "rope")  # in the classes of modules that make angles of positions
+OWN = 8.0  # units of rounding that a module may add
+GROWN = 3.0  # times as much as A's rows show, a difference may grow
+FEATURES = 64  # with fewer, a row's mean varies more, as in `mha.parity.rule.rules`
+OTHERS = 8.0  # times the relative difference of its other inputs, or of what it may be made of
+UNKNOWN = 32.0  # units of rounding of what is computed in a way that is not known, such as attention
+TRIED_ROWS = 128  # pairs of rows
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -206,7 +212,7 @@ class Stepper:
             for one in sources:
                 if one.doubt is not None and not (far > most).any():
                     one.doubt.used_as_is = True
-            far, most = pair.far, most + growth.GROWN * theirs
+            far, most = pair.far, most + GROWN * theirs
         return Judgement(far, most, most + theirs, note, doubts, True)
 
     def of_module(self, step: ModuleStep, pair: Pair) -> Judgement:
@@ -228,22 +234,22 @@ class Stepper:
                     chosen |= other.far > 0  # other experts, say
         kind = self.matcher.a.modules[step.visit.path]["class"].lower()
         if furthest and any(word in kind for word in TURNING):  # of the rest it takes the dtype
-            most = growth.row_bounds(pair, None, 0.0, furthest)
+            most = row_bounds(pair, None, 0.0, furthest)
         else:
             if isinstance(inputs, Pair) and (one := self.views.get(inputs.where)) is not None:
                 if one.doubt is not None:
                     one.doubt.used_as_is = True
                     doubts.append(one.doubt)
                 inputs = dataclasses.replace(inputs, far=one.far)
-            most = growth.row_bounds(pair, inputs if isinstance(inputs, Pair) else None, others)
+            most = row_bounds(pair, inputs if isinstance(inputs, Pair) else None, others)
         most = np.where(chosen, np.inf, most)
-        return Judgement(pair.far, most, most / growth.GROWN, "", doubts, True)
+        return Judgement(pair.far, most, most / GROWN, "", doubts, True)
 
     def between(self, step: ModuleStep, pair: Pair, here: str) -> Judgement:
         """Judge the input of a module, or the output of a container, by the earlier arrays."""
         earlier = list(self.earlier.values())
         if not earlier:
-            most = growth.OWN * pair.unit * pair.size
+            most = OWN * pair.unit * pair.size
             return Judgement(pair.far, most, 0 * most, "what the model was called with differs", [], True)
         recent = self.recent()
         if pair.floats:
@@ -261,12 +267,58 @@ class Stepper:
         near = near or [one for one in earlier if one.pair.floats and any(is_inside(X, here) for X in one.scopes)][-8:]
         others = max((one.relative for one in near or recent[-1:]), default=0.0)
         unit = max([pair.unit, *(one.pair.unit for one in near)])
-        most = (growth.UNKNOWN * unit + growth.OTHERS * others) * pair.size
-        return Judgement(
-            pair.far, most, most / growth.OTHERS, "", [one for one in self.doubts if here in one.scopes], False
-        )
+        most = (UNKNOWN * unit + OTHERS * others) * pair.size
+        return Judgement(pair.far, most, most / OTHERS, "", [one for one in self.doubts if here in one.scopes], False)
 
 
 def is_inside(path: str, other: str) -> bool:
     """Whether a path is another one, or inside of it."""
     return path == other or path.startswith(f"{other}." if other else "")
+
+
+# The error of the output of a module: its own rounding, and what it inherits from its input. A module whose rows are
+# computed one by one shows in A alone how much it enlarges a difference: its rows differ, too.
+
+
+def largest_growth(inputs: Pair, outputs: Pair) -> float:
+    """Return how much a difference of A's input grows in its output at most."""
+    if not inputs.floats or len(inputs.a) != len(outputs.a):
+        size = float(inputs.size.max(initial=0.0))
+        return float(outputs.size.max(initial=0.0)) / size if size and inputs.floats else 0.0
+    N = len(inputs.a)
+    into, out = inputs.size, outputs.size
+    found = [float((out[into > 0] / into[into > 0]).max(initial=0.0))]
+    if N > 1:
+        random = np.random.default_rng(N)
+        one = random.integers(N, size=TRIED_ROWS)
+        other = (one + random.integers(1, N, size=TRIED_ROWS)) % N
+        X, Y = (mean_square(Z.a[one].astype(np.float64) - Z.a[other].astype(np.float64)) for Z in (inputs, outputs))
+        some = X / (1e3 * inputs.unit) > into[one]
+        found.append(float((Y[some] / X[some]).max(initial=0.0)))
+    return max(found)
+
+
+def row_bounds(outputs: Pair, inputs: Pair | None, others: float, furthest: float = 0.0) -> np.ndarray:
+    """Return the bound of the error of each row of an output, (N,).
+
+    others: the largest relative difference of its other inputs; furthest: the largest position, if it is made of
+    angles, which all ports compute in float32.
+    """
+    unit, size = outputs.unit, outputs.size
+    found = (OWN * unit + OTHERS * others) * size + UNIT["float32"] * furthest
+    if inputs is None:
+        return found
+    unit = max(unit, inputs.unit)
+    found = found + OWN * (unit - outputs.unit) * size
+    if not inputs.floats:
+        wrong = inputs.far > 0
+        if len(wrong) == len(size):
+            return np.where(wrong, np.inf, found)
+        return np.full_like(found, np.inf) if wrong.any() else found
+    grows = max(largest_growth(inputs, outputs), np.finfo(float).tiny)
+    if len(inputs.far) == len(size):
+        far, into = inputs.far, inputs.size
+    else:
+        far, into = inputs.far.max(initial=0.0), inputs.size.max(initial=0.0)
+    few = max(1.0, (FEATURES / max(1, min(inputs.a.shape[1], outputs.a.shape[1]))) ** 0.5)
+    return np.nan_to_num(found + few * grows * (OWN * unit * into + GROWN * far), nan=np.inf)
