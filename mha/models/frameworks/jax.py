@@ -7,7 +7,6 @@ call without numbers shows them first.
 import contextlib
 import copy
 import functools
-import inspect
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -18,8 +17,8 @@ from jax import numpy as jnp
 
 from mha.arrays import to_numpy
 from mha.models.audit.calls.listener import Listener, arguments_by_name, replace_attribute, why_not_plain
-from mha.models.audit.calls.own_layers import Arguments, kind_in
-from mha.models.frameworks.flax_linen import LinenModel, params_of
+from mha.models.audit.calls.own_layers import kind_in
+from mha.models.frameworks.flax_modules import CALLS, LinenModel, Watcher, params_of
 from mha.weights import foreign
 
 # Functions that make attention weights, by the modules that have them; Flax asks JAX for its softmax.
@@ -27,16 +26,6 @@ SOFTMAX = ((jax.nn, "softmax"), (linen, "softmax"), (jax.nn, "dot_product_attent
 CHECKPOINTS = ((jax, "checkpoint"), (jax, "remat"))  # which compute something twice, but nothing else
 PLAIN = "kernel", "bias"  # all that a projection has
 SLOTS = "cached_key", "cached_value", "cache_index"
-CALLS = {
-    linen.MultiHeadDotProductAttention: Arguments(
-        ("inputs_q", "inputs_k", "inputs_v", "inputs_kv", "mask"), ("deterministic", "dropout_rng", "sow_weights")
-    ),
-    nnx.MultiHeadAttention: Arguments(
-        ("inputs_q", "inputs_k", "inputs_v", "mask", "is_causal", "decode"),
-        ("deterministic", "rngs", "sow_weights", "out_sharding", "qkv_sharding"),
-    ),
-}
-TRACED = "it is called inside a transformation of JAX, such as vmap or grad, where numbers are not known"
 
 
 def prepare(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
@@ -122,7 +111,7 @@ def arguments(module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> 
 @contextlib.contextmanager
 def watching(model: Any, listener: Listener) -> Iterator[None]:
     """Tell a listener of each call of each module meanwhile."""
-    one = _Watcher(model, modules(model) if isinstance(model, LinenModel) else _parts(model), listener)
+    one = Watcher(model, modules(model) if isinstance(model, LinenModel) else _parts(model), listener)
     with contextlib.ExitStack() as stack:
         stack.enter_context(jax.disable_jit())
         for module, name in SOFTMAX:
@@ -138,136 +127,6 @@ def watching(model: Any, listener: Listener) -> Iterator[None]:
                 stack.enter_context(replace_attribute(owner, "__call__", one.listening_call(owner.__call__)))
         yield
         one.finish()
-
-
-class _Watcher:
-    """The source of a listener's calls; modules: those of the model, by their paths."""
-
-    def __init__(self, model: Any, modules: dict[str, Any], listener: Listener) -> None:
-        self.model, self.listener = model, listener
-        self.modules = modules
-        self.seen: set[str] = set()
-        self.traced: dict[str, tuple[str, int] | None] = {}
-        self.inside: list[str] = []  # the paths of modules that are called without numbers
-        self.steps: dict[tuple[str, ...], list[int]] = {}
-        self.copies: dict[type, tuple[str, int] | None] = {}
-        self.copied: list[type] = []
-        self.active: set[int] = set()
-        self.paths = {id(module): path for path, module in reversed(modules.items())}
-        self.by_arrays = (
-            {} if isinstance(model, LinenModel) else {_ids(X): path for path, X in reversed(modules.items())}
-        )
-
-    def linen(self, run: Any, args: Any, kwargs: Any, context: Any) -> Any:
-        """Tell of a call of a module of linen, as an interceptor of Flax."""
-        module = context.module
-        if isinstance(module, linen.Dropout):
-            return args[0]
-        if context.method_name == "setup" or (context.method_name != "__call__" and self.seen):
-            return run(*args, **kwargs)
-        return self.once(module, lambda: self.path(module), run, args, kwargs)
-
-    def path(self, module: Any) -> list[str]:
-        """Return the path of a module; where numbers are not known, of all layers of a stack."""
-        path, whole = module.path, self.model
-        root = whole.root(path)
-        if root is None or (path == root and not whole.is_slice(module)):
-            self.steps.pop(path, None)
-            return [".".join(path)]
-        if _has_tracers(params_of(module)):
-            return [whole.name(path, root, at) for at in range(whole.length(root))]
-        steps = self.steps.setdefault(root, [])
-        if path == root:
-            steps.append(whole.step(root, module, steps))
-        return [whole.name(path, root, steps[-1] if steps else 0)]
-
-    def listening_call(self, run: Any) -> Any:
-        """Return a class's method that is called, which tells of it."""
-        return functools.wraps(run)(lambda module, *args, **kwargs: self.nnx(module, run, args, kwargs))
-
-    def nnx(self, module: Any, run: Any, args: Any, kwargs: Any) -> Any:
-        """Tell of a call of one of the model's modules, or of a copy as nnx.jit makes it."""
-        if isinstance(module, nnx.Dropout):
-            return args[0]
-        path = self.paths.get(id(module), self.by_arrays.get(_ids(module)))
-        if path is None and not _ids(module)[1:]:
-            return run(module, *args, **kwargs)
-        if path is None:
-            self.copies.setdefault(type(module), None)
-            self.copied.append(type(module))
-            try:
-                return run(module, *args, **kwargs)
-            finally:
-                self.copied.pop()
-        return self.once(module, lambda: [path], functools.partial(run, module), args, kwargs)
-
-    def once(self, module: Any, paths: Any, run: Any, args: Any, kwargs: Any) -> Any:
-        """Run a call, and tell of it unless its own class calls its base's."""
-        if id(module) in self.active:
-            self.listener.inner(module, arguments_by_name(run, args, kwargs))
-            return run(*args, **kwargs)
-        self.active.add(id(module))
-        rate, drops = getattr(module, "dropout_rate", None), isinstance(module, tuple(CALLS))
-        if drops:  # which is not judged; modules of linen are frozen
-            object.__setattr__(module, "dropout_rate", 0.0)
-        try:
-            return self.tell(paths(), module, run, args, kwargs)
-        finally:
-            self.active.discard(id(module))
-            if drops:
-                object.__setattr__(module, "dropout_rate", rate)
-
-    def tell(self, paths: list[str], module: Any, run: Any, args: Any, kwargs: Any) -> Any:
-        """Run a call, and tell of it if its numbers are known."""
-        if len(paths) > 1 or _has_tracers((args, kwargs)):
-            self.traced |= {path: self.traced.get(path) for path in paths}
-            self.inside.extend(paths)
-            try:
-                return run(*args, **kwargs)
-            finally:
-                del self.inside[len(self.inside) - len(paths) :]
-        (path,), kind = paths, kind_in(module, CALLS)
-        self.seen.add(path)
-        self.listener.enter(path, module, args, kwargs)
-        # A class that inherits the framework's call has no other one inside, also while it is watched.
-        if kind is not None and inspect.unwrap(type(module).__call__) is inspect.unwrap(kind.__call__):
-            self.listener.inner(module, arguments_by_name(run, args, kwargs))
-        output = None
-        try:
-            output = run(*args, **kwargs)
-        finally:
-            instead = self.listener.leave(path, output)
-        return output if instead is None else instead
-
-    def note_pooling(self, name: str, run: Any, *args: Any, **kwargs: Any) -> Any:
-        """Tell of a softmax or a fused kernel."""
-        X = args[0] if args else next(iter(kwargs.values()))
-        if self.copied:
-            self.copies[self.copied[-1]] = name, np.ndim(X)
-        elif not _has_tracers(X):
-            self.listener.note_pooling(name, np.ndim(X))
-        elif self.inside:
-            self.traced[self.inside[-1]] = name, np.ndim(X)
-        return run(*args, **kwargs)
-
-    def finish(self) -> None:
-        """Tell of the modules whose numbers were never known."""
-        left = {path: type(module) for path, module in self.modules.items() if path not in self.seen}
-        for path, kind in left.items():
-            if path in self.traced or kind in self.copies:
-                self.listener.note_no_numbers(path, TRACED)
-                if found := self.traced.get(path) or self.copies.get(kind):
-                    self.listener.note_pooling(*found, path)
-
-
-def _has_tracers(tree: Any) -> bool:
-    """Whether an array in a tree has no numbers, since it is inside a transformation."""
-    return any(isinstance(X, jax.core.Tracer) for X in jax.tree.leaves(tree))
-
-
-def _ids(module: Any) -> tuple[Any, ...]:
-    """Return the class and the arrays' ids of a module of nnx, also of its copies in nnx.jit."""
-    return type(module), *(id(X) for X in jax.tree.leaves(nnx.state(module, nnx.Param)))
 
 
 def _parts(model: Any) -> dict[str, Any]:
