@@ -14,7 +14,7 @@ Where a layer may lack its weights at first:
 Where the book has a section:
     DENSE -> the names of the classes of a printed layer's projections
     book_arrays(layer) -> the naming scheme and the arrays of a layer as the book prints it
-    allocate(layer) -> a layer of the book with room for its weights, where a new one has none
+    allocate(layer) -> a layer of the book with room for its weights
 """
 
 from mha.weights.foreign.arrays import arrays_by_part, canonical, flatten_names

@@ -119,9 +119,8 @@ def _make_book(backend: BackendName, kind: str, config: Config, weights: dict[st
     sizes = config.key_size, config.query_size, config.value_size, D, H
     module, book = dispatch.load(backend), importlib.import_module(f"mha.d2l.{backend}")
     with module.context(config.dtype):
-        layer = book.MultiHeadAttention(*sizes, config.dropout, config.bias)
-        allocate = getattr(module_of(backend), "allocate", None)
-        return module.set_weights(allocate(layer) if allocate else layer, weights)
+        layer = module_of(backend).allocate(book.MultiHeadAttention(*sizes, config.dropout, config.bias))
+        return module.set_weights(layer, weights)
 
 
 def _rate(dropout: Any) -> float:

@@ -106,6 +106,11 @@ def book_arrays(layer: Any) -> tuple[str, dict[str, Any]]:
     return "mha", foreign.arrays_by_part(layer, "kernel", layer.weights)
 
 
+def allocate(layer: Any) -> Any:
+    """Return a layer of the book with room for its weights."""
+    return layer
+
+
 def children(module: Any) -> list[tuple[str, Any]]:
     """Return the parts of a module, each with the text to write after the module for it."""
     if not isinstance(module, keras.layers.Layer):

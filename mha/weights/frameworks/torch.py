@@ -101,6 +101,11 @@ def book_arrays(layer: Any) -> tuple[str, dict[str, Any]]:
     return "d2l", layer.state_dict()
 
 
+def allocate(layer: Any) -> Any:
+    """Return a layer of the book with room for its weights."""
+    return layer
+
+
 def children(module: Any) -> list[tuple[str, Any]]:
     """Return the parts of a module, each with the text to write after the module for it."""
     parts = module.named_children() if isinstance(module, torch.nn.Module) else ()
