@@ -17,11 +17,13 @@ from mha.core.options.checks import FURTHEST
 def visible_keys(queries, keys, call):
     """Combine all that hides keys from queries into one array of booleans, True = may attend.
 
-    Of queries (B, Q, any) and keys (B, K, any) only the sizes and the device are used; call: a checked `Call`.
-    Query i is at position offset + i and key j at j, or where positions say. Lengths hide the keys from there on, a
-    mask where it is False, a score_bias where it is -inf, causal order the keys after a query, a window (left, right)
-    those further before or after it, a chunk those of other runs of so many positions, a segment those of another one.
-    A token at a position, or in a segment, below 0 is padding: as a key it is hidden, as a query it sees nothing.
+    Of queries (B, Q, any) and keys (B, K, any) only the sizes and the device are used. The rest is a checked
+    `Call`. Lengths hide the keys from there on. A mask hides where it is False. A score_bias hides where it is
+    -inf. Query i is at position offset + i and key j at j. Tokens are where positions and key_positions say instead;
+    one at a position below 0 is padding: a key there is hidden, a query there sees nothing. A causal order hides the
+    keys after a query. window = (left, right) hides those further before or after it; None = no bound. chunk = n hides
+    those of other runs of n positions, counted from 0. segments and key_segments hide the keys of another segment than
+    the query's, and those of one below 0, which is padding.
 
     Returns booleans of four axes that broadcast against (B, H, Q, K), or None if nothing is hidden.
     """
@@ -43,7 +45,7 @@ def visible_keys(queries, keys, call):
         conditions.append(each_query >= 0)  # (B or 1, 1, Q, 1)
     if call.key_positions is not None:
         conditions.append(each_key >= 0)  # (B or 1, 1, 1, K)
-    if call.is_packed():
+    if call.segments is not None:
         own, others = call.segment_ids().values()
         own = places(queries, own)[:, None, :, None]  # (B or 1, 1, Q, 1)
         others = places(keys, others)[:, None, None]  # (B or 1, 1, 1, K)
@@ -62,7 +64,7 @@ def visible_keys(queries, keys, call):
 def places(X, given=None, offset=0):
     """Places (B or 1, T) of the rows of X (B, T, any), one after another.
 
-    given: their numbers instead, integers (T,) or (B, T). offset: that of the first, an int or (B or 1, 1).
+    given: positions or segments instead, integers (T,) or (B, T). offset: that of the first, an int or (B or 1, 1).
     """
     if given is not None:
         return signed(given if len(given.shape) == 2 else given[None], FURTHEST)  # (B or 1, T)

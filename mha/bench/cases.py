@@ -72,6 +72,12 @@ class Shape:
         """The gradient of a loss by the output, (B, T, D)."""
         return np.random.default_rng(2).standard_normal((self.B, self.T, self.D), "float32")
 
+    def bounds(self) -> tuple[int, int]:
+        """The numbers of keys before and after its own position that a query sees, by window and causal order."""
+        left, right = self.window or (None, None)
+        right = 0 if self.causal else right
+        return self.T if left is None else left, self.T if right is None else right
+
     def mask(self) -> np.ndarray | None:
         """The keys that a query sees as booleans; None = all.
 
@@ -84,17 +90,21 @@ class Shape:
             return (positions < lengths[:, None])[:, None]  # (B, 1, T)
         if not (self.causal or self.window):
             return None
-        left, right = self.window or (None, None)
-        right = 0 if self.causal else right
+        left, right = self.bounds()
         after = positions - positions[:, None]  # (T, T): how far a key is after a query
-        seen = (after >= -(self.T if left is None else left)) & (after <= (self.T if right is None else right))
-        return seen[None]  # (1, T, T)
+        return ((after >= -left) & (after <= right))[None]  # (1, T, T)
 
     def multiply_adds(self) -> int:
         """The multiply-adds that a forward pass needs: four projections, and two products with the keys it sees."""
-        lengths, mask = self.lengths(), self.mask()
-        pairs = int(np.broadcast_to(True if mask is None else mask, (self.B, self.T, self.T)).sum())
-        keys = self.B * self.T if lengths is None else int(lengths.sum())
+        lengths, segments = self.lengths(), self.segment_numbers()
+        ends = np.full(self.B, self.T) if lengths is None else lengths
+        if segments is None:
+            (left, right), queries = self.bounds(), np.arange(self.T)
+            seen = np.minimum(queries + right + 1, ends[:, None]) - np.maximum(queries - left, 0)  # (B, T)
+            pairs = int(np.maximum(seen, 0).sum())
+        else:
+            pairs = self.B * int((np.bincount(segments[0]) ** 2).sum())
+        keys = int(ends.sum())
         width = self.D // self.H * (self.G or self.H)  # of the keys of all heads
         projections = 2 * (self.B * self.T * self.D + keys * width) * self.D  # W_q and W_o, W_k and W_v
         return projections + 2 * pairs * self.D

@@ -133,7 +133,7 @@ def _call_once(make: Callable[[], Way]) -> tuple[Way, Results | None]:
 def _check_results(name: str, way: Way, here: Results | None, expected: Results) -> Results:
     """The results of the whole layer by a way; raises ValueError if they are not the expected ones."""
     results = way.whole(here)
-    check_agreement({UNSPLIT: expected, name: results})
+    check_agreement([(UNSPLIT, expected), (name, results)])
     return results
 
 

@@ -12,7 +12,7 @@ import math
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -48,7 +48,7 @@ def times(backend: BackendName, shape: str, kind: str, names: list[str], seconds
     """
     known = _implementations(backend, cases.find(shape), kind)
     steps = {name: known[name].make() for name in names}
-    check_agreement({name: step() for name, step in steps.items()})
+    check_agreement((name, step()) for name, step in steps.items())
     product = _module(backend).product(np.ones((SIZE, SIZE), "float32"))
     calls = {name: max(1, math.ceil(SAMPLE / min(_seconds(step) for _ in range(3)))) for name, step in steps.items()}
     products = [_seconds(product) for _ in range(5)]
@@ -89,15 +89,17 @@ def memory(backend: BackendName, shape: str, kind: str, name: str) -> dict[str, 
     return {"mebibytes": max(0.0, peak() - before) / 2**20}
 
 
-def check_agreement(results: dict[str, Results]) -> None:
+def check_agreement(results: Iterable[tuple[str, Results]]) -> None:
     """Raise ValueError if an implementation's output or gradient by the input differs from the first one's.
 
-    Arrays that one of the two does not have are not compared.
+    Arrays that one of the two does not have are not compared. Of results that are computed as they are asked for, no
+    more than two are kept.
     """
-    (first, of_first), *others = results.items()
-    expected = _arrays_to_compare(of_first)
-    for name, of_other in others:
-        for result, found in _arrays_to_compare(of_other).items():
+    first, expected = "", dict[str, Any]()
+    for name, one in results:
+        arrays = _arrays_to_compare(one)
+        first, expected = (first, expected) if first else (name, arrays)
+        for result, found in arrays.items():
             if result in expected:
                 error, largest = parity.error(found, expected[result]), parity.largest(expected[result])
                 if error > DIFFERENCE * largest:

@@ -127,8 +127,9 @@ def _records(a: str, b: str, path: list[str] | None, layers: Any, json_file: str
     """Compare two records, and end the command."""
     file = terminal.json_file(json_file)
     pairs = [one.split("=") for one in path or ()]
-    if wrong := next(("=".join(pair) for pair in pairs if len(pair) != 2), None):
-        terminal.fail(f"--path is {wrong}, expected the path of a module in A, =, and its path in B")
+    for pair in pairs:
+        if len(pair) != 2:
+            terminal.fail(f"--path is {'='.join(pair)}, expected the path of a module in A, =, and its path in B")
     said = {ours: theirs or None for ours, theirs in pairs}
     with terminal.errors():
         report = parity.compare_records(a, b, said, layers, track=lambda steps: terminal.track("Comparing", steps))

@@ -203,17 +203,17 @@ RIGHT = Results(np.float32([1.0]), (np.float32([0.5]),), (np.float32([7.0]),))
 def test_output_and_gradient_by_the_input_must_agree(wrong, found):
     other = getattr(RIGHT, wrong)
     other = (other[0] * np.float32(found),) if wrong == "by_input" else other * np.float32(found)
-    worker.check_agreement({"first": RIGHT, "same": RIGHT})
+    worker.check_agreement({"first": RIGHT, "same": RIGHT}.items())
     with pytest.raises(ValueError, match=r"^other differs"):
-        worker.check_agreement({"first": RIGHT, "same": RIGHT, "other": RIGHT._replace(**{wrong: other})})
+        worker.check_agreement({"first": RIGHT, "same": RIGHT, "other": RIGHT._replace(**{wrong: other})}.items())
 
 
 def test_parts_of_the_gradient_by_the_input_are_added_and_a_missing_output_is_not_compared():
     parts = Results(None, tuple(np.float32([X]) for X in (0.25, 0.125, 0.125)))
     for results in ({"first": RIGHT, "other": parts}, {"first": parts, "other": RIGHT}):
-        worker.check_agreement(results)
+        worker.check_agreement(results.items())
     with pytest.raises(ValueError, match=r"^other differs by 1.2e-01 from first in the gradient"):
-        worker.check_agreement({"first": RIGHT, "other": parts._replace(by_input=parts.by_input[:2])})
+        worker.check_agreement({"first": RIGHT, "other": parts._replace(by_input=parts.by_input[:2])}.items())
 
 
 def test_times(monkeypatch):

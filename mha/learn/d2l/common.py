@@ -91,8 +91,8 @@ class DotProduct:
     Called, as every pooling here, as `(queries, keys, values, valid_lens=None, training=None)`, it pools values
     (B, K, dv) for queries (B, Q, query_size) over keys (B, K, key_size). valid_lens are integers (B,) or (B, Q), and
     None hides nothing; training says whether to drop weights, where the framework does not say it otherwise. It returns
-    the pooled values (B, Q, dv), and keeps `attention_weights` (B, Q, K), or returns them as well where nothing is kept
-    after a call. It raises TypeError or ValueError if a shape or dtype does not fit.
+    the pooled values (B, Q, dv), and keeps `attention_weights` (B, Q, K); JAX, where nothing is kept after a call,
+    returns both. It raises TypeError or ValueError if a shape or dtype does not fit.
     """
 
     query_size = key_size = weights_dtype = None

@@ -32,14 +32,17 @@ class _Pooling(pooling.AttentionPooling):
 
 
 class DotProductAttention(common.DotProduct, _Pooling, pooling.DotProductAttention):
-    """Scaled dot-product attention, made as `(dropout)`; queries and keys have the same width."""
+    """Scaled dot-product attention, made as `(dropout)`; `common.DotProduct` says how it is called."""
 
     def __init__(self, dropout, **flax_options):
         pooling.DotProductAttention.__init__(self, checks.probability("dropout", dropout), **flax_options)
 
 
 class AdditiveAttention(common.Additive, _Pooling, pooling.AdditiveAttention):
-    """Additive attention, made as `(num_hiddens, dropout)` or `(key_size, query_size, num_hiddens, dropout)`."""
+    """Additive attention, made as `(num_hiddens, dropout)` or `(key_size, query_size, num_hiddens, dropout)`.
+
+    `common.DotProduct` says how it is called.
+    """
 
     def __init__(self, *arguments, **options):
         own = "dtype", *(set(OF_POOLING) & set(OF_SCORES)), "name", "parent"

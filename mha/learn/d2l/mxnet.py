@@ -40,11 +40,14 @@ class _Pooling(common.KeepsWeights, pooling.AttentionPooling):
 
 
 class DotProductAttention(common.DotProduct, _Pooling, pooling.DotProductAttention):
-    """Scaled dot-product attention, made as `(dropout)`; queries and keys have the same width."""
+    """Scaled dot-product attention, made as `(dropout)`; `common.DotProduct` says how it is called."""
 
 
 class AdditiveAttention(common.Additive, _Pooling, pooling.AdditiveAttention):
-    """Additive attention, made as `(num_hiddens, dropout)` or `(key_size, query_size, num_hiddens, dropout)`."""
+    """Additive attention, made as `(num_hiddens, dropout)` or `(key_size, query_size, num_hiddens, dropout)`.
+
+    `common.DotProduct` says how it is called.
+    """
 
     # The first call shows the widths that were not given.
     query_size = property(lambda self: max(self.W_q.weight.shape[1], 0) or None)  # unknown: 0 in 1.9, -1 in 2.0

@@ -33,11 +33,14 @@ class _Pooling(common.KeepsWeights, pooling.AttentionPooling):
 
 
 class DotProductAttention(common.DotProduct, _Pooling, pooling.DotProductAttention):
-    """Scaled dot-product attention, made as `(dropout)`; queries and keys have the same width."""
+    """Scaled dot-product attention, made as `(dropout)`; `common.DotProduct` says how it is called."""
 
 
 class AdditiveAttention(common.Additive, _Pooling, pooling.AdditiveAttention):
-    """Additive attention, made as `(num_hiddens, dropout)` or `(key_size, query_size, num_hiddens, dropout)`."""
+    """Additive attention, made as `(num_hiddens, dropout)` or `(key_size, query_size, num_hiddens, dropout)`.
+
+    `common.DotProduct` says how it is called.
+    """
 
     # The first call shows the widths that were not given.
     query_size = property(lambda self: self.W_q.kernel.shape[0] if self.W_q.built else None)

@@ -136,7 +136,7 @@ def example(backend: BackendName | None = None, *, language: LanguageName = "en"
     ln 3: the exponentials of the scores are 1 and 3, so that the attention weights are quarters. The valid lengths are
     2 and 1.
 
-    Arguments, result and errors are those of `steps`.
+    `backend`, `language`, the result and the errors are those of `steps`.
     """
     attention = MultiHeadAttention(4, 2, scale=math.log(3), seed=0, backend=backend)
     attention.weights = {name: np.eye(4, dtype="float32") for name in attention.weights}

@@ -140,7 +140,9 @@ class Child:
             raise EndedError(*self.why()) from None
         if "failure" in answer:
             memory = answer["failure"] == "memory" or "allocate memory" in answer["text"] or "OOM" in answer["text"]
-            return Answer(failure="memory" if memory else answer["failure"], text=answer["text"] or FULL)
+            return Answer(
+                failure="memory" if memory else answer["failure"], text=answer["text"] or (FULL if memory else "")
+            )
         try:
             with np.load(results, allow_pickle=False) as file:
                 arrays = {name: file[name] for name in file.files}

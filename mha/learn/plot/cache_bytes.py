@@ -35,7 +35,7 @@ def cache_bytes(
         dtype: "float16", "bfloat16", "float32" or "float64".
         path: as for `heatmaps`.
 
-    Returns a figure, and raises errors, as `heatmaps` does.
+    Returns a matplotlib.figure.Figure. Raises ModuleNotFoundError, TypeError, ValueError and OSError: see `heatmaps`.
     """
     new_figure, ending = figure_class(path)
     bars = by_groups(num_heads, head_dim, size, batch_size=batch_size, layers=layers, dtype=dtype)

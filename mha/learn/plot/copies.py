@@ -27,7 +27,7 @@ def copies(things: int = 2, *, path: str | os.PathLike[str] | None = None) -> An
         things: how many tokens to copy, 2 to 6.
         path: as for `heatmaps`.
 
-    Returns a figure, and raises errors, as `heatmaps` does.
+    Returns a matplotlib.figure.Figure. Raises ModuleNotFoundError, TypeError, ValueError and OSError: see `heatmaps`.
     """
     new_figure, ending = figure_class(path)
     if not 2 <= checks.size("things", things) <= MOST:

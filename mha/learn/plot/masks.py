@@ -49,7 +49,7 @@ def masks(
         sample: number of the sample to draw.
         path: as for `heatmaps`.
 
-    Returns a figure, and raises errors, as `heatmaps` does.
+    Returns a matplotlib.figure.Figure. Raises ModuleNotFoundError, TypeError, ValueError and OSError: see `heatmaps`.
     """
     new_figure, ending = figure_class(path)
     found = compose(scores, valid_lens, mask=mask, causal=causal, window=window)

@@ -20,7 +20,7 @@ def ratios(report: Any, path: str | os.PathLike[str] | None = None) -> Any:
         report: of `mha.parity.audit`, `watch`, `audit_record` or `compare_records`.
         path: as for `heatmaps`.
 
-    Returns a figure, and raises errors, as `heatmaps` does.
+    Returns a matplotlib.figure.Figure. Raises ModuleNotFoundError, TypeError, ValueError and OSError: see `heatmaps`.
     """
     new_figure, ending = figure_class(path)
     if not hasattr(report, "bars"):

@@ -38,7 +38,8 @@ def slots(
         size: number of slots; None = as many as the window needs, which only a layer with a window knows.
         path: as for `heatmaps`.
 
-    Returns a figure, and raises errors, as `heatmaps` does; ValueError, too, if the cache is too small for the tokens.
+    Returns a matplotlib.figure.Figure. Raises ModuleNotFoundError, TypeError, ValueError and OSError: see `heatmaps`;
+    ValueError, too, if the cache is too small for the tokens.
     """
     new_figure, ending = figure_class(path)
     from matplotlib.patches import Patch

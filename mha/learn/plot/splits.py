@@ -28,7 +28,7 @@ def splits(X: Any, num_heads: int, *, sample: int = 0, path: str | os.PathLike[s
         sample: number of the sample to draw.
         path: as for `heatmaps`.
 
-    Returns a figure, and raises errors, as `heatmaps` does.
+    Returns a matplotlib.figure.Figure. Raises ModuleNotFoundError, TypeError, ValueError and OSError: see `heatmaps`.
     """
     new_figure, ending = figure_class(path)
     right = arrays.to_numpy(arrays.transpose_qkv(X, num_heads))  # (B*H, T, d)

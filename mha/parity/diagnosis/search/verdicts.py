@@ -69,7 +69,7 @@ class Judge:
             counts = oracle.counts(state, name, oracle.matters(name))
             wide, narrow, there = oracle.steps(state, name), base.steps(state, name), oracle.cut(name, X)
             if wide is None or narrow is None or wide.shape != there.shape:
-                worst = left = noise = np.inf
+                worst, left, noise, sample, row = np.inf, np.inf, np.inf, 0, None
                 break
             wide, narrow, there = (np.where(counts, Y, 0).astype(np.float64) for Y in (wide, narrow, there))
             ratio = Expected.of(dtype, wide, narrow, name == "output").ratio(there)

@@ -34,6 +34,7 @@ CLEAR = 4.0  # bounds: a later step that would be so far away shows that theirs 
 def undo_shifts(asked: Problem, taken: Mapping[str, Array], passed: Mapping[str, bool]) -> tuple[dict[str, Array], str]:
     """Rotate steps with shifted positions back: return them by name, {} if none is shifted, and a note.
 
+    With padding on the left, some count positions from the first token on, others from the first place.
     taken: arrays by name, in the compared shapes; passed: whether each is the same, in the order of `trace`. One shift
     of queries and keys leaves the scores the same. It has to be that of both; where one of them alone is given, what
     comes after it has to tell.
