@@ -38,7 +38,7 @@ class AttentionPooling(nn.Module):
         return self.weigh(*zero_unused(queries, keys, values, visible), visible, score_bias, training, sinks)
 
     def weigh(self, queries, keys, values, visible=None, score_bias=None, training=None, sinks=None):
-        """Pool queries, keys and values that are blank already where they are not used; arguments as of a call."""
+        """Pool queries, keys and values that are zero already where they are not used; arguments as of a call."""
         scores = self.bend(record_step("scores", self.scores(queries, keys)), visible, score_bias)  # (B, Q, K)
         weights = visible_softmax(scores, visible, sinks)  # (B, Q, K)
         kept = record_step("weights", weights.astype(values.dtype))  # (B, Q, K)

@@ -1,4 +1,4 @@
-"""Chapter 1: what hides keys from queries, in MXNet: booleans, blanks, and a softmax over what is visible.
+"""Chapter 1: what hides keys from queries, in MXNet: booleans, zeros, and a softmax over what is visible.
 
 Letters: B batch, Q queries, K key-value pairs, T either of the two, H heads.
 
@@ -29,7 +29,8 @@ def visible_keys(queries, keys, call):
 
     Returns booleans of four axes that broadcast against (B, H, Q, K), or None if nothing is hidden.
     """
-    (left, right), chunk = call.plan.window or (None, None), call.plan.chunk
+    left, right = call.plan.window or (None, None)
+    chunk = call.plan.chunk
     causal = call.causal or 0 in (queries.shape[1], keys.shape[1])  # an empty order: without queries no key is seen
     conditions = []
     if call.valid_lens is not None:

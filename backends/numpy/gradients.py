@@ -35,7 +35,7 @@ def vjp(layer, queries, keys, values, call):
     again, inputs, kept = twin_of(twin.attention), [checks.plain(X) for X in (queries, keys, values)], []
     parts = layer.parts(queries, keys, call) if hasattr(layer, "parts") else [ALL]  # samples that are computed together
     for samples in parts:
-        with record_steps() as steps:
+        with record_steps() as steps:  # what an engine decided is for the whole call, not for its parts
             twin.attend(*(X[samples] for X in inputs), call.part(samples).with_plan(engine=None))
         kept.append(steps)
     output = np.concatenate([steps["output"] for steps in kept])  # (B, Q, D)

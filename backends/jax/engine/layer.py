@@ -53,7 +53,7 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
         return empty or not isinstance(self.attention, AttentionPooling)
 
     def project(self, queries, keys, values, call):
-        """Heads of queries, and of keys and values in reach, blank where they are not used; and the call of these."""
+        """Heads of queries, and of keys and values in reach, zero where they are not used; and the call of these."""
         if call.plan.lesson or call.cache is not None:
             return super().project(queries, keys, values, call)
         H, G = self.config.num_heads, self.config.num_key_value_heads

@@ -8,6 +8,7 @@ import mlx.core as mx
 from mha.core.call import call_kind, check_widths
 from mha.core.engine import blocks
 from mha.core.engine.layer import InParts
+from mha.core.engine.scores import InBlocks
 from mha.core.engine.visible_range import without_positions
 from mha.core.options.config import OF_POOLING, turns_heads
 
@@ -26,9 +27,11 @@ class MultiHeadAttention(InParts, lesson.MultiHeadAttention):
     pooling = staticmethod(pooling)
 
     def kind(self, queries, keys, values, call):
-        """The facts that decide the plan of a call; None if an array is of an unusual class."""
-        own = map(vars(self.attention).get, OF_POOLING)
-        state = id(self.config), self.training, type(self.attention), *own, blocks.SCORES
+        """The facts that decide the plan of a call; None if an array is of an unusual class, or a pooling not ours."""
+        pooling = self.attention
+        if not isinstance(pooling, InBlocks):
+            return None
+        state = id(self.config), self.training, type(pooling), *map(vars(pooling).get, OF_POOLING), blocks.SCORES
         return call_kind((mx.array,), state, queries, keys, values, call)
 
     def may_view(self, queries, keys, call):

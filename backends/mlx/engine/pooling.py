@@ -61,7 +61,7 @@ class DotProductAttention(AttentionPooling, lesson.DotProductAttention):
     def pool_heads(self, q, k, v, visible, call):
         """The pooled heads (B, H, Q, dv) of q (B, H, Q, d), k (B, G, K, d) and v (B, G, K, dv) by the kernel.
 
-        visible: broadcasts against (B, H, Q, K), None = all; what is not used is blank already.
+        visible: broadcasts against (B, H, Q, K), None = all; what is not used is zero already.
         """
         scale = 1 / math.sqrt(q.shape[3]) if self.scale is None else self.scale
         sinks = None if call.plan.sinks is None else call.plan.sinks.reshape(-1)  # (H,)

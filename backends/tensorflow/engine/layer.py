@@ -119,10 +119,11 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
         keys, values, call = narrow_keys(queries, keys, values, call, self.config.temperature is None)
         if uses_all(call, shape_of(queries)[1], shape_of(keys)[1]):
             return queries, keys, values, call
+        # Where lengths alone hide: whether each sample sees a key, as `Tracing.lengths` says; "some" = each does.
         call = call.with_plan(engine=tracing.lengths if hide_alone(self, call) else None)
         flags = usage(OPERATIONS, queries, keys, call)
         zeroed, *rest = zero_out(OPERATIONS, queries, keys, values, *flags)
-        return queries if call.plan.engine == "some" else zeroed, *rest, call  # of some, each query sees a key
+        return queries if call.plan.engine == "some" else zeroed, *rest, call
 
     def remember(self, k, v, call):
         """Put new tokens into the slots: where these lie if they may be, or as the lesson does."""

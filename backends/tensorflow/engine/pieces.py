@@ -30,7 +30,7 @@ def fits(scores):
 def whole(call, sizes):
     """The call with numbers in int32, and pairs of four axes, so that it can be cut anywhere; sizes: (B, H, Q, K).
 
-    What hides by tokens in packed texts is (B or 1, T).
+    Segments, and positions beside them, are (B or 1, T).
     A size of pairs that may be 1, but is not known to be, is made whole.
     """
     lengths, offset = call.valid_lens, call.offset
@@ -92,7 +92,7 @@ def pool_pieces(pooling, queries, keys, values, call):
         samples = slice(head // G, (head + heads - 1) // G + 1)
         cut = numbers.part(samples, queries=slice(first, first + size))
         seen = span(cut, size, K, OPERATIONS)
-        return cut, narrow_to_texts(seen, ends, samples, slice(first, first + size), K) if packed else seen
+        return cut, narrow_to_segments(seen, ends, samples, slice(first, first + size), K) if packed else seen
 
     @recompute
     def pool_some(piece, queries, keys, values, *others):
@@ -151,7 +151,7 @@ def tokens_of(call, more, late):
 
 
 def extents(own, others):
-    """How many keys are behind the first of each query's text, this one too, and the place behind the last.
+    """How many keys are behind the first of each query's segment, this one too, and the place behind the last.
 
     (B or 1, Q) both, and 0 where a query has none; own (B or 1, Q), others (B or 1, K): the texts of queries and keys.
     """
@@ -167,8 +167,8 @@ def extents(own, others):
     return [tf.where(sees, X, 0) for X in (first, last)]
 
 
-def narrow_to_texts(seen, ends, samples, queries, num_keys):
-    """Narrow a slice of keys to those from the first to the last of the texts of some queries, at least one."""
+def narrow_to_segments(seen, ends, samples, queries, num_keys):
+    """Narrow a slice of keys to those from the first to the last of the segments of some queries, at least one."""
     behind, last = (tf.reduce_max(X[ALL if X.shape[0] == 1 else samples, queries]) for X in ends)
     start = smaller(larger(seen.start, num_keys - behind), num_keys - 1)
     return slice(start, larger(start + 1, smaller(seen.stop, last)))

@@ -103,8 +103,8 @@ def _plan_even(cache: Any, slot_state: SlotState, first: int, queries: Any, call
     after = SlotState(slot_state.sizes, end)
     pushed = end - S - 1  # the furthest position without a slot by then, or below 0
     early = pushed >= 0 and pushed >= first - left
-    by_slots = call.pairs() or call.return_weights  # with numbers for each slot, as the slots are after the call
-    if (pushed >= 0 and pushed >= end - 1 - left) or (early and by_slots):
+    # Pairs and weights have numbers for each slot, as the slots are after the call.
+    if (pushed >= 0 and pushed >= end - 1 - left) or (early and (call.pairs() or call.return_weights)):
         return CacheStep(after, range(slot_state.sizes[0]), early)
     if end <= S:
         begin = max(0, first - left)

@@ -150,7 +150,7 @@ class Plan(typing.NamedTuple):
     known: the values of its integers, by name, as NumPy arrays; None or without a name = not known yet.
     extremes: the smallest and the largest of its lengths, if known.
     lesson: whether the lesson computes it.
-    engine: other decisions of the backend's engine, of a class of its own; None = none yet.
+    engine: other decisions of the backend's engine, of a kind of its own; None = none yet.
     step: what it does to the slots of its cache; columns: where these are among the keys.
     """
 

@@ -40,7 +40,7 @@ def trace_call(
 ) -> dict[str, Any]:
     """Return every step of a checked call without dropout, by name and in order.
 
-    attend: of the layer; take, repeat_groups: functions of the lesson, as for `by_slots`.
+    attend: of the layer; take, repeat_groups: functions of the lesson's chapters on slots and on heads.
     """
     with record_steps() as steps:
         attend(queries, keys, values, call._replace(training=False).with_plan(traced=True))

@@ -27,7 +27,8 @@ def attend_token(of: Operations, layer: Any, queries: Any, keys: Any, values: An
 
     With one query, the heads that share keys are queries of one head, and no array has to be transposed.
     """
-    config, step, (B, G, _, d), H = layer.config, call.plan.step, call.cache.keys.shape, layer.config.num_heads
+    config, step = layer.config, call.plan.step
+    (B, G, _, d), H = call.cache.keys.shape, config.num_heads
     W_q, W_k, W_v = layer.W_q(queries), layer.W_k(keys), layer.W_v(values)  # (B, 1, H*d), (B, 1, G*d), (B, 1, G*dv)
     check_widths(config, W_q, W_k, W_v)
     if config.rotary or config.temperature:

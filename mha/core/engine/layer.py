@@ -1,4 +1,4 @@
-"""The layer that a call runs on a framework that computes at once, and whose arrays can be written to."""
+"""The layer that the engines of NumPy, MLX and MXNet share: it computes some samples after others."""
 
 from typing import Any, NamedTuple
 
@@ -38,7 +38,8 @@ _Lesson: Any = object  # the lesson's class, which comes after this one
 class InParts(_Lesson):
     """The methods of an engine's layer that are the same on several frameworks; it comes before the lesson's class.
 
-    It leaves out the keys that nobody sees, keeps no attention weights, and computes some samples after others.
+    It leaves out the keys that nobody sees, keeps no attention weights, and computes some samples after others, which
+    `attend_parts(parts, queries, keys, values, call)` of an engine puts together.
 
     operations: of the backend; types: the classes of arrays whose calls are planned.
     """

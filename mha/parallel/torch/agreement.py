@@ -11,13 +11,15 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from mha.backends.torch import arrays
-from mha.core.call import ROWS, axes_of, check
-from mha.core.call.fitting import fit_inputs
+from mha.core.call import ROWS, Call, axes_of, check
+from mha.core.call.declaration import ARRAYS
+from mha.core.call.fitting import fit_call, fit_inputs
 from mha.core.options import checks
 
 from .ranks import agree, global_rank, in_step, reporting
 
 CHECKS = "MHA_CHECK_RANKS"  # 1: numbers that ranks must have alike are compared, too, which reads all of them
+SWITCHES = [name for name, row in ROWS.items() if row.holds == "switch"]
 FLOATS = [name for name, row in ROWS.items() if row.differentiable]
 PAIRS = [name for name, row in ROWS.items() if row.broadcasts]  # which have one row where it is the same for all
 
@@ -69,30 +71,28 @@ def agree_on_rows(layer, queries, keys, values, call):
 
 
 def _of_sequence(layer, queries, keys, values, call):
-    mesh = layer.sequence
+    place, mesh = arrays.place(layer, queries), layer.sequence
     with reporting(mesh):
-        fit_inputs(arrays, layer.config, arrays.place(layer, queries), queries, keys, values)
+        fit_inputs(arrays, layer.config, place, queries, keys, values)
+        switches = {name: getattr(call, name) for name in (*SWITCHES, "training", "return_weights")}
+        fit_call(arrays, layer.config, place, (*queries.shape[:2], keys.shape[1]), Call(**switches))
+        rows_of_pairs = [_rows_of(name, getattr(call, name)) for name in PAIRS]
+    named = {name: getattr(call, name) for name in ARRAYS}
+    given = {name: X if X is None or type(X) is int else "an array" for name, X in named.items()}
     facts = {"the layer": str(layer.config), "how": layer.how, "zigzag": layer.zigzag, "batch": len(queries)}
-    found = agree(mesh, facts, (layer.calls, queries.shape[1], keys.shape[1]))
-    in_step(mesh, found)
-    _, of_queries, of_keys = zip(*found, strict=True)
+    facts |= given | switches
+    facts["training"] = _trains(layer, call)
+    facts["requires_grad"] = _requires_grad(layer, queries, keys, values, call)
+    rows = _rows_of_all(mesh, facts, queries, keys, rows_of_pairs, layer.calls)
     # All keys of the whole, in the memory of one number.
-    whole_keys, whole_values = (X.new_empty(1).expand(len(X), sum(of_keys), X.shape[2]) for X in (keys, values))
-    with reporting(mesh):
+    whole_keys, whole_values = (X.new_empty(1).expand(len(X), sum(rows.keys), X.shape[2]) for X in (keys, values))
+    again = "an array" in given.values() or checks_numbers()  # of which it is not known yet that they are alike
+    with reporting(mesh if again else None):
         call = check(arrays, layer, queries, whole_keys, whole_values, call)
-    pairs = [X.shape[-2] if (X := getattr(call, name)) is not None else 1 for name in PAIRS]
-    of_pairs = zip(*agree(mesh, _facts(layer, queries, keys, values, call, whole=False), pairs), strict=True)
-    own = {name for name, X in call.arrays().items() if name not in PAIRS and "Q" in axes_of(name, X)}
-    for name, counts in zip(PAIRS, of_pairs, strict=True):
-        wrong = [rank for rank, count in enumerate(counts) if {*counts} != {1} and count != of_queries[rank]]
-        if wrong:
-            raise ValueError(
-                f"{name} has {counts[wrong[0]]} rows on rank {global_rank(mesh, wrong[0])}, expected "
-                f"{of_queries[wrong[0]]}: one for each of its queries, or 1 on all ranks"
-            )
-        if {*counts} != {1} or {*of_queries} == {1}:
-            own.add(name)
-    return call, Rows(of_queries, of_keys, mesh.get_local_rank(), frozenset(own))
+    if again:
+        agree(mesh, _facts(layer, queries, keys, values, call, whole=False))
+    others = {name for name, X in call.arrays().items() if name not in PAIRS and "Q" in axes_of(name, X)}
+    return call, rows._replace(own=rows.own | others)
 
 
 def _facts(layer, queries, keys, values, call, whole=True):
@@ -112,15 +112,14 @@ def _facts(layer, queries, keys, values, call, whole=True):
             found[name] = _value(call, name, X) if by_value else _shape(X, axes, whole)
     if whole:  # as many sums backward
         found["which of queries, keys and values are one array"] = (queries is keys, keys is values, queries is values)
-    floats = *inputs.values(), *(getattr(call, name) for name in FLOATS), *layer.parameters()
-    found["requires_grad"] = torch.is_grad_enabled() and [X is not None and X.requires_grad for X in floats]
+        floats = *inputs.values(), *(getattr(call, name) for name in FLOATS), *layer.parameters()
+        found["requires_grad"] = torch.is_grad_enabled() and [X is not None and X.requires_grad for X in floats]
     if checks_numbers():
         found |= _digests(layer, inputs if whole else {}, call, whole)
     if call.cache is not None:
         book = call.cache.slot_state()
         found["cache"] = call.cache.keys.shape, *(book.arrays if book else ())
-    training = layer.training if call.training is None else call.training
-    return found | {"return_weights": bool(call.return_weights), "training": bool(training)}
+    return found | {"return_weights": bool(call.return_weights), "training": _trains(layer, call)}
 
 
 def checks_numbers():
@@ -164,3 +163,41 @@ def _value(call, name, X):
 def _shape(X, axes, whole):
     """A shape, with "rows" for an axis of queries in which ranks may differ."""
     return tuple(n if whole or letter != "Q" else "rows" for letter, n in zip(axes, X.shape, strict=True))
+
+
+def _trains(layer, call):
+    return bool(layer.training if call.training is None else call.training)
+
+
+def _requires_grad(layer, queries, keys, values, call):
+    """Whether each weight, input and float has gradients: ranks that differ would not meet in the backward pass."""
+    if not torch.is_grad_enabled():
+        return []
+    weights = [X.requires_grad for X in layer.parameters()]
+    projected = ((queries, layer.W_q), (keys, layer.W_k), (values, layer.W_v))
+    inputs = [X.requires_grad or any(W.requires_grad for W in dense.parameters()) for X, dense in projected]
+    floats = (getattr(call, name) for name in FLOATS)
+    return weights + inputs + [torch.is_tensor(X) and X.requires_grad for X in floats]
+
+
+def _rows_of(name, pairs):
+    """The number of rows of a mask or bias; 1 if it is a number, None or no array."""
+    if isinstance(pairs, (list, tuple)):
+        pairs = checks.array_of(name, pairs, "float64")
+    return pairs.shape[-2] if hasattr(pairs, "shape") and len(pairs.shape) > 1 else 1
+
+
+def _rows_of_all(mesh, facts, queries, keys, rows_of_pairs, calls):
+    """Check that all ranks have the same facts; return the `Rows` of their call. rows_of_pairs: those of `PAIRS`."""
+    found = agree(mesh, facts, (calls, queries.shape[1], keys.shape[1], *rows_of_pairs))
+    in_step(mesh, found)
+    _, of_queries, of_keys, *of_pairs = zip(*found, strict=True)
+    for name, counts in zip(PAIRS, of_pairs, strict=True):
+        wrong = [rank for rank, count in enumerate(counts) if {*counts} != {1} and count != of_queries[rank]]
+        if wrong:
+            raise ValueError(
+                f"{name} has {counts[wrong[0]]} rows on rank {global_rank(mesh, wrong[0])}, expected "
+                f"{of_queries[wrong[0]]}: one for each of its queries, or 1 on all ranks"
+            )
+    each = {name for name, counts in zip(PAIRS, of_pairs, strict=True) if {*counts} != {1} or {*of_queries} == {1}}
+    return Rows(of_queries, of_keys, mesh.get_local_rank(), frozenset(each))

@@ -52,10 +52,8 @@ class Split:
     @takes_call
     def forward(self, queries, keys, values, call):
         """Call the layer as if it were whole; `mha.parallel.parallelize` says which rows a rank takes and gives."""
-        if self.sequence is not None:
-            return self.attend_sequence(
-                queries, keys, values, call
-            )  # (B, Q of this rank, D), or (B, Q, D) and the cache
+        if self.sequence is not None:  # (B, Q of this rank, D), or (B, Q, D) and the cache
+            return self.attend_sequence(queries, keys, values, call)
         if torch.compiler.is_compiling():  # where ranks exchange nothing
             call = check(arrays, self, queries, keys, values, call)
         else:

@@ -27,9 +27,10 @@ def canonical(
     layer: its number, where the first axis of each array goes through the layers of a stack.
     """
     own = {name: to_numpy(name, arrays[name]) for name in schemes.layer_names(arrays, scheme, prefix)}
-    found = schemes.to_canonical(_of_stack(own, scheme, prefix, layer), scheme, prefix, num_heads, **options)
+    own = _of_stack(own, scheme, prefix, layer)
+    schemes.describe(own, scheme, prefix, num_heads, **options)
     schemes.ask(scheme, options)
-    return found
+    return schemes.to_canonical(own, scheme, prefix, num_heads, **options)
 
 
 def _of_stack(

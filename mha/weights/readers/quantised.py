@@ -41,6 +41,7 @@ class Quantisation:
 class Quantised(Source):
     """An open file with arrays that are quantised, which are described and read as unpacked, without their scales."""
 
+    # Only the fields of `Source` are frozen: these are set once.
     def __init__(self, source: Source) -> None:
         self.source, self.inner = source, source.entries
         names = [name for name in self.inner if not self._is_beside(name)]

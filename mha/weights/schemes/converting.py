@@ -85,7 +85,7 @@ def describe(
     every, places = dict(named), {weight: place for weight, place in named if place.name in names}
     its_own = {prefix + description.places[f"{name}.kernel"].name for name in description.tied}
     tied = checks.flag(TIED, options.pop(TIED, False))
-    checks.flag(FOLDED, options.pop(FOLDED, False))
+    checks.flag(FOLDED, options.pop(FOLDED, False))  # which `to_canonical` does, to the numbers
     if (untied := sorted(its_own.difference(names))) and not tied:
         raise lacking_error(untied, scheme, prefix, names)
     check_each(arrays, places, description.grouped)
