@@ -20,7 +20,7 @@ from mha.bench.steps import REFERENCE, Implementation, Results
 from mha.parity.cases.run import processes
 
 RAGGED, CAUSAL = Shape("ragged", 3, 37, 22, 2, keys="ragged"), Shape("causal", 2, 31, 22, 2, causal=True)
-ALL, PACKED = Shape("all", 2, 29, 22, 2, keys="all"), Shape("packed", 2, 31, 22, 2, keys="all", segments=4)
+PACKED = Shape("packed", 2, 31, 22, 2, keys="all", segments=4)
 GROUPED, WINDOW = Shape("grouped", 2, 33, 24, 6, G=2), Shape("window", 2, 31, 22, 2, causal=True, window=(6, 0))
 
 

@@ -196,12 +196,6 @@ def test_unknown_mistakes_are_said_to_be_unknown():
     assert "first to differ: output, 240 of 360 numbers; worst at " in report.diagnosis.note
 
 
-def plain_layer():
-    """A layer, and its input in self-attention, (2, 5, 12)."""
-    X = np.random.default_rng(0).normal(size=(2, 5, 12)).astype("float32")
-    return mha.MultiHeadAttention(12, 3, seed=0, backend="numpy"), X
-
-
 def test_what_is_the_same_needs_no_reason():
     layer, inputs, arguments = planted.CALLS[0].made()
     diagnosis = parity.diagnose(layer, layer(*inputs, **arguments), *inputs, **arguments)

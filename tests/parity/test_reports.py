@@ -44,11 +44,6 @@ EACH = pytest.mark.parametrize(
 )
 
 
-def asked_of(case, **more):
-    call = call_of(case)
-    return problem(case.layer("numpy"), *case.inputs, {"causal": False} | call, None, None, False, **more)
-
-
 def printed(report):
     """What a report says, once all that it can be asked was asked for."""
     assert str(report) == repr(report)

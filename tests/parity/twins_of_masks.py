@@ -17,7 +17,7 @@ PLAIN = {"num_hiddens": 24, "num_heads": 4, "bias": True}
 CAPPED = PLAIN | {"softcap": 1.5}
 B, H, Q, K = 3, 4, 5, 7
 LENGTHS = [4, 7, 5]
-MASK, SQUARE = (np.random.default_rng(9).random((B, 1, T, K)) < 0.6 for T in (Q, K))
+MASK = np.random.default_rng(9).random((B, 1, Q, K)) < 0.6
 KEYS = np.random.default_rng(10).random((B, 1, 1, K)) < 0.6
 BIAS = np.random.default_rng(12).normal(size=(B, 1, Q, K))
 OF_HEADS = np.random.default_rng(13).normal(size=(1, B, Q, K))
@@ -161,7 +161,7 @@ PLACES = [[-1, 0, 1, 2, 0, 1, 2], [0, 1, 0, 1, 0, 1, 2], [0, 1, 2, 3, 4, 0, 1]]
 BOTH = {"segments": np.array(TEXTS), "key_segments": np.array(TEXTS), "causal": True}
 AT = {"positions": np.array(PLACES), "key_positions": np.array(PLACES)}
 ROTARY = PLAIN | {"rotary": mha.Rotary(6, 50.0)}
-packed, restarted = Call(PLAIN, BOTH, Q=K), Call(PLAIN, BOTH | AT, Q=K)
+packed = Call(PLAIN, BOTH, Q=K)
 WITHOUT = {"positions": None, "key_positions": None}
 
 
