@@ -49,6 +49,7 @@ def test_a_wrong_port_is_noticed_and_named(written):
     """
     report = report_of(written, whole=False)
     assert not report
+    assert report.first.name == "output"
     assert {*report.diagnosis.call} == {*written.described}
     if not written.mistake:
         assert report.diagnosis.mistakes == ()

@@ -3,7 +3,7 @@
 import numpy as np
 from ports import Port
 
-from .written import CAUSAL, GROUPED, LENGTHS, LLAMA, PLAIN, Written
+from .written import CAUSAL, GEMMA, GROUPED, LENGTHS, LLAMA, PLAIN, Written
 
 # Known mistakes
 
@@ -84,6 +84,11 @@ class TemperatureOfOneHead(Port):
         return scores
 
 
+class KeysOfTheNextToken(Port):
+    def share(self, X):
+        return super().share(np.roll(X, -1, 2))
+
+
 class Sigmoid(Port):
     def softmax(self, scores, seen):
         return np.where(seen, 1 / (1 + np.exp(-scores)), np.float32(0))
@@ -115,6 +120,24 @@ class TwoHeadsSwapped(Port):
         return super().share_values(X)[:, [1, 0, *range(2, self.H)]]
 
 
+class OneSampleForAll(Port):
+    def lengths(self, seen, valid_lens):
+        return super().lengths(seen, np.full_like(valid_lens, valid_lens[1]))
+
+
+class DilatedWindow(Port):
+    def seen(self, i, j, causal):
+        return (j <= i) & ((i - j) % 2 == 0) & (i - j <= 8)
+
+
+class LogOfTokens(Port):
+    """The same for all tokens, it would be another scale."""
+
+    def score(self, q, k):
+        seen = np.arange(2, 2 + q.shape[2], dtype="float32")[:, None]  # (Q, 1)
+        return super().score(q, k) * np.log(seen) / np.log(np.float32(512))
+
+
 class ShrunkWeights(Port):
     def softmax(self, scores, seen):
         return super().softmax(scores, seen) * np.float32(0.97)
@@ -130,11 +153,15 @@ class HalfPrecisionOfOneHead(Port):
 UNLISTED = [
     Written("odd exponents", OddExponents, LLAMA, CAUSAL, True),
     Written("another temperature of one head", TemperatureOfOneHead, PLAIN, CAUSAL, True),
+    Written("keys of the next token", KeysOfTheNextToken, PLAIN, {}, True),
     Written("a sigmoid", Sigmoid, PLAIN, LENGTHS, True),
     Written("the last head missing", LastHeadMissing, GROUPED, CAUSAL, True),
     Written("a residual", Residual, PLAIN, {}, True),
     Written("a bias after the softmax", BiasAfterwards, PLAIN, {"score_bias": ...}, True),
     Written("values of two heads swapped", TwoHeadsSwapped, PLAIN, CAUSAL, True),
+    Written("the length of one sample for all", OneSampleForAll, PLAIN, LENGTHS, True),
+    Written("a dilated window", DilatedWindow, GEMMA, {}, True),
+    Written("scores by the logarithm of the position", LogOfTokens, GROUPED, CAUSAL, True),
     Written("weights that add up to 0.97", ShrunkWeights, PLAIN, LENGTHS, True),
     Written("rounded scores of one head", HalfPrecisionOfOneHead, PLAIN, {}, True),
 ]
