@@ -20,8 +20,20 @@ def test_layers_of_any_backend(backend):
     assert parity.compare_layers(layer, wrong.to(backend)).verdict == "the same layer, but for W_q.kernel: transposed"
 
 
-def test_a_few_numbers_that_differ_come_in_no_known_way():
+def test_noise_of_float32_is_the_same_to_float32():
+    layer = made()
+    noise = np.nextafter(layer.weights["W_v.kernel"], np.float32(np.inf))
+    report = parity.compare_layers(layer, with_weights(layer, W_v_kernel=noise))
+    assert report
+    assert (report.verdict, report.outputs.dtype) == ("the same layer: the same to float32", "float32")
+
+
+def test_half_precision_that_was_trained_a_little_or_differs_in_a_few_numbers_is_not_the_same():
     layer = made(dtype="bfloat16")
+    step = {name: (X.astype("float32") * np.float32(1 + 2**-8)).astype(X.dtype) for name, X in layer.weights.items()}
+    report = parity.compare_layers(layer, with_weights(layer, **step))
+    assert not report
+    assert report.verdict.startswith("not the same layer: no kernel is the same, each differs by 0.00")
     few = layer.weights["W_k.kernel"].copy()
     few[7, 5] *= 2
     report = parity.compare_layers(layer, with_weights(layer, W_k_kernel=few))
