@@ -78,6 +78,7 @@ def found(kind, right=None, names=("output",), X=None, **call):
 @pytest.mark.parametrize(
     ("base", "call"),
     [(12345.0, CAUSAL), (10100.0, {}), (23.0, CAUSAL | FAR), (2.5e8, {}), (1230000.0, CAUSAL), (12345.0, FAR)],
+    ids=["causal", "close to ours", "causal and far", "large", "large and causal", "far"],
 )
 def test_a_base_is_found_from_the_output_and_said(base, call):
     one = found(of_base(base), **call)
