@@ -56,16 +56,23 @@ OTHERS = [planted for planted in PLANTED if planted not in LAST]
 NUMPY = pytest.mark.backends("numpy"), pytest.mark.long("numpy")
 EACH = [*(pytest.param(one, marks=COMPILED) for one in LAST), *(pytest.param(one, marks=NUMPY) for one in OTHERS)]
 
+HIDDEN = {  # what is kept is wrong, in this array, and no output shows it yet
+    ("keys are kept before they turn", ""): "cache.keys",
+    ("keys or values are kept before their projection", "values"): "cache.values",
+    ("keys or values are kept before their projection", "keys"): "cache.keys",
+    ("tokens are written to a slot beside theirs", "one too far"): "cache.keys",
+    **{("a crop leaves positions", f"of {count} behind the newest"): "cache.positions" for count in (1, 2, 3, 4)},
+}
+
 
 @pytest.mark.parametrize("planted", EACH, ids=lambda planted: f"{planted.name} {planted.how}")
 def test_a_mistake_is_noticed_and_named_first(backend, planted):
     answer = make_mistakes.asked(planted, backend)
     assert answer.whole.split()[0] == "1", answer
-    noticed = answer.noticed.strip("`")
-    if noticed == "output":
-        assert answer.output.split()[0] == "1", answer
-    else:  # what is kept is wrong, and no output shows it yet
-        assert noticed in ALL
+    noticed = HIDDEN.get((planted.name, planted.how), "output")
+    assert answer.noticed == f"`{noticed}`"
+    assert answer.output.split()[0] == ("1" if noticed == "output" else "the"), answer  # the same
+    if noticed != "output":
         theirs = planted_in_decodes.decoded(backend, planted.decode, planted.functions, planted.given)
         assert planted.decode.compared({noticed: theirs[noticed]}).diagnosis.mistakes == (planted.name,)
 
