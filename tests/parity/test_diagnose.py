@@ -77,7 +77,9 @@ def test_every_mistake_is_named_from_all_steps(part):
         diagnosis = diagnosed(*found)
         named = [name for one in diagnosis.explanations if one.sure for name in (*one.mistakes, *one.also)]
         assert diagnosis.known
-        assert mistake.name in named or f"in the port: {mistake.name}" in diagnosis.note, str(diagnosis)
+        if mistake.name == "the mask is inverted":  # the call may be to blame: both are said
+            named = [mistake.name] * (f"in the port: {mistake.name}" in diagnosis.note)
+        assert mistake.name in named, str(diagnosis)
         assert {len(one.mistakes) for one in diagnosis.explanations} <= {1}, mistake.name
 
 
