@@ -83,7 +83,9 @@ def test_every_mistake_is_named_from_all_steps(part):
         assert {len(one.mistakes) for one in diagnosis.explanations} <= {1}, mistake.name
 
 
-@pytest.mark.parametrize("dtype", ["float16", *(pytest.param(one, marks=LONG) for one in ("float64", "bfloat16"))])
+@pytest.mark.parametrize(
+    "dtype", ["float32", "float16", *(pytest.param(one, marks=LONG) for one in ("float64", "bfloat16"))]
+)
 def test_mistakes_are_named_in_every_dtype(dtype):
     for form in FORMS[::9]:
         if (found := planted.planted_in(form, dtype=dtype)) is None or found[0].nan:
