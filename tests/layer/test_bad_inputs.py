@@ -5,7 +5,9 @@ import threading
 import warnings
 
 import adapters
+import malformed
 import numpy as np
+import pages
 import pytest
 from calls import SHAPES, B, D, H, K, Q, draw, draw_by_name, make, own
 
@@ -174,6 +176,13 @@ def test_bad_inputs_are_refused_after_good_ones(backend, rng, path):
     for name, change, error, words in BAD.values():
         with refuses(error, words):
             call(**inputs | {name: change(inputs.get(name))})
+
+
+def test_the_page_says_how_many_bad_inputs_and_files_there_are():
+    page = pages.text("docs/testing.md")
+    assert len(PATHS) == 6
+    assert f"**Bad inputs**: {len(BAD)} kinds, in six places, " in page
+    assert f"also {len(malformed.CORPUS)} malformed files." in page
 
 
 # The fixes that an error names are to be copied
