@@ -112,7 +112,9 @@ def test_segments_of_queries_are_those_of_as_many_keys(backend, rng):
 
 @pytest.mark.parametrize("dtype", ["int8", "uint64"])
 @pytest.mark.parametrize(
-    "call", [{"positions": [2, 0, 3, 1, 4]}, {"segments": [3, 3, 0, 3, 1], "key_segments": [0, 1, 3, 1, 0, 3, 2]}]
+    "call",
+    [{"positions": [2, 0, 3, 1, 4]}, {"segments": [3, 3, 0, 3, 1], "key_segments": [0, 1, 3, 1, 0, 3, 2]}],
+    ids=["positions", "segments"],
 )
 def test_integers_may_have_any_width(backend, rng, dtype, call):
     attention, arrays = layer(backend, **ALL), inputs(rng)
