@@ -119,6 +119,25 @@ def modules():
     return imported.modules(named)
 
 
+EDGES = {
+    "relative": ("mha/three/__init__.py", "from .near import f", "mha.three.near"),
+    "relative, of the room above": ("mha/three/__init__.py", "from .. import two", "mha.two"),
+    "within a function": ("mha/one.py", "def f():\n    import mha.two", "mha.two"),
+    "for type checkers alone": ("backends/x.py", "if TYPE_CHECKING:\n    from mha.two import f", "mha.two"),
+    "by its name in mha": ("tests/house/test_x.py", "import mha\nmha.two.f()", "mha.two"),
+}
+
+
+@pytest.mark.parametrize("name", EDGES)
+def test_an_import_is_found_wherever_it_is(tmp_path, name):
+    file, source, expected = EDGES[name]
+    for path, text in {"mha/two.py": "", "mha/three/near.py": "", file: source}.items():
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(text)
+    (found,) = filter(None, imported.modules(imported.sources(tmp_path)).values())
+    assert found == {expected}
+
+
 def test_no_module_imports_itself_by_way_of_others():
     """An import within a function, or for type checkers alone, would only hide the circle."""
     graph = {name: names - {name} for name, names in modules().items()}
