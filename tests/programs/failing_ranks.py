@@ -1,4 +1,4 @@
-"""Checks by two ranks of which one fails inside a call and goes on; test_failing_ranks.py starts them.
+"""Checks by two ranks of which one fails inside a call and goes on.
 
 No rank waits for ever, and no call takes rows of two batches: ranks come together again, or refuse every later call.
 """

@@ -1,4 +1,4 @@
-"""Checks by two ranks of a layer of PyTorch whose heads are split over them; test_heads_over_ranks.py starts them.
+"""Checks by two ranks of a layer of PyTorch whose heads are split over them.
 
 Letters: B batch, Q queries, K key-value pairs, H heads, D num_hiddens. The oracle is NumPy.
 """

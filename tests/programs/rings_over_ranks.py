@@ -1,4 +1,4 @@
-"""Checks by the ranks of a group of rings of PyTorch: its kernel, rows in zigzag, segments; test_rings_over_ranks.py.
+"""Checks by the ranks of a group of rings of PyTorch: its kernel, rows in zigzag, segments.
 
 Letters as in the lesson; N ranks.
 """

@@ -1,4 +1,4 @@
-"""Checks by the ranks of a group of a layer of PyTorch whose sequence is split; see test_sequence_over_ranks.py.
+"""Checks by the ranks of a group of a layer of PyTorch whose sequence is split.
 
 Letters as in the lesson; N ranks.
 """

@@ -1,4 +1,4 @@
-"""Checks by the ranks of a group of a cache of PyTorch whose slots are split; test_slots_over_ranks.py starts them.
+"""Checks by the ranks of a group of a cache of PyTorch whose slots are split.
 
 Letters as in the lesson; N ranks. The oracle is NumPy, for gradients the whole layer.
 """
