@@ -403,11 +403,11 @@ def check_training(group):
                 norm = torch.nn.utils.clip_grad_norm_(layer.parameters(), 0.1)
                 optimizer.step()
             norms.append(norm.full_tensor() if isinstance(norm, DTensor) else norm)
-        assert agrees(norms[1], norms[0].numpy(), gradient=True)
+        assert agrees(norms[1], norms[0].numpy(), gradient=True), options
         trained = whole.weights
-        assert not np.array_equal(trained["W_k.kernel"], attention.weights["W_k.kernel"])
+        assert not np.array_equal(trained["W_k.kernel"], attention.weights["W_k.kernel"]), options
         for name, found in parallel.gather(split).items():
-            assert agrees(found, trained[name], gradient=True), name
+            assert agrees(found, trained[name], gradient=True), (options, name)
         if "num_key_value_heads" in options:  # whose weights are whole on both ranks, and stay alike
             own = split.W_k.weight.to_local().detach()
             everywhere = [torch.empty_like(own) for _ in range(group.count)]
