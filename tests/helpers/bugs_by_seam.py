@@ -251,7 +251,7 @@ HIDE = False
 # The tables: by name, the seam and the mistake
 
 # Of everything that a call computes.
-CALL_TESTS = "dropout reference alone own_layers layer calls parity"
+CALL_TESTS = "dropout reference alone native_layers layer calls parity"
 CALL = {
     "split without permuting": ("transpose_qkv",
         lambda right, X, H: reshaped(X, sizes(X)[0] * H, sizes(X)[1], X.shape[2] // H)),

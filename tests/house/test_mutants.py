@@ -1,8 +1,13 @@
-"""The list of mutants that change nothing: each exists, and none is drawn."""
+"""The tools that plant bugs and draw mutants: each bug has tests, and no mutant is drawn that changes nothing."""
 
 import mutants
 import mutants_alike
 import mutations
+import plant_bugs
+
+
+def test_every_bug_has_its_function_and_files_of_tests(backend):
+    assert len(plant_bugs.bugs_of(backend)) > 70
 
 
 def test_mutants_that_change_nothing_exist_and_are_not_drawn():
