@@ -160,6 +160,16 @@ def trial_of(changed: dict[str, str], copy: Path, backend: str, tests: Sequence[
             (copy / name).write_text(source, encoding="utf-8")
 
 
+def notices(changed: dict[str, str], copy: Path, backend: str, tests: Sequence[str]) -> bool:
+    """Whether a test fails by a change, or none runs to its end, which without the change all do."""
+    code = trial_of(changed, copy, backend, tests).code
+    if code in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
+        return code == pytest.ExitCode.TESTS_FAILED
+    if (code := trial_of({}, copy, backend, tests).code) != pytest.ExitCode.OK:
+        raise RuntimeError(f"without a mutant, pytest ended with {code!r} for {tests} with {backend}")
+    return True
+
+
 def survivors(planned: Sequence[Mutant], reach: Reach, copies: Sequence[Path], backends: Sequence[str]) -> list[Mutant]:
     """Try mutants in copies of the checkout, and return those that no test notices."""
     console = Console(stderr=True, soft_wrap=True)
@@ -174,7 +184,7 @@ def survivors(planned: Sequence[Mutant], reach: Reach, copies: Sequence[Path], b
             if tests := reach.tests(mutant, backend):
                 copy = free.get()
                 try:
-                    if trial_of({mutant.file: source}, copy, backend, tests).code != pytest.ExitCode.OK:
+                    if notices({mutant.file: source}, copy, backend, tests):
                         return False
                 finally:
                     free.put(copy)
