@@ -79,6 +79,9 @@ def check_gradients_of_one_input(group):
                 layer(*own, causal=True).square().sum().backward()
                 same(own[trained].grad, part(whole_inputs[trained].grad, group.mesh))
                 assert not layer(*(X.detach() for X in own)).requires_grad
+                if "ring" in way:  # whose gradients have none of their own
+                    (once,) = torch.autograd.grad(layer(*own).square().sum(), own[trained], create_graph=True)
+                    ranks.refused(once.sum().backward, "once_differentiable", kind=RuntimeError)
 
 
 @ranks.long
