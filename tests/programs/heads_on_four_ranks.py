@@ -3,15 +3,18 @@
 Letters: B batch, T rows, H heads, D num_hiddens. The oracle is the whole layer on NumPy.
 """
 
+import warnings
+
 import numpy as np
 import torch
 from heads_over_ranks import OF_ALL, torch_layer
 from layers import agrees, random_layer
 from sequence_over_ranks import ways_of
+from torch.distributed import checkpoint
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from mha import parallel, weights
+from mha import Rotary, parallel, weights
 
 B, T, H, D = 4, 5, 4, 12
 SIZES = {"num_hiddens": D, "num_heads": H, "bias": True, "key_dim": 4, "value_dim": 3}
@@ -80,6 +83,35 @@ def batches_beside_heads(group, options):
             parameter.zero_()
     parallel.load(layer, group.folder / "layer.safetensors")
     check_weights()
+
+
+def check_checkpoint_of_four_ranks_on_two(group):
+    """What four ranks write is read by two, also where only those divide the heads of keys."""
+    warnings.simplefilter("ignore")
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "heads"))["heads"]
+    for options in (NORMED, NORMED | FEW):
+        attention, folder = drawn(options)[0], group.folder / f"of{len(options)}"
+        split = parallel.parallelize(torch_layer(attention).layer, group.mesh)
+        checkpoint.save({"layer": split.state_dict()}, checkpoint_id=folder)
+        other = torch_layer(random_layer(np.random.default_rng(2), options, "float64")).layer
+        state = {"layer": parallel.parallelize(other, mesh).state_dict()}
+        checkpoint.load(state, checkpoint_id=folder)
+        other.load_state_dict(state["layer"])
+        for name, found in parallel.gather(other).items():
+            assert np.array_equal(found, attention.weights[name]), (options, name)
+
+
+def check_a_cache_of_few_heads_of_keys(group):
+    attention, X, _ = drawn(FEW | {"rotary": Rotary(2), "qk_norm": "rms"})
+    expected, whole = attention(X, X, X, causal=True), torch_layer(attention)
+    parallel.parallelize(whole.layer, group.mesh)
+    cache = whole.cache(B, T)
+    assert tuple(cache.keys.shape[:2]) == (B, 1)
+    for t in range(T):
+        x = torch.tensor(X[:, t : t + 1])
+        with torch.no_grad():
+            output, cache = whole(x, x, x, causal=True, cache=cache)
+        assert agrees(output, expected[:, t : t + 1]), t
 
 
 def check_a_compiled_layer(group):
