@@ -48,6 +48,8 @@ FILES = {
     "backends/numpy/near.py": "NEAR = 1\n",
     "tests/conftest.py": "def pytest_addoption(parser):\n    parser.addoption('--backends')\n",
     "tests/test_small.py": "from mha import small\n\n\ndef test_double():\n    assert small.double(0) == 0\n",
+    "tests/further/conftest.py": "",  # which is for these tests alone
+    "tests/further/test_further.py": "from mha import small\n\n\ndef test_zero():\n    assert not small.double(0)\n",
     "tests/programs/mutants_alike.py": "ALIKE = {}",
     "pyproject.toml": "[tool.pytest.ini_options]\npythonpath = 'tests/programs'",
 }

@@ -22,7 +22,7 @@ def copied(folder: Path) -> Path:
     return Path(shutil.copytree(ROOT, folder.resolve(), symlinks=True, ignore=LEFT_OUT))
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(eq=False)  # pytest keeps plugins in sets
 class Trial:
     """A pytest plugin, and what it saw: how pytest ended, the first test that failed, seconds by file of tests."""
 
