@@ -257,6 +257,25 @@ def test_what_short_calls_do_not_show_is_said():
     assert "the table of angles is too short" in {one.mistake for one in report.unseen}
 
 
+def test_a_model_that_fails_stays_as_it_was(request):
+    request.addfinalizer(lambda: torch.backends.mha.set_fastpath_enabled(True))
+    model = Model().train()
+    model.layers[2].mlp.register_forward_hook(lambda *given: 1 / 0)
+    for fast in (False, True):
+        torch.backends.mha.set_fastpath_enabled(fast)
+        before = hooks(model)
+        with pytest.raises(ZeroDivisionError):
+            parity.audit(model, *tokens())
+        assert hooks(model) == before
+        assert torch.backends.mha.get_fastpath_enabled() == fast
+        assert all(module.training for module in model.modules())
+
+
+def hooks(model):
+    """How many hooks each module has."""
+    return [(len(one._forward_hooks), len(one._forward_pre_hooks)) for one in model.modules()]
+
+
 @pytest.mark.parametrize("model", [3, "model", np.ones(3)])
 def test_what_is_no_model_is_refused(model):
     with pytest.raises(TypeError, match=r"model is a|models of numpy cannot be watched; give what .* to .*audit_taps"):

@@ -1,10 +1,12 @@
 """Pieces of an audit of which no framework is needed: arguments by name, masks, patterns, and what a sink is told."""
 
+import contextlib
+
 import numpy as np
 import pytest
 
 from mha.models.audit.audit_report import AuditReport, LayerRow
-from mha.models.audit.calls.listener import arguments_by_name
+from mha.models.audit.calls.listener import arguments_by_name, replace_attribute
 from mha.models.audit.calls.session import Session, split_mask
 from mha.models.audit.layers.attention_layer import AttentionLayer
 from mha.models.audit.layers.finding import Finder
@@ -47,6 +49,23 @@ def test_a_sink_is_told_of_modules_without_numbers():
     session.note_pooling("softmax", 4, "other.pool")
     session.note_pooling("softmax", 2, "other.head")
     assert session.pools == {"other.pool": "softmax"}
+
+
+def test_what_is_replaced_is_as_it_was_after_an_error():
+    class Own:
+        inherited = "of the class"
+
+    own = Own()
+    own.mine = "of the object"
+    with (
+        contextlib.suppress(ZeroDivisionError),
+        replace_attribute(own, "mine", 1),
+        replace_attribute(own, "inherited", 2),
+    ):
+        assert (own.mine, own.inherited) == (1, 2)
+        raise ZeroDivisionError
+    assert vars(own) == {"mine": "of the object"}
+    assert own.inherited == "of the class"
 
 
 class Guarded(dict):
