@@ -63,6 +63,7 @@ def test_the_first_of_two_mistakes_is_named():
     assert [(row.path, row.what) for row in report.rows if row.verdict == "differs"] == [
         PLACES["scale"], PLACES["residual"],
     ]  # fmt: skip
+    assert {row.verdict for row in report.rows[report.rows.index(report.first) :]} == {"differs", "not told"}
     assert report.to_json()
 
 
