@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 
 import adapters
 import pytest
-from commands import run
+from commands import run, run_installed
 
 import mha
 from mha import parity
@@ -225,3 +225,15 @@ def test_a_file_that_cannot_be_written_stays_as_it_was(monkeypatch, tmp_path):
     assert "No space left on device" in result.stderr
     assert path.read_text(encoding="utf-8") == "old"
     assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.backends("numpy")
+def test_installed_parity_in_a_pipe_is_plain_text():
+    result = run_installed("parity", "--backends", "numpy", *FEW)
+    assert (result.returncode, result.stderr) == (0, b"")
+    text = result.stdout.decode()
+    assert "\x1b" not in text
+    # No cell is folded or cut: every line of the table starts with the backend.
+    assert all(line.startswith("numpy") for line in text.splitlines()[2:-1])
+    assert len(text.splitlines()[2:-1]) == len(CHECKS)
+    assert "…" not in text
