@@ -19,12 +19,16 @@ def sizes(scheme):
     return PACKED if "W_q.kernel" in packed else NARROW if packed else WIDTHS
 
 
-def layer(scheme, bias=True, dtype="float32"):
-    """A configuration that a scheme can hold, and canonical weights, every number another; bias: if there may be."""
+def layer(scheme, bias=True, dtype="float32", square=False):
+    """A configuration that a scheme can hold, and canonical weights, every number another; bias: if there may be.
+
+    square: whether every kernel is, so that no shape says which way round it lies.
+    """
     description = schemes.SCHEMES[scheme]
     implied = {name: value for name, value in description.implied.items() if name != "qk_norm"}
     bias = bool(description.instead) or (bias and "W_q.bias" in description.places)
-    config = Config(19, 3, bias=bias, dtype=dtype, **sizes(scheme), **implied)
+    widths = {} if square else sizes(scheme)
+    config = Config(15 if square else 19, 3, bias=bias, dtype=dtype, **widths, **implied)
     weights, count = {}, 0
     for name, shape in shapes(config).items():
         weights[name] = np.arange(count, count + np.prod(shape)).reshape(shape).astype(numpy_dtype(dtype))

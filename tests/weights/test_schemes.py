@@ -17,9 +17,10 @@ from mha.weights import schemes
 
 
 @pytest.mark.parametrize(("bias", "dtype"), [(True, "float32"), (False, "float16")], ids=["bias", "no-bias"])
+@pytest.mark.parametrize("square", [False, True], ids=["wide", "square"])
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_there_and_back(scheme, bias, dtype):
-    config, weights = layer(scheme, bias, dtype)
+def test_there_and_back(scheme, square, bias, dtype):
+    config, weights = layer(scheme, bias, dtype, square)
     arrays = schemes.from_canonical(config, weights, scheme)
     found, back = schemes.to_canonical(arrays, scheme, num_heads=heads(scheme))
     assert found == config
