@@ -1,5 +1,6 @@
 """Files of weights: exact round trips, saves that are whole or not there, and paths that are no files."""
 
+import io
 import os
 import re
 
@@ -10,6 +11,7 @@ from calls import make, same_bits
 
 import mha
 from mha.core import dispatch
+from mha.weights import files
 
 # Round trips
 
@@ -94,7 +96,7 @@ def test_weights_that_are_not_finite_are_not_saved(backend, tmp_path, number):
     assert list(tmp_path.iterdir()) == [path]
 
 
-@pytest.mark.parametrize("step", ["fsync", "replace"])
+@pytest.mark.parametrize("step", ["write", "fsync", "replace"])
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()], ids=["full", "Ctrl-C"])
 def test_a_save_that_fails_leaves_the_old_file(tmp_path, monkeypatch, step, error):
     path = tmp_path / "layer.safetensors"
@@ -104,7 +106,15 @@ def test_a_save_that_fails_leaves_the_old_file(tmp_path, monkeypatch, step, erro
     def fail(*_):
         raise error
 
-    monkeypatch.setattr(os, step, fail)
+    class HalfWritten(io.FileIO):
+        def write(self, data):
+            super().write(data[: len(data) // 2])
+            raise error
+
+    if step == "write":
+        monkeypatch.setattr(files, "open", HalfWritten, raising=False)
+    else:
+        monkeypatch.setattr(os, step, fail)
     with pytest.raises(type(error), match=re.escape(str(error)) or None):
         make("numpy", seed=2).save(path)
     assert path.read_bytes() == before
