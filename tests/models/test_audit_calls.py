@@ -198,6 +198,7 @@ PICTURES[2, 1, 3] = 7
             "token_type_ids is given: how texts are called beside it is not known",
         ),
     ],
+    ids=["keys", "queries", "chunks", "pictures", "no table of T5", "kinds of tokens"],
 )
 def test_a_call_that_does_not_say_enough_is_not_known(arguments, options, message):
     with pytest.raises(UnknownError, match=message):
