@@ -11,7 +11,9 @@ import pytest
 import safetensors.numpy
 
 import mha
+from mha.models.audit.layers.reference import Reference
 from mha.parity import audit_taps
+from mha.weights.argument_names import LackingError
 
 from . import tiny_llama as llama
 
@@ -203,3 +205,15 @@ def test_arguments_that_are_wrong_are_named(message):
     taps, layers = BAD[message]
     with pytest.raises((TypeError, ValueError), match=message):
         audit_taps(taps, layers=layers)
+
+
+def test_a_layer_that_lacks_an_option_is_not_known_the_second_time_either(arrays):
+    reference = Reference(arrays, None, "arrays")
+    for _ in range(2):
+        with pytest.raises(LackingError, match="rotary is not given"):
+            reference.layer(("llama", "model.layers.0.self_attn."), {"num_heads": llama.H}, 1)
+    X = np.zeros((B, T, llama.D), "float32")
+    one = {"queries": X, "output": X}
+    taps = {"layers.0": one, "layers.0.self_attn": one}  # which are the same layer of the arrays
+    report = audit_taps(taps, like=arrays, layers={"*": {"num_heads": llama.H}})
+    assert [row.verdict for row in report.layers] == ["not known"] * 2, report

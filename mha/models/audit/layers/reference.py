@@ -58,8 +58,9 @@ class Reference:
         if key not in self.kept:
             (own, prefix), recorded, options = self.arrays_of(chosen), self.options(chosen, tokens), dict(given)
             num_heads, options = models.join_options(recorded, options.pop("num_heads", None), options, "the model")
-            self.kept[key] = schemes.to_canonical(own, chosen[0], prefix, num_heads, **options)
-            schemes.ask(chosen[0], options)
+            found = schemes.to_canonical(own, chosen[0], prefix, num_heads, **options)
+            schemes.ask(chosen[0], options)  # before it is kept: who asks again is told again
+            self.kept[key] = found
             while len(self.kept) > 1 and sum(X.nbytes for one in self.kept.values() for X in one[1].values()) > MOST:
                 del self.kept[next(iter(self.kept))]
         return self.kept[key]
