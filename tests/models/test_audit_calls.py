@@ -220,8 +220,8 @@ class Cache:
     def reorder_cache(self, rows):
         return "reordered"
 
-    def crop(self, tokens):
-        self.length = tokens
+    def crop(self, max_length):
+        self.length = max_length
 
 
 def filled(histories, cache, tokens=4):
@@ -254,7 +254,7 @@ def test_what_changes_a_cache_changes_its_history():
     assert np.array_equal(history.layers["own"].keys, numbers[[1, 1]])
     assert np.array_equal(history.layers["cross"].values, numbers[[1, 1]])
     assert np.array_equal(history.positions, [[4, 5, 6, 7]] * 2)
-    cache.crop(3)
+    cache.crop(max_length=3)  # by a name of its own
     history = histories.of({"past_key_values": cache})[1]
     assert history.known
     assert [history.layers[name].keys.shape[1] for name in ("own", "cross")] == [3, 4]

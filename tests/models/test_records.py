@@ -82,6 +82,43 @@ def test_a_mistake_of_the_cache_is_found_beside_one_pass():
     assert place(report) == ("blocks.0.attention.o_proj", "input"), report
 
 
+class Cached(nn.Module):
+    """A module that is called with a cache."""
+
+    def __init__(self):
+        super().__init__()
+        self.turn = nn.Linear(3, 3)
+
+    def forward(self, X, past_key_values):
+        return {"logits": self.turn(X), "past_key_values": past_key_values}
+
+
+class Cache:
+    """A cache whose methods are called as those of transformers are."""
+
+    def get_seq_length(self):
+        return 4
+
+    def crop(self, max_length):
+        return "cropped", max_length
+
+    def reorder_cache(self, beam_idx):
+        return "reordered", beam_idx
+
+
+def test_changes_of_a_cache_are_recorded_whatever_they_are_given():
+    cache, rows = Cache(), torch.tensor([1, 0])
+    with parity.record(made := Cached()) as record:
+        made(torch.ones(2, 3), past_key_values=cache)
+        assert cache.crop(3) == cache.crop(max_length=3) == ("cropped", 3)
+        assert cache.reorder_cache(rows) == cache.reorder_cache(beam_idx=rows) == ("reordered", rows)
+        assert cache.reorder_cache([1, 0]) == ("reordered", [1, 0])
+    changes = [event[2:] for event in record.events if event[0] == "cache"]
+    assert changes[:2] == [["crop", [{"value": 3}]]] * 2
+    assert changes[2] == changes[3] == changes[4] == ["reorder_cache", [{"array": changes[2][1][0]["array"]}]]
+    assert not vars(cache)
+
+
 def test_padding_is_not_compared():
     a = llama()
     ids, mask = small_llama.tokens()

@@ -182,7 +182,7 @@ class Histories:
     """The histories of all caches that calls were given, or returned."""
 
     def __init__(self, note: Callable[[Any, str, tuple[Any, ...]], None] | None = None) -> None:
-        """Follow caches; note: takes a cache, and the name and arguments of what changed it."""
+        """Follow caches; note: takes a cache, and the name and arguments of what changes it, instead of its history."""
         self.by_id: dict[int, tuple[Any, History]] = {}
         self.note = note
 
@@ -209,13 +209,15 @@ class Histories:
                 vars(cache)[name] = self.follow_method(getattr(cache, name), name, cache)
 
     def follow_method(self, own: Any, name: str, cache: Any) -> Any:
-        """Wrap a method of a cache, of this name, so that it changes the history, too."""
+        """Wrap a method of a cache, of this name, so that it changes the history, too, or is noted instead."""
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            result = own(*args, **kwargs)
-            CHANGES[name](self.by_id[id(cache)][1], *args, **kwargs)
+            given = (*args, *kwargs.values())  # one argument, which History calls by another name
             if self.note is not None:
-                self.note(cache, name, (*args, *kwargs.values()))
+                self.note(cache, name, given)
+                return own(*args, **kwargs)
+            result = own(*args, **kwargs)
+            CHANGES[name](self.by_id[id(cache)][1], *given)
             return result
 
         return call
