@@ -48,7 +48,8 @@ def test_a_sink_is_told_of_modules_without_numbers():
     session.note_pooling("softmax", 4, "blocks.0.pool")
     session.note_pooling("softmax", 4, "other.pool")
     session.note_pooling("softmax", 2, "other.head")
-    assert session.pools == {"other.pool": "softmax"}
+    session.note_pooling("softmax", 2, "other.pool")
+    assert session.pools == {"other.pool": ("softmax", 4), "other.head": ("softmax", 2)}
 
 
 def test_what_is_replaced_is_as_it_was_after_an_error():

@@ -87,6 +87,14 @@ def test_attention_in_no_known_layer_is_listed(pool):
     assert "1 left out" in str(left_out)
 
 
+def test_a_softmax_of_rows_is_noted_with_its_module():
+    model = Model()
+    model.layers[2].mlp = Another(lambda x: x.flatten(0, 1).softmax(-1).view_as(x))
+    report = parity.audit(model, *tokens())
+    assert report, report
+    assert report.notes == ("a softmax of rows is no attention, and was not judged: in layers.2.mlp",)
+
+
 def test_no_known_layer_is_an_error_that_lists_what_was_found():
     with pytest.raises(ValueError, match=r"layers\.0\.self_attn.*model_type is 'roformer'.*layers="):
         parity.audit(Model(model_type="roformer"), *tokens())

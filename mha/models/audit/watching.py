@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from mha.core.options.names import BackendName
+from mha.core.tables import few
 from mha.models.audit.audit_report import AuditReport, LayerRow, VerdictName
 from mha.models.audit.calls.model_calls import UnknownError
 from mha.models.audit.calls.session import CapturedCall, Session, partial_reason
@@ -137,8 +138,10 @@ class Watch:
         silent = (*left_out, *(row.path for row in rows if row.verdict == "not known"))
         others = {path: pool for path, pool in session.pools.items() if not any(is_at(path, X) for X in silent)}
         outside = "it pools outside of the layers that are known"
-        rows += [LayerRow(path, pool, "not known", outside) for path, pool in others.items()]
+        rows += [LayerRow(path, pool, "not known", outside) for path, (pool, axes) in others.items() if axes > 2]
         notes = [*finder.notes, *self.notes]
+        if few_rows := [path or "the model itself" for path, (_, axes) in others.items() if axes < 3]:
+            notes += [f"a softmax of rows is no attention, and was not judged: in {', '.join(few(few_rows))}"]
         every = finder.modules.values()
         if any(hasattr(one, "_orig_mod") or getattr(one, "_compiled_call_impl", None) for one in every):
             notes.append("the eager path was judged: what a compiler makes of the model was not")

@@ -69,7 +69,7 @@ class Session:
         self.open: dict[str, CapturedCall] = {}
         self.own = OwnLayers(adapter)
         self.inner = self.own.inner
-        self.pools: dict[str, str] = {}  # by path, the softmax or kernel outside of all known layers
+        self.pools: dict[str, tuple[str, int]] = {}  # by path, the softmax or kernel outside of all known layers
         self.ran: dict[str, set[str]] = {}
         self.histories, self.number = Histories(), 0
         self.call = ModelCall(0, {}, History())
@@ -130,11 +130,13 @@ class Session:
 
     def note_pooling(self, function: str, axes: int, path: str | None = None) -> None:
         """Note a softmax or an attention kernel outside of the known layers."""
-        if axes < 3 or (path is None and self.began < 0):  # a softmax of rows is no attention
+        if path is None and self.began < 0:
             return
         where, inside = (self.stack[-1], self.open) if path is None else (path, self.layers)
-        if not any(is_at(where, path) for path in inside):
-            self.pools[where] = function
+        if any(is_at(where, path) for path in inside):
+            return
+        if axes > 2 or where not in self.pools:
+            self.pools[where] = function, axes
 
     def note_no_numbers(self, path: str, reason: str) -> None:
         """Note that a layer was called with arrays whose numbers are not known."""
