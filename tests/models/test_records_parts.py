@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import types
 
 import numpy as np
 import pytest
@@ -9,9 +10,9 @@ from recorded import tokens
 from recorded.of_numpy import recorded
 
 from mha import parity
-from mha.models.records import aligning, flows, stepping, storing
+from mha.models.records import aligning, flows, pairs, stepping, storing
 from mha.models.records import tokens as of_tokens
-from mha.models.records.pairs import Pair, row_distances
+from mha.models.records.pairs import Matcher, Pair, row_distances
 from mha.weights.files import FileError
 
 from .verdicts import place
@@ -55,6 +56,22 @@ def test_the_place_is_named(mistake, rename):
     verdicts = [row.verdict for row in report.rows]
     assert verdicts.count("differs") == 1
     assert {*verdicts[: verdicts.index("differs")]} <= {"same"}
+
+
+def test_pairs_are_kept_as_long_as_their_bytes_have_room(monkeypatch):
+    made = []
+
+    def make_pair(matcher, a, b, what, at, where):
+        made.append(at)
+        return pair(*np.ones((2, 3, 5)))
+
+    monkeypatch.setattr(Matcher, "make_pair", make_pair)
+    monkeypatch.setattr(pairs, "KEPT", 2 * np.ones((2, 3, 5)).nbytes)  # of two pairs
+    side = [types.SimpleNamespace(number=lambda what, at: at)]
+    matcher = Matcher(None, None)
+    for at in (1, 2, 1, 3, 1, 2):  # 2 is used least recently when 3 comes
+        matcher.pair(side, side, "input", at)
+    assert made == [1, 2, 3, 2]
 
 
 def test_the_first_of_two_mistakes_is_named():

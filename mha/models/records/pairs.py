@@ -15,7 +15,7 @@ from mha.models.records.contents import Record, RecordedCall, Visit
 from mha.models.records.tokens import Grid, rows_of
 from mha.parity.rule.rules import UNIT
 
-KEPT = 32  # pairs of arrays that are kept for the next steps
+KEPT = 2**28  # bytes of arrays that are kept for the next steps
 PIECE = 2**22  # numbers that are compared at once
 MOST_AXES = 4  # of arrays whose axes are tried in other orders
 
@@ -73,16 +73,19 @@ class Matcher:
         self.kept: dict[Any, Pair | str] = {}
 
     def pair(self, a: Chunks, b: Chunks, what: str, at: int = 0) -> Pair | str | None:
-        """Pair an input or output; say why, if it cannot be compared."""
+        """Pair an input or output; None if it is missing on a side, a text if it cannot be compared."""
         numbers = [tuple(X for one in side if (X := one.number(what, at)) is not None) for side in (a, b)]
         if not all(numbers):
             return None
         key = (*numbers, len(a), len(b))
-        if key not in self.kept:
-            self.kept[key] = self.make_pair(a, b, what, at, (numbers[0], numbers[1]))
-            if len(self.kept) > KEPT:
-                del self.kept[next(iter(self.kept))]
-        return self.kept[key]
+        kept = self.kept
+        if key in kept:
+            kept[key] = kept.pop(key)  # now the last one, which is dropped last
+            return kept[key]
+        kept[key] = self.make_pair(a, b, what, at, (numbers[0], numbers[1]))
+        while len(kept) > 1 and sum(X.a.nbytes + X.b.nbytes for X in kept.values() if isinstance(X, Pair)) > KEPT:
+            del kept[next(iter(kept))]
+        return kept[key]
 
     def make_pair(self, a: Chunks, b: Chunks, what: str, at: int, where: Any) -> Pair | str:
         """Read two arrays and line their rows up."""
