@@ -64,7 +64,8 @@ class Record:
     Attributes:
         said: where it is, in words.
         facts: "framework", "version", "model" (its class), "config", of the part at the path "inside", "wholes" (the
-            paths of models in it), and "checkpoint".
+            paths of models in it), and "checkpoint": the "name" or path that the configuration says, and the "commit"
+            of a model of the hub, but nothing of the contents of files; None without a name.
         modules: by path, the "class" of a module, and of some "odd" and "native".
         events: of all calls, in order.
         names: of the arrays, by their numbers.

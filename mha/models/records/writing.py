@@ -220,7 +220,7 @@ class Recorder:
         return self.caches.setdefault(id(owner_of(cache)), len(self.caches))
 
     def array(self, X: Any, path: str, what: str) -> int | None:
-        """Return the number of an array, which is stored unless an equal one is."""
+        """Return the number of an array, which is stored unless an equal one is; None if it cannot be."""
         array = plain(X)
         if array is None:
             return None
@@ -244,7 +244,7 @@ def arrays_in(given: Any, depth: int = 3) -> list[Any]:
 
 
 def plain(X: Any) -> np.ndarray | None:
-    """Return an array as one of NumPy whose numbers lie in order."""
+    """Return an array as one of NumPy whose numbers lie in order; None if it cannot be stored."""
     try:
         array = checks.plain(arrays.to_numpy(X))
     except (TypeError, ValueError, RuntimeError):
@@ -253,7 +253,7 @@ def plain(X: Any) -> np.ndarray | None:
 
 
 def checkpoint_of(model: Any) -> dict[str, str] | None:
-    """Return the name of the checkpoint that a model was read from, and its commit."""
+    """Return the name of the checkpoint that a model was read from, and its commit; None if it does not say it."""
     config = getattr(model, "config", None)
     name = getattr(config, "_name_or_path", "") or getattr(config, "name_or_path", "")
     if not isinstance(name, str) or not name:
