@@ -83,7 +83,7 @@ def copy_caches(given: Any) -> Any:
 
 @contextlib.contextmanager
 def maybe_record(model: Any, args: tuple[Any, ...], needed: bool) -> Iterator[Record | None]:
-    """Record a model in memory if `needed`; yield None if its modules cannot be seen."""
+    """Record a model in memory if `needed`; yield None if not, or if its modules cannot be seen."""
     with contextlib.ExitStack() as stack:
         found = None
         if needed:

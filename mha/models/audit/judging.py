@@ -113,7 +113,10 @@ def judge_texts(
 
 
 def layer_call_of(captured: CapturedCall, reference: Reference, apart: bool | None = None) -> Problem:
-    """Return the call that the right layer gets; apart: as for `layer_call_arguments`."""
+    """Return the call that the right layer gets; apart: as for `layer_call_arguments`.
+
+    Raises UnknownError if the arguments are not known, or if no layer of mha has them.
+    """
     layer = captured.layer
     inputs = [captured.inputs[name] for name in ("queries", "keys", "values")]
     dtype = checks.dtype_name(captured.outputs["W_o"].dtype)  # the one computed in, also under autocast

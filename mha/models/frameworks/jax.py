@@ -75,7 +75,7 @@ def arrays(model: Any) -> dict[str, Any]:
 
 
 def odd(module: Any) -> str:
-    """Say why the weights of a projection are not plain arrays."""
+    """Say why the weights of a projection are not plain arrays; "" if they are."""
     if "lora" in type(module).__name__.lower():
         return "adapted"
     return why_not_plain(
@@ -173,7 +173,7 @@ def attention(module: Any, given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _slots(module: Any, given: Mapping[str, Any]) -> dict[str, np.ndarray] | None:
-    """Return the cache of a layer before a call, which has put one token in."""
+    """Return the cache of a layer before a call, which has put one token in; None if it had none."""
     decode = module.decode if given.get("decode") is None else given["decode"]
     if not decode:
         return None

@@ -62,7 +62,7 @@ def arrays(model: Any) -> dict[str, Any]:
 
 
 def odd(module: Any) -> str:
-    """Say why the weights of a projection are not plain arrays."""
+    """Say why the weights of a projection are not plain arrays; "" if they are."""
     own = arrays(module)
     if not own:
         return "without weights"

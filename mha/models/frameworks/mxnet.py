@@ -56,7 +56,7 @@ def arrays(model: Any) -> dict[str, Any]:
 
 
 def odd(module: Any) -> str:
-    """Say why the weights of a projection are not plain arrays."""
+    """Say why the weights of a projection are not plain arrays; "" if they are."""
     return why_not_plain(arrays(module), lambda X: X.dtype in (np.float16, np.float32, np.float64), PLAIN)
 
 

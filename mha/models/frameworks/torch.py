@@ -48,7 +48,7 @@ def arrays(model: Any) -> dict[str, Any]:
 
 
 def odd(module: Any) -> str:
-    """Say why the weights of a projection are not plain arrays."""
+    """Say why the weights of a projection are not plain arrays; "" if they are."""
     own = dict(module.named_parameters()) | dict(module.named_buffers())
     if hasattr(module, "parametrizations"):
         return "parametrised"

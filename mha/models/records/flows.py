@@ -59,7 +59,7 @@ def sample_of(X: np.ndarray) -> np.ndarray:
 
 
 def flow_of(X: np.ndarray, unit: float, sources: Sequence[np.ndarray]) -> Flow | None:
-    """Find how an array is made of some of these."""
+    """Find how an array is made of some of these, of many the last ones; None if it is not."""
     places = [at for at, Y in enumerate(sources) if Y.size == X.size][-TRIED:]
     if not places or not X.size:
         return None
@@ -188,7 +188,7 @@ def linear_rest(X: np.ndarray, Y: np.ndarray) -> float:
 
 
 def order_of(X: np.ndarray, Y: np.ndarray) -> np.ndarray | None:
-    """Return the order of the columns of X in which each goes as that of Y."""
+    """Return the order of the columns of X in which each goes as that of Y; None if there is none."""
     if X.shape[1] > WIDEST:
         return None
     x, y = (centre_rows(Z[:MOST].T) for Z in (X, Y))  # (columns, rows)

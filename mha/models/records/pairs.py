@@ -88,7 +88,7 @@ class Matcher:
         return kept[key]
 
     def make_pair(self, a: Chunks, b: Chunks, what: str, at: int, where: Any) -> Pair | str:
-        """Read two arrays and line their rows up."""
+        """Read two arrays and line their rows up; a text says why that cannot be."""
         joined = len(a) > 1 or len(b) > 1
         X, x, keys = side_of(self.a, a, what, at, joined)
         Y, y, others = side_of(self.b, b, what, at, joined)
@@ -141,7 +141,7 @@ def common_rows(X: np.ndarray, keys: np.ndarray, Y: np.ndarray, others: np.ndarr
 
 
 def rows_in_best_order(X: np.ndarray, Y: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
-    """Return two arrays without tokens as rows, B's axes in the order nearest to A's."""
+    """Return two arrays without tokens as rows, B's axes in the order nearest to A's; None if sizes differ."""
     F = X.shape[-1] if X.ndim else 1
     if X.size != Y.size:
         return None

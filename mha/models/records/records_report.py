@@ -71,7 +71,7 @@ class RecordsReport:
 
     @property
     def blind(self) -> StepRow | None:
-        """The first step where rounding alone may change everything."""
+        """The first step where rounding alone may change everything; None if there is none."""
         return next((row for row in self.rows if row.verdict == "not told"), None)
 
     @property
@@ -90,7 +90,7 @@ class RecordsReport:
 
     @property
     def layer(self) -> LayerRow | None:
-        """The attention layer of B that the oracle finds wrong where the difference begins."""
+        """The attention layer of B that the oracle finds wrong where the difference begins; None if there is none."""
         first = self.first
         if first is None:
             return self.wrong[0] if self.wrong else None

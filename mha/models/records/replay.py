@@ -126,7 +126,7 @@ class RecordAdapter:
         return RecordedWeights(self.source)
 
     def odd(self, module: Any) -> str:
-        """Say why the weights of a projection are not plain arrays."""
+        """Say why the weights of a projection are not plain arrays; "" if they are."""
         return module.odd
 
     def arguments(self, module: Any, args: Any, kwargs: Mapping[str, Any]) -> dict[str, Any]:

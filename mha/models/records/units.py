@@ -90,7 +90,7 @@ def reorder_visits(records: tuple[Record, Record], a: Visits, b: Visits, partner
 
 
 def same_in_other_order(a: list[list[np.ndarray]], b: list[list[np.ndarray]]) -> list[int] | None:
-    """Return the place in B of each one in A, if they are the same in another order."""
+    """Return the place in B of each one in A; None if that is no other order, or if they differ."""
 
     def same(one: list[np.ndarray], other: list[np.ndarray]) -> bool:
         return len(one) == len(other) and all(map(are_close, one, other))

@@ -36,6 +36,7 @@ def layer_call_arguments(
     """Return the arguments of a layer's call that follow from the model's, and which queries count, booleans (B, Q).
 
     apart: whether positions that begin again begin another text, None = as transformers has it.
+    Raises UnknownError if the arguments cannot be derived.
     """
     for name in attends.without:
         if (X := call.array(name)) is not None and X.any():

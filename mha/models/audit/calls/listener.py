@@ -110,7 +110,7 @@ def listen_to_pooling(run: Any, name: str, listener: Listener) -> Any:
 
 
 def why_not_plain(arrays: Mapping[str, Any], is_float: Callable[[Any], bool], plain: tuple[str, ...]) -> str:
-    """Say why the arrays of a projection are not the plain ones of these names, in floats."""
+    """Say why the arrays of a projection are not the plain ones of these names, in floats; "" if they are."""
     if any("lora" in name.lower() for name in arrays):
         return "adapted"
     if not arrays or not all(map(is_float, arrays.values())):

@@ -38,14 +38,17 @@ OURS = Arguments((*NAMES, *ROWS, "cache"), ("training", "return_weights"))  # of
 
 
 def cache_for(attention: MultiHeadAttention, said: Any) -> Cache | None:
-    """Return the cache of a call, from what `OwnLayers.leave` returned for it."""
+    """Return the cache of a call, from what `OwnLayers.leave` returned for it; None if it had none.
+
+    Raises TypeError or ValueError if it does not fit the layer.
+    """
     if said is None or "frozen" not in said:
         return None if said is None else Cache.from_native(said, attention)
     return Cache(attention.config, [np.asarray(said[name]) for name in ARRAYS], bool(said["frozen"]))
 
 
 def kind_in(module: Any, calls: Mapping[Any, Arguments]) -> Any:
-    """Return the framework's class that a module is of, or derives from."""
+    """Return the framework's class that a module is of, or derives from; None if it is no such layer."""
     return next((kind for kind in type(module).__mro__ if kind in calls), None)
 
 

@@ -90,7 +90,7 @@ class AttentionLayer:
 
 
 def native_kind(module: Any) -> str | None:
-    """Return the kind of a framework's own layer, or its class."""
+    """Return the kind of a framework's own layer, or its class; None if a module is none."""
     if isinstance(module, RecordedModule):
         return module.native or None
     kind = foreign.layer_kind(module)
@@ -98,5 +98,5 @@ def native_kind(module: Any) -> str | None:
 
 
 def read_layer(module: Any) -> Found:
-    """Return the configuration and weights of a framework's own layer."""
+    """Return the configuration and weights of a framework's own layer; TypeError or ValueError if not known."""
     return module.take() if isinstance(module, RecordedModule) else foreign.read_layer(module)

@@ -104,7 +104,7 @@ class Reference:
         return any(kind in str(self.config) for kind in GROWING)
 
     def attends(self, chosen: Layer) -> models.CallConvention | None:
-        """Return how the layer is called; ValueError if the model is of no known kind."""
+        """Return how the layer is called, None = unknown; ValueError if the model is of no known kind."""
         return None if self.config is None else models.convention_of(dict(self.config), *self.within(chosen))
 
 
@@ -144,7 +144,7 @@ def open_reference(like: Any, model: Any, adapter: Any, backend: BackendName | N
 
 
 def config_beside(path: Path) -> dict[str, Any] | None:
-    """Read the configuration beside a file of weights."""
+    """Read the configuration beside a file of weights; None if there is none, ValueError if it is damaged."""
     place = path.with_name("config.json")
     try:
         return None if (data := models.read_bytes(place)) is None else models.parse_model(data)
@@ -173,7 +173,7 @@ def formats_of(backend: BackendName | None) -> Callable[[str], str]:
 
 
 def outermost_config(modules: Mapping[str, Any]) -> tuple[str, dict[str, Any] | None]:
-    """Return the path and the configuration of the outermost module with one."""
+    """Return the path and the configuration of the outermost module with one; None if none has one."""
     for path, module in modules.items():
         if (config := config_of(module)) is not None:
             return path, config

@@ -68,7 +68,7 @@ def has_like_alone(user_layer: Any) -> bool:
 
 
 def parts_of(user_layer: Mapping[str, Any]) -> Parts | None:
-    """Return the names of a layer's projections in its model."""
+    """Return the names of a layer's projections in its model; None if layers= names a scheme, or none."""
     names = {role: user_layer[role] for role in (*ROLES, *NORMS) if role in user_layer}
     return (
         Parts(names, None, user_layer.get("axes", ""), bool(user_layer.get(TIED)))
