@@ -106,7 +106,7 @@ class _Mode(TorchFunctionMode):
 
 @contextlib.contextmanager
 def watching(model: Any, listener: Listener) -> Iterator[None]:
-    """Tell a listener of each call of each module meanwhile."""
+    """Tell a listener of each call of each module; dropout, compilers and the fast path are off meanwhile."""
     handles = []
     fast = torch.backends.mha.get_fastpath_enabled()
 

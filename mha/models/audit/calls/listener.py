@@ -7,11 +7,13 @@ Each adapter, `mha/models/frameworks/<framework>.py`, has these functions:
     odd(module) -> why the weights of a projection are no plain arrays, in words; "" if they are
     call(model, *args, **kwargs) -> call a model as its users do, without gradients
     arguments(module, args, kwargs) -> the arguments of a call of a module by their names
-    attention(module, arguments) -> a call of one of the framework's own layers, those in `CALLS`, by our names:
-        queries, keys, values, further arguments, and tokens_first=True if the batch is not their first axis;
-        ValueError if an argument or a state of it is not read
     alike(X, output) -> an array of NumPy as one of the framework, of the dtype and on the device of another one
     watching(model, listener) -> a context that tells the listener of all calls, without dropout and compilers
+and, of a framework that has attention layers of its own,
+    CALLS: the classes of these layers, each with the arguments that are read, an `own_layers.Arguments`
+    attention(module, arguments) -> a call of one of these layers by our names: queries, keys, values, further
+        arguments, and tokens_first=True if the batch is not their first axis; ValueError if an argument or a state of
+        it is not read
 """
 
 import contextlib
