@@ -117,28 +117,36 @@ def open_reference(like: Any, model: Any, adapter: Any, backend: BackendName | N
     if isinstance(like, Reference):
         yield like
     elif like is None:
-        yield Reference(adapter.arrays(model), config, "the model's own weights", True, inside, own_formats)
+        yield Reference(
+            adapter.arrays(model), config, "the model's own weights", own=True, inside=inside, formats=own_formats
+        )
     elif isinstance(like, (str, os.PathLike)):
         with readers.open_weights(like) as source:
             beside = config_beside(source.path)
             own_config = config if beside is None else beside
             inside, config_format = (inside, config_format) if beside is None else ("", None)
-            of_file = False, inside, source.format_of, config_format
-            reference = Reference(readers.Arrays(source), own_config, os.fspath(like), *of_file)
+            reference = Reference(
+                readers.Arrays(source), own_config, os.fspath(like), inside=inside, formats=source.format_of,
+                config_format=config_format,
+            )  # fmt: skip
             if unread := weights.unread_error(source, next(iter(reference.layers()), None), packed=True):
                 raise unread
             yield reference
     elif isinstance(like, Mapping) and not callable(like):  # a module of MLX is a dict, too
         arrays = flatten_names(like)
         formats = formats_of(dispatch.backend_of(next(iter(arrays.values()), None)))
-        yield Reference(arrays, config, "the arrays of like", False, inside, formats, config_format)
+        yield Reference(
+            arrays, config, "the arrays of like", inside=inside, formats=formats, config_format=config_format
+        )
     elif own_backend := dispatch.backend_of(like):
         other = adapter_of(own_backend)
         modules = other.modules(like)
         there, own = outermost_config(modules)
         there, own, config_format = (inside, config, config_format) if own is None else (there, own, None)
-        of_model = False, there, formats_of(own_backend), config_format, modules
-        yield Reference(other.arrays(like), own, f"the {type(like).__name__} of like", *of_model)
+        yield Reference(
+            other.arrays(like), own, f"the {type(like).__name__} of like", inside=there,
+            formats=formats_of(own_backend), config_format=config_format, modules=modules,
+        )  # fmt: skip
     else:
         raise TypeError(f"like is a {type(like).__name__}, expected a path, a mapping of arrays, a model, or None")
 
