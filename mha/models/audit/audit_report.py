@@ -161,7 +161,7 @@ class AuditReport:
     @functools.cached_property
     def sight(self) -> Sight | None:
         """The mistakes that the calls of this audit could show, if it found no difference; else None."""
-        calls = [(functools.partial(getattr, one, "layer_call"), ("output",)) for one in self.kept]
+        calls = [(one.kept_call, ("output",)) for one in self.kept]
         return sight(calls) if self and calls else None
 
     @property

@@ -40,6 +40,10 @@ class JudgedCall:
     report: Report  # of `parity.compare`
     layer_call: Problem | None  # the call as the right layer gets it; None when its arrays are no longer kept
 
+    def kept_call(self) -> Any:
+        """Return the call, whose arrays have to be kept still."""
+        return self.layer_call
+
     def light(self) -> Self:
         """Return the same without the arrays of the layer."""
         return dataclasses.replace(self, layer_call=None, report=dataclasses.replace(self.report, look=None))

@@ -58,7 +58,10 @@ def replace_attribute(owner: Any, name: str, value: Any) -> Iterator[None]:
     try:
         yield
     finally:
-        put(name, kept) if had else drop(name)
+        if had:
+            put(name, kept)
+        else:
+            drop(name)
 
 
 def listen_to_call(run: Any, path: str, module: Any, listener: Listener) -> Any:
