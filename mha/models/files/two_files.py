@@ -96,7 +96,7 @@ def compare_files(
         for at, file in enumerate(files)
         if (packings := file.packings(pair[at] for pair in pairing.pairs))
     ]
-    for name, values in sorted(unsaid.items(), key=lambda one: len(one[1])):
+    for name, values in sorted(unsaid.items(), key=lambda one: len(one[1])):  # what one file lacks, then what both do
         side, value = next(iter(values.items()))
         if name not in given and len(values) == 1:
             notes.append(f"{side} does not say {name}: {describe_option(value)} is taken from {'AB'[side == 'A']}")
