@@ -96,9 +96,10 @@ def watching(model: Any, listener: Listener) -> Iterator[None]:
                 stack.enter_context(_of_class(module, watcher.listening_call(path, type(module))))
         for owner, name in POOLING:
             run = getattr(owner, name)
-            # Modules have it under other names, too, as `from mlx.core import softmax` makes.
-            modules_of_it = [one for one in list(sys.modules.values()) if hasattr(one, "__dict__")]
-            for place, called in [(one, key) for one in modules_of_it for key, X in vars(one).items() if X is run]:
+            # Modules have it under other names, too, as `from mlx.core import softmax` makes. Lists are copies, since
+            # another thread may import.
+            loaded = [one for one in list(sys.modules.values()) if hasattr(one, "__dict__")]
+            for place, called in [(one, key) for one in loaded for key, X in list(vars(one).items()) if X is run]:
                 stack.enter_context(replace_attribute(place, called, watcher.pooling(name, run)))
         yield
 
