@@ -172,11 +172,9 @@ def zero_out(of: Operations, queries: Any, keys: Any, values: Any, sees: Any, se
     """
 
     def where_used(X: Any, flags: Any) -> Any:
-        if isinstance(flags, np.ndarray):
-            if flags.all():
-                return X
-            flags = of.tensor(flags, X)
-        return of.where(flags[:, :, None], X, of.zeros((), X))
+        if not isinstance(flags, np.ndarray):
+            return of.where(flags[:, :, None], X, of.zeros((), X))
+        return X if flags.all() else of.where(of.tensor(flags[:, :, None], X), X, of.zeros((), X))
 
     return where_used(queries, sees), where_used(keys, seen), where_used(values, seen)
 
