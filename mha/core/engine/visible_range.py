@@ -212,7 +212,7 @@ def by_segments(of: Operations, queries: Any, keys: Any, call: Call) -> Call:
 
 def without_positions(call: Call) -> Call:
     """Drop the positions of a call of `by_mask` after the rotation, which alone needed them."""
-    if call.positions is call.key_positions is None or call.is_packed():
+    if not call.by_positions() or call.is_packed():
         return call
     return call._replace(**dict.fromkeys(PLACES))
 

@@ -163,8 +163,8 @@ def name_inputs(given: dict[str, Any]) -> dict[str, Any]:
     found = given | {
         ours: given[name] for ours, names in NAMES.items() for name in names if given.get(name) is not None
     }
-    if "queries" not in found and any(map(is_array, given.values())):
-        found["queries"] = next(filter(is_array, given.values()))
+    if "queries" not in found and (first := next(filter(is_array, given.values()), None)) is not None:
+        found["queries"] = first
     if "queries" in found:
         found.setdefault("keys", found["queries"])
         found.setdefault("values", found["keys"])
