@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from mha.parity.diagnosis.mistakes.mistake import Mistake as Mistake
     from mha.parity.diagnosis.search.explanations import Diagnosis as Diagnosis
     from mha.parity.diagnosis.search.explanations import Explanation as Explanation
+    from mha.parity.rule.half_precision import Rounding as Rounding
     from mha.parity.rule.rules import UNIT as UNIT
     from mha.parity.rule.rules import bound, error
     from mha.parity.rule.rules import gradient_scale as gradient_scale

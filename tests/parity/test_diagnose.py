@@ -93,7 +93,7 @@ def test_mistakes_are_named_in_every_dtype(dtype):
         call, theirs = found
         layer, inputs, arguments = call.made(dtype)
         report = parity.compare(layer, theirs, *inputs, **arguments)
-        if not report:  # in half precision some mistakes are within the bound
+        if report.ratio > 6:  # in half precision some mistakes are little more than rounding
             named = [one.mistakes for one in report.diagnosis.explanations]
             blamed = f"in the port: {form.mistake.name}" in report.diagnosis.note  # beside another call
             assert (form.mistake.name,) in named or blamed, (form.mistake.name, named)

@@ -73,7 +73,7 @@ def test_without_a_window_pairs_are_those_of_different_numbers():
 def test_mistakes_may_be_further_from_an_array_that_is_right(ratio, near):
     """In bounds: four where nothing is wrong, else a quarter of the error, and at least one."""
     asked = small()[1]
-    expected, bound, _ = asked.expected("output")
+    expected, bound, *_ = asked.expected("output")
     theirs = expected.copy()
     theirs[0, 0, 0] += ratio * bound
     search = Search(asked, {"output": theirs}, (), EVERYTHING, Effort())

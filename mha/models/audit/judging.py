@@ -25,7 +25,7 @@ from mha.parity.diagnosis.compare.comparison import report_of
 from mha.parity.diagnosis.compare.report import Report
 from mha.parity.diagnosis.search.explanations import Diagnosis
 from mha.parity.rule.decoding import as_decoding
-from mha.parity.rule.problem import Expected, Problem, problem
+from mha.parity.rule.problem import Problem, problem
 from mha.weights.readers import FLOATS
 
 PROJECTED = ("W_q", "W_k", "W_v")
@@ -57,9 +57,7 @@ def judge(captured: CapturedCall, layer_call: Problem) -> JudgedCall:
         raise UnknownError(f"its output has shape {theirs.shape}, expected {shape}")
     theirs = theirs.reshape(shape).astype(layer_call.queries.dtype)
     counts = layer_call.matters("output")
-    oracle, base = (np.where(counts, X, 0) for X in layer_call.outputs())
-    layer_call.expectations["output"] = expected = Expected.of(config.dtype, oracle, base)
-    ratio = expected.ratio(np.where(counts, theirs, 0).astype(np.float64))
+    ratio = layer_call.expected("output").ratio(np.where(counts, theirs, 0).astype(np.float64))
     if ratio <= 1:
         return JudgedCall(captured.call.number, ratio, report_of(layer_call, theirs, call_is_sure=True), layer_call)
     steps = {

@@ -193,9 +193,9 @@ def _check(group: Group, compute: Callable[..., Any], way: str, case: Case, dtyp
         raise ValueError(f"{way} gave {', '.join(sorted(found))}, expected {', '.join(sorted(asked))}")
     worst: dict[str, Result] = {}
     for name, (array, place) in found.items():
-        expected, limit, _ = whole.expected(name)
+        right = whole.expected(name)
         check = way if name == "output" else f"{way}, gradients"
-        wrong = error(array, expected[place])
-        result = Result(group.name, check, case.name, dtype, name, wrong, limit)
+        wrong = error(array, right.X[place])
+        result = Result(group.name, check, case.name, dtype, name, wrong, right.limit)
         worst[check] = max(worst.get(check, result), result, key=lambda one: one.ratio)
     return list(worst.values())

@@ -3,7 +3,7 @@
 import dataclasses
 import math
 import tempfile
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,13 +13,15 @@ from rich.text import Text
 
 from mha import arrays
 from mha.core import dispatch
-from mha.core.call import FLOATS, PLACES
+from mha.core.call import FLOATS, PLACES, call_of
 from mha.core.options.config import numpy_dtype
 from mha.core.options.names import BackendName, FloatName, SuiteName
 from mha.layer import MultiHeadAttention
 from mha.parity.cases.rare import RARE
 from mha.parity.cases.usual import ADDITIVE, CASES, Case
-from mha.parity.rule.rules import UNIT, bound, error, fraction, gradient_scale, in_dtype, row_bounds, worst_row
+from mha.parity.diagnosis.pipeline.gradient_rounding import with_rounded_gradients
+from mha.parity.rule.problem import Expected, problem
+from mha.parity.rule.rules import UNIT, bound, error, fraction, gradient_scale, in_dtype, nearest
 from mha.weights.sources import load, sync
 
 ALL_CASES = (*CASES, *RARE)
@@ -132,8 +134,26 @@ def check_case(backend: BackendName, case: Case, dtype: FloatName, lesson: bool 
         for name, wanted in expected.items():
             scale = gradient_scale(name, by_all) if name in by_all else 0.0
             bounds[name] = bound(dtype, wanted, based[name], gradient=name in by_all, scale=scale)
-        rows = {name: row_bounds(dtype, X, based[name]) for name, X in expected.items() if name.startswith("output")}
-        return _worst(found, expected, bounds, rows)
+        half = UNIT[dtype] >= UNIT["float16"]
+        verdicts = list[Verdict]()
+        if half and by_all:
+            asked = with_rounded_gradients(
+                problem(base, inputs[0], inputs[1], inputs[2], {"causal": False} | plain, inputs[3])
+            )
+            for name, X in by_all.items():
+                right = asked.expected_gradient(name, X, based[name], gradient_scale(name, by_all))
+                bounds[name] = right.limit
+                verdicts.append((f"the mean of {name}", *nearest(found[name], right.means)))
+        for name in (name for name in expected if half and name.startswith("output")):
+            if rounding := expected_output().rounding(found[name].astype(np.float64)):
+                verdicts.append((f"the rounding of {name}", rounding.ratio, 1.0))
+        return max([_worst(found, expected, bounds), *verdicts], key=lambda verdict: fraction(*verdict[1:]))
+
+    @cache
+    def expected_output() -> Expected:
+        plain = {name: X for name, X in call.items() if name in (*FLOATS, "offset", *PLACES)}
+        given = call_of("suite", None, plain | {"mask": visible})._asdict()
+        return problem(base, inputs[0], inputs[1], inputs[2], given).expected_output()
 
     def hides() -> Verdict:
         by, weights = gradients(attention(), call, *inputs), outputs(attention(), call, *inputs)["weights"]
@@ -230,17 +250,9 @@ def _result(backend: BackendName, check: str, case: str, dtype: FloatName, funct
         return Result(backend, check, case, dtype, one_line(problem), np.inf, 0.0)
 
 
-def _worst(
-    found: Arrays, expected: Arrays, bounds: dict[str, float], rows: Mapping[str, np.ndarray | None] | None = None
-) -> Verdict:
-    """Return name, error and bound of the array that comes nearest to its bound, or exceeds it most.
-
-    rows: bounds of the mean square of each row, by the names of outputs.
-    """
+def _worst(found: Arrays, expected: Arrays, bounds: dict[str, float]) -> Verdict:
+    """Return name, error and bound of the array that comes nearest to its bound, or exceeds it most."""
     results = [(name, error(found[name], expected[name]), bounds[name]) for name in expected]
-    for name, limits in (rows or {}).items():
-        if limits is not None:
-            results.append((f"a row of {name}", *worst_row(found[name], expected[name], limits)))
     return max(results, key=lambda result: fraction(*result[1:]))
 
 

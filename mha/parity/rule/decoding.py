@@ -14,11 +14,10 @@ from mha.core.cache import Cache
 from mha.core.call import record_steps
 from mha.core.call.tracing import by_slots
 from mha.core.options.config import numpy_dtype
+from mha.core.options.names import FloatName
 from mha.layer import MultiHeadAttention
 from mha.parity.rule.layouts import CACHED, OF_KEYS, OF_VALUES, PAIRS, PLACED, Sizes
 from mha.parity.rule.problem import Expected, Named, Problem
-from mha.parity.rule.rounding_of_ports import worst
-from mha.parity.rule.rules import in_dtype
 
 
 class Slots(NamedTuple):
@@ -71,27 +70,29 @@ class Decoding(Problem):
         """Return no names: a call with a cache has no gradients."""
         return []
 
-    def outputs(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return the output in float64 and in the layer's dtype."""
-        found = [self._trace(layer)["output"] for layer in (in_dtype(self.layer, "float64"), *self.plain)]
-        return found[0], worst(found[0], found[1:])
-
     def _expect(self, name: str) -> Expected:
         return Expected(self.oracle[name], 0.0) if name == PLACED else super()._expect(name)
 
-    def _trace(self, layer: MultiHeadAttention) -> Named:
-        kind, cache = numpy_dtype(layer.config.dtype), self.cached.cache
-        own = Cache(layer.config, [X.astype(kind) for X in cache.arrays()[:2]] + [*cache.arrays()[2:]], cache.frozen)
+    def _arguments(self, dtype: FloatName) -> tuple[Any, ...]:
+        kind, cache, config = numpy_dtype(dtype), self.cached.cache, dataclasses.replace(self.config, dtype=dtype)
+        own = Cache(config, [X.astype(kind) for X in cache.arrays()[:2]] + [*cache.arrays()[2:]], cache.frozen)
         floats = {name: X.astype(kind) for name, X in self.cached.differentiable().items()}
-        call = self.cached._replace(cache=own, training=False, **floats).with_plan(traced=True)
-        inputs, chapter = (X.astype(kind) for X in (self.queries, self.keys, self.values)), dispatch.lesson("numpy")
+        call = self.cached._replace(cache=own, training=False, **floats)
+        return *(X.astype(kind) for X in (self.queries, self.keys, self.values)), call
+
+    def _output(self, layer: MultiHeadAttention) -> np.ndarray:
+        return self._trace(layer)["output"]
+
+    def _trace(self, layer: MultiHeadAttention) -> Named:
+        *inputs, call = self._arguments(layer.config.dtype)
+        chapter, own = dispatch.lesson("numpy"), call.cache
         with dispatch.load("numpy").context(layer.config.dtype), record_steps() as steps:
-            *_, left = layer.layer.attend(*inputs, call)
+            *_, left = layer.layer.attend(*inputs, call.with_plan(traced=True))
         steps, (B, heads, S, _) = by_slots(steps, own, chapter.take, chapter.repeat_groups), left.keys.shape
         own_heads = {f"cache.{name}": getattr(left, name).reshape(B * heads, S, -1) for name in ("keys", "values")}
         steps |= {**own_heads, PLACED: left.positions}
         # A call may push out tokens that it sees, which are in no slot then; a frozen cache takes no tokens, and stays.
-        gone = (*PAIRS,) * self.cached.plan.step.early + (*OF_KEYS, *OF_VALUES, *CACHED) * cache.frozen
+        gone = (*PAIRS,) * self.cached.plan.step.early + (*OF_KEYS, *OF_VALUES, *CACHED) * own.frozen
         return {name: X for name, X in steps.items() if name not in gone}
 
 

@@ -2,8 +2,9 @@
 
 import dataclasses
 import functools
+import math
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
@@ -15,22 +16,40 @@ from mha.core.options import checks
 from mha.core.options.config import Config, numpy_dtype
 from mha.core.options.names import FloatName
 from mha.layer import MultiHeadAttention
+from mha.parity.rule.coarse_angles import with_coarse_angles
 from mha.parity.rule.layouts import GRADIENT, INPUTS, MEANS, OF_INPUTS, Sizes, matters, means, trace_layout
-from mha.parity.rule.rounding_of_ports import layers_of_ports, worst
-from mha.parity.rule.rules import bound, gradient_scale, in_dtype, largest, ratio_of, row_bounds
+from mha.parity.rule.rules import (
+    UNIT,
+    bound,
+    error,
+    fraction,
+    gradient_scale,
+    in_dtype,
+    largest,
+    nearest,
+    ratio_of,
+    row_bounds,
+)
 
 Named = dict[str, np.ndarray]
+StyleName = Literal["fused", "steps"]
+Means = tuple[tuple[np.ndarray, float], ...]
+CLEAR = 4.0  # times a bound that an output exceeds: then no style of half precision is looked for
 
 
 class Expected(NamedTuple):
     """The expected array in float64, 0 where numbers do not matter, and how far the layer's dtype may be from it.
 
-    limit: of the largest error; rows: of the root mean square of each row, see `rules.row_bounds`; None = any.
+    limit: of the largest error; rows: of the root mean square of each row, see `rules.row_bounds`; None = any. half: in
+    half precision, the rule for a whole output. means: of a gradient there, right arrays, each with its bound of the
+    root mean square of all errors; being near one of them is enough.
     """
 
     X: np.ndarray
     limit: float
     rows: np.ndarray | None = None
+    half: Any = None
+    means: Means = ()
 
     @classmethod
     def of(cls, dtype: FloatName, oracle: np.ndarray, base: np.ndarray, by_rows: bool = True) -> "Expected":
@@ -39,7 +58,17 @@ class Expected(NamedTuple):
 
     def ratio(self, theirs: np.ndarray) -> float:
         """Return an error divided by its bound, at most 1 if they are the same; theirs: 0 where it does not matter."""
-        return ratio_of(theirs, self.X, self.limit, self.rows)
+        rounding = self.rounding(theirs)
+        if rounding is not None:
+            return rounding.ratio
+        found = ratio_of(theirs, self.X, self.limit, self.rows)
+        return max(found, fraction(*nearest(theirs, self.means))) if self.means and found < math.inf else found
+
+    def rounding(self, theirs: np.ndarray) -> Any:
+        """Return how an output in half precision rounds, a `Rounding`; None of others, and of one that is far off."""
+        far = math.inf if self.half is None or not self.X.size else error(theirs, self.X)
+        near = far <= CLEAR * self.limit < math.inf or (far < math.inf and self.half.has_ties)
+        return self.half.judge(theirs) if near else None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,7 +83,8 @@ class Problem:
     cotangent: np.ndarray | None = None  # the gradient of the loss by the output, None = ones
     rows: np.ndarray | None = None  # the queries that count, booleans (B, Q), None = all
     empty_rows: bool = True  # whether queries that see no key count
-    angles: bool = False  # whether the base rounds angles and more as all ports do; never in float64
+    angles: bool = False  # whether the base takes angles in float32, as all ports do; never in float64
+    style: StyleName | None = None  # the styles of half precision that are right, None = all
 
     @property
     def config(self) -> Config:
@@ -100,9 +130,20 @@ class Problem:
         return matters(name, self.pairs_that_count, self.rows_that_count, self.config.num_key_value_heads)
 
     @functools.cached_property
-    def plain(self) -> list[MultiHeadAttention]:
-        """Return the layers that compute the base; where there are several, the one that errs most counts."""
-        return layers_of_ports(self.layer) if self.angles else [self.layer]
+    def half(self) -> Any:
+        """Return the rule for an output in half precision, None in others, and without queries."""
+        if UNIT[self.config.dtype] < UNIT["float16"] or not self.sizes.B * self.sizes.Q:
+            return None
+        from mha.parity.rule.half_precision import HalfPrecision  # which other precisions do without
+        from mha.parity.rule.simulation import Simulation
+
+        simulation = Simulation(self.layer, *self._arguments("float32"))
+        return HalfPrecision(simulation, self._output(self.wide), self.rows_that_count, self.style)
+
+    @functools.cached_property
+    def plain(self) -> MultiHeadAttention:
+        """Return the layer that computes the base."""
+        return with_coarse_angles(self.layer) if self.angles else self.layer
 
     @functools.cached_property
     def wide(self) -> MultiHeadAttention:
@@ -118,10 +159,7 @@ class Problem:
     @functools.cached_property
     def base(self) -> Named:
         """Return every step of NumPy in the layer's dtype, each in the compared shape."""
-        if self.config.dtype == "float64":
-            return self.oracle
-        steps = [self._steps(layer) for layer in self.plain]
-        return {name: worst(self.oracle[name], [one[name] for one in steps]) for name in steps[0]}
+        return self.oracle if self.config.dtype == "float64" else self._steps(self.plain)
 
     @functools.cached_property
     def oracle(self) -> Named:
@@ -131,7 +169,7 @@ class Problem:
     @functools.cached_property
     def base_gradients(self) -> Named:
         """Return every gradient of NumPy in the layer's dtype."""
-        return self.oracle_gradients if self.config.dtype == "float64" else self._gradients(self.plain[0])
+        return self.oracle_gradients if self.config.dtype == "float64" else self._gradients(self.plain)
 
     @functools.cached_property
     def oracle_gradients(self) -> Named:
@@ -169,11 +207,21 @@ class Problem:
                 oracle, base = (np.sum([one[name] for name in OF_INPUTS], 0) for one in gradients)
             else:
                 oracle, base = self.oracle_gradients[short], self.base_gradients[short]
-            scale = rounding_scale(short, self.oracle_gradients)
-            return Expected(oracle, bound(dtype, oracle, base, gradient=True, scale=scale))
+            return self.expected_gradient(short, oracle, base, rounding_scale(short, self.oracle_gradients))
         counts = self.matters(name)
+        if name == "output":
+            return self.expected_output()
         oracle, base = (np.where(counts, X[name], 0) for X in (self.oracle, self.base))
-        return Expected.of(dtype, oracle, base, name == "output")
+        return Expected.of(dtype, oracle, base, False)
+
+    def expected_gradient(self, name: str, oracle: np.ndarray, base: np.ndarray, scale: float) -> Expected:
+        """Return the expected gradient, and its bound; scale: as of `bound`."""
+        return Expected(oracle, bound(self.config.dtype, oracle, base, gradient=True, scale=scale))
+
+    def expected_output(self) -> Expected:
+        """Return the expected output, without the memory that the steps take."""
+        oracle, base = (np.where(self.matters("output"), X, 0) for X in self.outputs())
+        return Expected.of(self.config.dtype, oracle, base)._replace(half=self.half)
 
     def gradients(self) -> list[str]:
         """List the names of all gradients; that of the one input, where there is one, is the sum of three."""
@@ -186,24 +234,26 @@ class Problem:
 
     def outputs(self) -> tuple[np.ndarray, np.ndarray]:
         """Return the output in float64 and in the layer's dtype, without the memory that the steps take."""
-        found = []
-        for layer in (self.wide, *self.plain):
-            *inputs, call = self._arguments(layer)
-            arguments = call.arguments()
-            found.append(layer(*inputs, **{name: arguments[name] for name in ROWS}))
-        return found[0], worst(found[0], found[1:])
+        if self.half is not None:
+            return self.half.oracle_output, self.half.base()
+        return self._output(self.wide), self._output(self.plain)
 
-    def _arguments(self, layer: MultiHeadAttention) -> tuple[Any, ...]:
-        """Return inputs and the other arguments in a layer's dtype."""
-        dtype = numpy_dtype(layer.config.dtype)
-        call = self.call._replace(**{name: X.astype(dtype) for name, X in self.call.differentiable().items()})
-        return *(X.astype(dtype) for X in (self.queries, self.keys, self.values)), call
+    def _output(self, layer: MultiHeadAttention) -> np.ndarray:
+        *inputs, call = self._arguments(layer.config.dtype)
+        arguments = call.arguments()
+        return np.asarray(layer(*inputs, **{name: arguments[name] for name in ROWS}))
+
+    def _arguments(self, dtype: FloatName) -> tuple[Any, ...]:
+        """Return inputs and the other arguments in a dtype."""
+        kind = numpy_dtype(dtype)
+        call = self.call._replace(**{name: X.astype(kind) for name, X in self.call.differentiable().items()})
+        return *(X.astype(kind) for X in (self.queries, self.keys, self.values)), call
 
     def _trace(self, layer: MultiHeadAttention) -> Named:
         """Return every step of the call in a layer's dtype, as `trace` has them."""
         module = dispatch.lesson("numpy")
         with dispatch.load("numpy").context(layer.config.dtype):
-            return module.trace(layer.layer, *self._arguments(layer))
+            return module.trace(layer.layer, *self._arguments(layer.config.dtype))
 
     def _steps(self, layer: MultiHeadAttention) -> Named:
         found: Named = {}
@@ -217,7 +267,7 @@ class Problem:
         module, dtype = dispatch.lesson("numpy"), numpy_dtype(layer.config.dtype)
         cotangent = None if self.cotangent is None else self.cotangent.astype(dtype)
         with dispatch.load("numpy").context(layer.config.dtype):
-            return module.gradients(layer.layer, *self._arguments(layer), cotangent)
+            return module.gradients(layer.layer, *self._arguments(layer.config.dtype), cotangent)
 
 
 def rounding_scale(name: str, gradients: Named) -> float:
@@ -235,6 +285,7 @@ def problem(
     rows: Any = None,
     empty_rows: bool = True,
     angles: bool = False,
+    style: str | None = None,
 ) -> Problem:
     """Make a problem of the arguments of `parity.compare`; call: the others by name. Raises as the layer does.
 
@@ -269,7 +320,8 @@ def problem(
     if rows is not None:  # the loss is of these alone
         ones = np.ones((*queries.shape[:2], attention.config.num_hiddens), queries.dtype)
         cotangent = np.where(rows[..., None], ones if cotangent is None else cotangent, 0).astype(queries.dtype)
-    counting = rows, checks.flag("empty_rows", empty_rows), angles
+    style = None if style is None else checks.choice("style", style, get_args(StyleName))
+    counting = rows, checks.flag("empty_rows", empty_rows), angles, style
     return Problem(layer, queries.copy(), keys.copy(), values.copy(), checked, cotangent, *counting)
 
 

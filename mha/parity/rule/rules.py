@@ -7,6 +7,7 @@ In half precision, where the largest error may be large, the mean square of each
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -22,6 +23,11 @@ UNIT: dict[FloatName, float] = {"float64": 2.0**-53, "float32": 2.0**-24, "float
 
 # In half precision a row of an output may be 8 times as far as plain NumPy's, from 64 features on.
 ROW, FEATURES = 8.0, 64
+
+
+# In half precision the root mean square of a gradient may be so many times that of simulated rounding, and more for few
+# numbers: right ports are within 2 times of it, but one in 10,000.
+MEAN, FEW = 2.5, 4.0
 
 
 def error(result: np.ndarray, oracle: np.ndarray) -> float:
@@ -70,6 +76,29 @@ def row_bounds(dtype: FloatName, oracle: np.ndarray, base: np.ndarray) -> np.nda
     plain = of_rows(base, oracle)
     median = np.median(plain[plain > 0]) if plain.any() else 0.0
     return ROW * max(1.0, (FEATURES / oracle.shape[-1]) ** 0.5) * np.maximum(plain, median)
+
+
+def mean_bound(dtype: FloatName, oracle: np.ndarray, others: Sequence[np.ndarray], floor: float = 0.0) -> float:
+    """Return how far all numbers of a gradient in half precision may be from the oracle, as a root mean square.
+
+    others: the gradient as right code computes it, with the rounding of several; floor: a magnitude below which nothing
+    of a number is left but rounding.
+    """
+    far = max(mean_error(X, oracle) for X in others)
+    least = UNIT[dtype] * max(0.3 * mean_error(oracle, np.zeros_like(oracle)), floor)  # what rounding it once explains
+    least = max(least, float(np.finfo(np.float16).smallest_subnormal) / 2 if dtype == "float16" else 0.0)
+    return MEAN * (1 + FEW / max(oracle.size, 1) ** 0.5) * max(far, least)
+
+
+def nearest(result: np.ndarray, means: Sequence[tuple[np.ndarray, float]]) -> tuple[float, float]:
+    """Return the root mean square of the errors, and its bound, by the right array that a result is nearest to."""
+    found = [(mean_error(result, X), limit) for X, limit in means]
+    return min(found, key=lambda one: fraction(*one))
+
+
+def mean_error(result: np.ndarray, oracle: np.ndarray) -> float:
+    """Return the root mean square of all differences, without those of NaN and infinity."""
+    return float(np.sqrt((of_rows(result.reshape(1, -1), oracle.reshape(1, -1)) ** 2).mean())) if oracle.size else 0.0
 
 
 def of_rows(result: np.ndarray, oracle: np.ndarray) -> np.ndarray:

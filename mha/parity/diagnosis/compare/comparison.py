@@ -18,6 +18,7 @@ from mha.parity.diagnosis.blind_spots.views import sight
 from mha.parity.diagnosis.compare.diagnosis import find_reasons
 from mha.parity.diagnosis.compare.places import describe_place, hints, outside
 from mha.parity.diagnosis.compare.report import Place, Report, Row
+from mha.parity.diagnosis.pipeline.gradient_rounding import with_rounded_gradients
 from mha.parity.diagnosis.search.explanations import Diagnosis
 from mha.parity.diagnosis.wrong_setup.equivalent_steps import find_rewritten, undo_shifts
 from mha.parity.rule.decoding import as_decoding
@@ -35,8 +36,8 @@ from mha.parity.rule.layouts import (
     layouts,
 )
 from mha.parity.rule.port_arrays import arrays_by_name, weights_of_others
-from mha.parity.rule.problem import Expected, Problem, problem, with_rows
-from mha.parity.rule.rules import error, of_rows
+from mha.parity.rule.problem import Problem, problem, with_rows
+from mha.parity.rule.rules import error
 
 
 @spell_out
@@ -54,6 +55,7 @@ def compare(
     others: Mapping[str, MultiHeadAttention] | None = None,
     rows: Any = None,
     empty_rows: bool = False,
+    style: str | None = None,
     **call: Unpack[Arguments],
 ) -> Report:
     """Compare another implementation with a layer: are they the same, and if not, where do they first differ, and why?
@@ -79,6 +81,7 @@ def compare(
         rows: the queries that count, booleans (B, Q), such as those that are no padding; None = all. The loss is of
             these alone: elsewhere the cotangent is 0.
         empty_rows: whether rows of queries that see no key count, which are 0 here before the bias of W_o.
+        style: "fused" or "steps", if only code of this kind is right in half precision; None = any.
 
     Returns:
         A `Report`: true if each array is within what rounding explains; it prints as a table. Numbers that cannot reach
@@ -89,7 +92,7 @@ def compare(
             but rows of the report that differ.
     """
     given = call_of("compare", valid_lens, call, cache=cache)._asdict()
-    asked = problem(attention, queries, keys, values, given, cotangent, rows, empty_rows)
+    asked = problem(attention, queries, keys, values, given, cotangent, rows, empty_rows, style=style)
     return report_of(with_rows(as_decoding(asked)), theirs, layout, others)
 
 
@@ -108,6 +111,7 @@ def diagnose(
     others: Mapping[str, MultiHeadAttention] | None = None,
     rows: Any = None,
     empty_rows: bool = False,
+    style: str | None = None,
     **call: Unpack[Arguments],
 ) -> Diagnosis:
     """Find the known mistakes that give another implementation's numbers; arguments as for `parity.compare`.
@@ -117,6 +121,7 @@ def diagnose(
     attention, the `Diagnosis` has that in place of a mistake. It prints as text, also if nothing gives the numbers.
     """
     more: Any = {"cotangent": cotangent, "layout": layout, "others": others, "rows": rows, "empty_rows": empty_rows}
+    more["style"] = style
     return compare(attention, theirs, queries, keys, values, valid_lens, cache=cache, **more, **call).diagnosis
 
 
@@ -131,6 +136,7 @@ def ratio(
     *,
     rows: Any = None,
     empty_rows: bool = False,
+    style: str | None = None,
     **call: Unpack[Arguments],
 ) -> float:
     """Measure another implementation's output: its error, divided by what rounding explains. The same if at most 1.
@@ -139,10 +145,11 @@ def ratio(
         attention: the layer, on any backend, whose weights the other implementation should have.
         output: that of the other implementation, without dropout, (B, Q, D) in the layer's dtype.
         queries, keys, values, valid_lens, call: the arguments of its call, as for the layer.
-        rows, empty_rows: which rows count, as for `parity.compare`.
+        rows, empty_rows, style: which rows count, and how they may round, as for `parity.compare`.
 
     Returns:
-        The largest difference from float64 NumPy, divided by how large it may be; infinite if the shapes differ, or if
+        The largest difference from float64 NumPy, divided by how large it may be; in half precision also what the
+        nearest style of right code leaves, by its limits, if that is worse; infinite if the shapes differ, or if
         one has NaN or infinity where the other has not.
 
     Raises TypeError and ValueError as a call of the layer does, TypeError if output has another dtype, and ValueError
@@ -156,15 +163,13 @@ def ratio(
     if checks.dtype_name(found.dtype) != dtype:
         raise TypeError(f"output has dtype {found.dtype}, expected {dtype} as the layer")
     given = call_of("ratio", valid_lens, call)._asdict()
-    asked = with_rows(problem(attention, queries, keys, values, given, None, rows, empty_rows))  # or raises
-    counts = asked.matters("output")
-    oracle, base = (np.where(counts, X, 0) for X in asked.outputs())
-    expected = Expected.of(dtype, oracle, base)
+    asked = problem(attention, queries, keys, values, given, None, rows, empty_rows, style=style)  # or raises
+    expected = with_rows(asked).expected_output()
     if expected.limit == math.inf:
         raise ValueError(f"the layer overflows {dtype} with these numbers: there is no bound; choose smaller ones")
-    if found.shape != oracle.shape:
+    if found.shape != expected.X.shape:
         return np.inf
-    return expected.ratio(np.where(counts, found, 0))
+    return expected.ratio(np.where(asked.matters("output"), found, 0))
 
 
 def report_of(
@@ -179,6 +184,7 @@ def report_of(
     call_is_sure: True = theirs was called as the problem says.
     """
     found, layout, cached = arrays_by_name(asked, theirs), layout_name(layout), asked.sizes.slots is not None
+    asked = with_rounded_gradients(asked) if any(name.startswith(GRADIENT) for name in found) else asked
     by_name: dict[str, Row] = {}
     taken: dict[str, np.ndarray] = {}
     for name, X in found.items():
@@ -208,7 +214,7 @@ def report_of(
 def compare_array(asked: Problem, name: str, X: np.ndarray, layout: str | None) -> tuple[Row, np.ndarray | None]:
     """Compare one of their arrays: return its row, and the array in the compared shape, or None if it does not fit."""
     right = asked.expected(name)
-    expected, limit, _ = right
+    expected, limit = right.X, right.limit
     turn = conversion(asked, name, X, expected.shape, layout)
     if isinstance(turn, str):
         return Row(name, np.inf, limit, None, turn), None
@@ -230,13 +236,21 @@ def compare_array(asked: Problem, name: str, X: np.ndarray, layout: str | None) 
         if empty.any():
             count = plural(int(empty.sum()), "row")
             notes.append(f"NaN in {count} of queries that see no key: with empty_rows=True they count")
-    far, place = error(there, expected), None
-    rows = 0.0 if right.rows is None else right.ratio(there)
-    if limit < np.inf and max(far, rows * limit) > limit:
+    far, place, rounding = error(there, expected), None, right.rounding(there)
+    limit = limit if rounding is None else rounding.limit
+    rest = 0.0 if rounding is not None or (right.rows is None and not right.means) else right.ratio(there)
+    if limit < np.inf and (far > limit or rest > 1 or (rounding is not None and rounding.ratio > 1)):
         wrong = outside(there, expected, limit)
-        if right.rows is not None and far <= limit:
-            wrong = np.broadcast_to((of_rows(there, expected) > right.rows)[..., None], there.shape)
-            notes.append(f"each number is within what {asked.config.dtype} explains, the mean square of a row is not")
+        if far <= limit:
+            wrong = (
+                np.ones(there.shape, bool)
+                if rounding is None
+                else np.broadcast_to(rounding.rows[..., None], there.shape)
+            )
+            words = "the mean square of all"
+            if rounding is not None:
+                words = f"{rounding.worst} that the nearest style of rounding leaves"
+            notes.append(f"each number is within what {asked.config.dtype} explains, {words} is not")
         with np.errstate(invalid="ignore"):
             distance = np.where(wrong, np.nan_to_num(np.abs(there - expected), nan=np.inf), -1.0)
         at = np.unravel_index(distance.argmax(), distance.shape)
@@ -248,7 +262,7 @@ def compare_array(asked: Problem, name: str, X: np.ndarray, layout: str | None) 
         three, of_one = GRADIENT + INPUTS, asked.one_input and name.removeprefix(GRADIENT) in OF_INPUTS
         if of_one and asked.expected(three).ratio(there) <= 1:
             notes.append(f"it is the gradient of queries, keys and values at once: give it as {three!r}")
-    return Row(name, far, limit, place, "; ".join(notes), rows), theirs[:, ::share] if share > 1 else theirs
+    return Row(name, far, limit, place, "; ".join(notes), rounding, rest), theirs[:, ::share] if share > 1 else theirs
 
 
 def conversion(asked: Problem, name: str, X: np.ndarray, shape: tuple[int, ...], layout: str | None) -> Any:

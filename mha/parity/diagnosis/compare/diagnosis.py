@@ -1,5 +1,6 @@
 """The diagnosis of another implementation: the known mistakes, alone or together, that give its numbers."""
 
+import copy
 import dataclasses
 from collections.abc import Mapping, Sequence
 from itertools import product
@@ -24,6 +25,7 @@ from mha.parity.diagnosis.search.verdicts import LITTLE, SURE, MistakeVerdict, a
 from mha.parity.diagnosis.wrong_setup import calls
 from mha.parity.diagnosis.wrong_setup.beyond_attention import more_than_attention
 from mha.parity.diagnosis.wrong_setup.equivalent_steps import NONE, Rewritten, Way
+from mha.parity.rule.half_precision import WithoutRounding
 from mha.parity.rule.layouts import GRADIENT
 from mha.parity.rule.problem import Problem
 from mha.parity.rule.rules import largest
@@ -68,7 +70,8 @@ def find_reasons(
     known = CATALOGUE if problem.sizes.slots is None else CACHED_CATALOGUE
     far, mistakes = max(row.ratio for row in wrong), (*known, *of_another_layer(others))
     with np.errstate(all="ignore"):
-        explanations, tried, missed = attempts(problem, steps, mistakes, far, effort, tokens is not None)
+        exact, without = without_rounding(problem, steps)
+        explanations, tried, missed = attempts(exact, without, mistakes, far, effort, tokens is not None)
     explanations = of_one_formula(problem, sorted(explanations, key=rank), mistakes)
     if wrong[0].name in ways.open:
         perhaps = tuple(dataclasses.replace(one, sure=False) for one in explanations)
@@ -89,6 +92,22 @@ def find_reasons(
         note = f"{'or' if sure else 'why:'} {calls.describe_call(problem, other, theirs)}"
         return Diagnosis(tuple(sure), note, tried, other.arguments)
     return Diagnosis(tuple(sure or explanations), note, tried)
+
+
+def without_rounding(problem: Problem, steps: Mapping[str, Array]) -> tuple[Problem, Mapping[str, Array]]:
+    """Take the rounding of the nearest style off an output in half precision, so that mistakes far below it show.
+
+    Returns the problem, in which the output without it has the same ratio, and the arrays. An output that is clearly
+    off stays as it is.
+    """
+    if "output" not in steps:
+        return problem, steps
+    expected, there = problem.expected("output"), blank_unused(problem, "output", steps["output"])
+    if (rounding := expected.rounding(there)) is None:
+        return problem, steps
+    exact, half = copy.copy(problem), WithoutRounding.of(expected.half, rounding)
+    vars(exact)["expectations"] = problem.expectations | {"output": expected._replace(half=half)}
+    return exact, {**steps, "output": there - half.error}
 
 
 def describe_open(ways: Mapping[str, Way]) -> str:
@@ -143,7 +162,8 @@ def attempts(
             return explanations, len(ROUNDINGS), ""
     for pairs in (False, True):
         found = searches.run(pairs)
-        both = [(state, explanation_of(state, verdict, far)) for state, verdict in found if verdict.ratio <= 1]
+        fit = [(state, verdict) for state, verdict in found if min(verdict.ratio, verdict.rest) <= 1]
+        both = [(state, explanation_of(state, verdict, far)) for state, verdict in fit]
         usual = [one for state, one in both if not any(form.alone for form in state)]
         exact = usual if in_padding or any(one.sure for one in usual) else [one for _, one in both]
         explanations = merge_alike([*exact, *explanations])
@@ -203,4 +223,5 @@ def of_one_formula(
 def explanation_of(state: State, verdict: MistakeVerdict, far: float) -> Explanation:
     """Make the explanation of a verdict on mistakes; far: the ratio of the right answer."""
     sure = verdict.same and (far >= SURE or (far > 0 and verdict.left <= LITTLE))
+    sure = sure or (far > 1 and verdict.rest <= min(1, far / 3))
     return explain(state, verdict.ratio, verdict.left, sure)

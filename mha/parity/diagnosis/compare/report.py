@@ -12,6 +12,7 @@ from mha.core.tables import lines, number, plain_table, plural, text
 from mha.parity.diagnosis.blind_spots.sight import Sight, Unseen
 from mha.parity.diagnosis.compare.places import LEGEND
 from mha.parity.diagnosis.search.explanations import Diagnosis
+from mha.parity.rule.half_precision import Rounding
 from mha.parity.rule.rules import fraction
 
 
@@ -44,7 +45,9 @@ class Row:
         name: a step of `trace`, "gradient." and the name of a gradient, or "mean weights".
         place: None if it is the same, or if the shape differs.
         note: further words, in a line.
-        rows: of an output in half precision, the largest root mean square of a row's errors, by its own bound.
+        rounding: of an output in half precision that is not far off, how it rounds: the nearest style of right code,
+            what that leaves, and by what it is judged.
+        rest: in half precision, the largest root mean square of errors, of a gradient or of a row, by its own bound.
     """
 
     name: str
@@ -52,12 +55,13 @@ class Row:
     bound: float
     place: Place | None = None
     note: str = ""
-    rows: float = 0.0
+    rounding: Rounding | None = None
+    rest: float = 0.0
 
     @property
     def ratio(self) -> float:
-        """Return error by bound, of the largest number or row: the same if at most 1."""
-        return max(fraction(self.error, self.bound), self.rows)
+        """Return error by bound, or in half precision the worst of all that is measured: the same if at most 1."""
+        return max(fraction(self.error, self.bound), self.rest) if self.rounding is None else self.rounding.ratio
 
     @property
     def passed(self) -> bool:
@@ -89,6 +93,11 @@ class Report:
     def ratio(self) -> float:
         """Return the largest ratio: the same if at most 1."""
         return max(row.ratio for row in self.rows)
+
+    @property
+    def rounding(self) -> Rounding | None:
+        """Return how the output rounds, of half precision, unless it is far off; None of other arrays."""
+        return next((row.rounding for row in self.rows if row.rounding), None)
 
     @functools.cached_property
     def diagnosis(self) -> Diagnosis:
@@ -128,6 +137,8 @@ class Report:
         first = self.first
         if first is None:
             yield from lines(f"the same: {plural(len(self.rows), 'array')} within what {self.dtype} explains", options)
+            if self.rounding:
+                yield from lines(f"the output rounds {self.rounding}", options)
             if self.sight:
                 yield self.sight
             return
@@ -136,6 +147,8 @@ class Report:
         if first.place is not None:
             for line in (*first.place.picture, LEGEND):
                 yield Text(f"  {line}", no_wrap=True, overflow="ignore")
+        if first.rounding:
+            yield from lines(f"the nearest style of right code rounds {first.rounding}", options)
         yield self.diagnosis
 
 

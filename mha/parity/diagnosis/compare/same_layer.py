@@ -112,7 +112,7 @@ def compare_row(name: str, ours: Expected, theirs: Expected, X: np.ndarray) -> R
     """Compare an array of another layer, X, with the expected one; either layer may round more than the other."""
     there = X.astype(np.float64)
     limit, rows = max(ours.limit, theirs.limit), 0.0 if ours.rows is None else ours.ratio(there)
-    return Row(name, error(there, ours.X), limit, rows=rows)
+    return Row(name, max(error(there, ours.X), rows * limit), limit)
 
 
 def describe_weights(rows: Sequence[WeightRow]) -> tuple[WeightRow, ...]:

@@ -97,7 +97,7 @@ def without_sum(back: Backward, by_weights: Array) -> Array:
 def through_constant_norm(back: Backward, role: str, by_X: Array) -> tuple[Array, Array]:
     """Take what a norm divides by, and its mean, for constants."""
     normalized, roots, scale = back.parts_of_norm(role)
-    return by_X * scale / roots, backward.by_scale(scale, by_X * normalized)
+    return by_X * scale / roots, backward.by_scale(back, scale, by_X * normalized)
 
 
 def transpose(names: tuple[str, ...], back: Backward) -> Backward | None:

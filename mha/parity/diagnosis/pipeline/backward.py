@@ -60,12 +60,18 @@ def through_norm(back: "Backward", role: str, by_X: Array) -> tuple[Array, Array
     by_heads = by_normalized - normalized * (by_normalized * normalized).mean(axes, keepdims=True)
     if own.kind == "layer":
         by_heads = by_heads - by_normalized.mean(axes, keepdims=True)
-    return by_heads / roots, by_scale(scale, by_X * normalized)
+    return by_heads / roots, by_scale(back, scale, by_X * normalized)
 
 
-def by_scale(scale: Array, by_scaled: Array) -> Array:
+def by_scale(back: "Backward", scale: Array, by_scaled: Array) -> Array:
     """Return the gradient by the scale of a norm, (d,) or (H*d,), from that by scaled heads (B, H, T, d)."""
-    return by_scaled.sum((0, 1, 2) if len(scale) == 1 else (0, 2)).reshape(-1)  # (d,) or (H*d,)
+    rows = by_scaled if len(scale) == 1 else merge(by_scaled)  # (B, H, T, d) or (B, T, H*d)
+    return back.add(rows.reshape(-1, rows.shape[-1]))  # (d,) or (H*d,)
+
+
+def add(rows: Array) -> Array:
+    """Add rows (N, n)."""
+    return np.asarray(rows.sum(0))
 
 
 def through_dense(back: "Backward", name: str, X: Array, by_result: Array) -> tuple[Array, Steps]:
@@ -73,7 +79,7 @@ def through_dense(back: "Backward", name: str, X: Array, by_result: Array) -> tu
     kernel = widen(back.plan.weights[f"{name}.kernel"])
     by_weights = {f"{name}.kernel": np.tensordot(X, by_result, ((0, 1), (0, 1)))}  # (in, out)
     if f"{name}.bias" in back.plan.weights:
-        by_weights[f"{name}.bias"] = by_result.sum((0, 1))  # (out,)
+        by_weights[f"{name}.bias"] = back.add(by_result.reshape(-1, by_result.shape[-1]))  # (out,)
     return by_result @ kernel.T, by_weights
 
 
@@ -94,6 +100,7 @@ class Backward:
     unshare: Callable[[Array, int], Array] = unshare
     turn_back: Callable[["Backward", str, Array], Array] = turn_back
     through_norm: Callable[["Backward", str, Array], tuple[Array, Array]] = through_norm
+    add: Callable[[Array], Array] = add  # of rows (N, n), as the gradients by biases, scales and sinks do
     computed: dict[tuple[Any, ...], Any] = dataclasses.field(default_factory=dict)  # by `once`, without mistakes
 
     @property
@@ -122,11 +129,11 @@ class Backward:
         return self.through_softmax, self.through_cap, self.blanked, self.unshare, self.turn_back, self.through_norm
 
     def once(self, make: Callable[..., Any], *given: Any) -> Any:
-        """Return make(self, *given), for names and arrays; without mistakes it is computed once."""
+        """Return what a method gives, for names and arrays; without mistakes it is computed once."""
         key = make, self.functions, *(X if isinstance(X, str) else id(X) for X in given)
         if key in self.computed:
             return self.computed[key]
-        made = make(self, *given)
+        made = getattr(self, make.__name__)(*given)  # a subclass may have its own
         if not self.on_the_way and self.functions == WITHOUT_MISTAKES:
             self.computed[key] = made
         return made
@@ -164,10 +171,11 @@ class Backward:
         The gradient by the queries is the output gate's part alone.
         """
         by_merged, found = through_dense(self, "W_o", merge(widen(self.steps["merged"])), by_output)
-        by_pooled = split(by_merged, self.plan.heads)  # (B, H, Q, dv)
+        by_pooled = split(self.pass_on("merged", by_merged), self.plan.heads)  # (B, H, Q, dv)
         if self.plan.opened is not None:
             X = self.blank_unseen(widen(self.plan.queries), self.visible.any((1, 3)))
             gates = sigmoid(project_gates(dataclasses.replace(self.plan, queries=X)))  # (B, H, Q, dv or 1)
+            gates = self.pass_on("gates", gates)
             by_gates = by_pooled * widen(self.steps.get("head_gated", self.steps["pooled"])) * gates * (1 - gates)
             by_gates = by_gates if gates.shape[3] > 1 else by_gates.sum(3, keepdims=True)  # (B, H, Q, dv or 1)
             found["queries"], by_weights = through_dense(self, "W_g", X, merge(by_gates))
@@ -195,7 +203,9 @@ class Backward:
         by_shares = self.through_softmax(self, beside_sinks(self.plan, by_weights, 0))
         by_biased, rest = np.split(by_shares, [by_weights.shape[3]], 3)
         by_scores = self.through_cap(self, by_biased) * (self.plan.scale if self.plan.config.pooling == "dot" else 1)
-        return by_biased, by_scores, {"sinks": rest.sum((0, 2, 3))} if rest.size else {}
+        if not rest.size:
+            return by_biased, by_scores, {}
+        return by_biased, by_scores, {"sinks": self.add(rest[..., 0].swapaxes(1, 2).reshape(-1, rest.shape[1]))}
 
     def by_queries(self, scaled: Array) -> Array:
         """Return the gradient by heads of queries, (B, H, Q, d)."""

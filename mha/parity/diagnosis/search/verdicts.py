@@ -29,6 +29,7 @@ class MistakeVerdict(NamedTuple):
     noise: float  # the same, divided by NumPy's own rounding
     sample: int  # the worst sample
     row: int | None = None  # its worst query, if it is known
+    rest: float = np.inf  # in half precision, the ratio of the output without their change
 
     @property
     def same(self) -> bool:
@@ -64,7 +65,7 @@ class Judge:
     def verdict_by(self, benches: tuple[Bench, Bench], state: State) -> MistakeVerdict:
         """Judge how far their arrays are from those with these mistakes, as two pipelines compute them."""
         (oracle, base), dtype = benches, self.problem.config.dtype
-        worst, left, noise, sample, row = 0.0, 0.0, 0.0, 0, None
+        worst, left, noise, sample, row, rest = 0.0, 0.0, 0.0, 0, None, np.inf
         for name, X in self.theirs.items():
             counts = oracle.counts(state, name, oracle.matters(name))
             wide, narrow, there = oracle.steps(state, name), base.steps(state, name), oracle.cut(name, X)
@@ -82,11 +83,13 @@ class Judge:
             if right.ratio(there) > 1:
                 share = apart(there, wide) / apart(there, right.X) if np.isfinite(apart(there, wide)) else np.inf
                 left = max(left, share)
+            if right.half is not None and error(there, right.X) < np.inf:
+                rest = right.half.judge(there - (wide - right.X)).ratio
             if "16" in dtype:  # its bounds are so wide that a similar mistake is within them
                 noise = max(noise, fraction(apart(there, wide), floor(dtype, wide, narrow)))
         for bench in benches:
             bench.forget()
-        return MistakeVerdict(worst, left, noise, sample, row)
+        return MistakeVerdict(worst, left, noise, sample, row, rest)
 
 
 def floor(dtype: FloatName, wide: Array, narrow: Array) -> float:

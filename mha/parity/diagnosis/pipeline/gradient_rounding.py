@@ -1,0 +1,191 @@
+"""Gradients of right code in half precision that rounds more often than plain NumPy, simulated, and bounds by them.
+
+Back through a softmax most of a number cancels, if keys are alike or if one has all the weight. Then what is left is as
+large as the rounding of what cancels. Plain NumPy keeps that in float32, most frameworks do not: their error is many
+times its own, but not more than that of one of the three ways to round here.
+
+Letters as in the lessons.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from mha.core.options.config import numpy_dtype
+from mha.parity.diagnosis.pipeline.backward import Backward, backward
+from mha.parity.diagnosis.pipeline.pieces import Array, Steps, beside_sinks, through
+from mha.parity.diagnosis.pipeline.plan import Plan, make_plan, replace
+from mha.parity.rule.layouts import INPUTS, OF_INPUTS
+from mha.parity.rule.problem import Expected, Means, Problem
+from mha.parity.rule.rules import UNIT, bound, mean_bound, mean_error
+
+Into = Callable[[Array], Array]
+PLACES = "merged", "pooled", "gates", "weights", "scaled_q", "scaled_k", "q", "k", "v"  # of `Backward.pass_on`
+CANCELLING = 3.0  # times plain NumPy's error that code in steps has where most of a number cancels
+TILE = 32  # queries whose parts of a gradient by keys and values a kernel adds before it rounds
+
+
+@dataclasses.dataclass(frozen=True)
+class HalfGradients(Problem):
+    """A call in half precision; what its gradients may be off by follows from simulated rounding."""
+
+    @functools.cached_property
+    def rounded_gradients(self) -> tuple[Steps, ...]:
+        """Return every gradient as right code has them that rounds more often than plain NumPy."""
+        return rounded_gradients(self)
+
+    def expected_gradient(self, name: str, oracle: Array, base: Array, scale: float) -> Expected:
+        """Return the expected gradient, and its bounds; scale: as of `bound`."""
+        limit, means = bounds_of(self, name, oracle, base, scale)
+        return Expected(oracle, limit, means=means)
+
+    def forget(self) -> None:
+        """Free the steps and gradients, which are computed again when they are asked for."""
+        super().forget()
+        vars(self).pop("rounded_gradients", None)
+
+
+def with_rounded_gradients(asked: Problem) -> Problem:
+    """Turn a call in half precision into `HalfGradients`; any other, and one with a cache, is returned unchanged."""
+    if UNIT[asked.config.dtype] < UNIT["float16"] or type(asked) is not Problem:
+        return asked
+    made = object.__new__(HalfGradients)
+    vars(made).update(vars(asked))  # what was computed so far, too
+    return made
+
+
+def rounded_gradients(asked: Problem) -> tuple[Steps, ...]:
+    """Return the gradients of a fused kernel, of code in steps, and of steps whose softmax sums in half precision."""
+    dtype = asked.config.dtype
+    into, add = through(dtype), partial(one_by_one, numpy_dtype(dtype))
+    plan, found = make_plan(asked, dtype), []
+    for rounding, sums in ((Fused, plain_sum), (InSteps, plain_sum), (InSteps, add)):
+        steps = {"rounded": into, "after": into, "softmax": partial(half_softmax, into, sums)}
+        made: Any = object.__new__(rounding)  # `dataclasses.replace` would make a Backward
+        back = backward(replace(plan, **(steps if rounding is InSteps else {})), asked.cotangent)
+        vars(made).update(vars(back), into=into, sums=sums, on_the_way=dict.fromkeys(PLACES, into))
+        if rounding is InSteps:
+            vars(made).update(add=add)  # of rows, too
+        found.append({name: into(X) for name, X in made.gradients().items()})
+    return tuple(found)
+
+
+def bounds_of(asked: HalfGradients, name: str, oracle: Array, base: Array, scale: float) -> tuple[float, Means]:
+    """Return the bound of the largest error of a gradient, and right arrays with those of the root mean square.
+
+    scale: as of `bound`. A gradient may be near the oracle, or near that of a softmax which sums in half precision: its
+    error is large, but the same in all such code.
+    """
+    dtype, names = asked.config.dtype, OF_INPUTS if name == INPUTS else (name,)
+    fused, steps, sums = (
+        in_shape(np.sum([found[each] for each in names], 0), oracle.shape) for found in asked.rounded_gradients
+    )
+    # What cancels leaves a rounding of gradients of the same kind. A bias gets the sum of all rows, which cancel, too.
+    peers = [size(X) for each, X in asked.oracle_gradients.items() if kind(each) == kind(name)]
+    floor = max([scale / 16, *(X / (4 if kind(name) == "bias" else 64) for X in peers)])
+    others = [base, fused, steps]
+    if mean_error(steps, oracle) > CANCELLING * mean_error(base, oracle):
+        others.append(sums)
+    mean = mean_bound(dtype, oracle, others, floor)
+    limit = max(bound(dtype, oracle, X, gradient=True, scale=max(scale, floor)) for X in (*others, sums))
+    return limit, ((oracle, mean), (sums, max(mean, mean_error(sums, oracle))))
+
+
+def in_shape(X: Array, shape: tuple[int, ...]) -> Array:
+    """Return a gradient in the shape of the call's array, which may be one for all samples."""
+    return np.reshape(X if X.size == np.prod(shape) else X.sum(0), shape)
+
+
+def kind(name: str) -> str:
+    """Return what a gradient is by: "kernel", "bias", "scale", or "" for inputs and the like."""
+    return name.rpartition(".")[2] if "." in name else ""
+
+
+def size(X: Array) -> float:
+    """Return the root mean square of an array."""
+    return mean_error(X, np.zeros_like(X))
+
+
+def plain_sum(rows: Array) -> Array:
+    """Add rows (N, ...)."""
+    return np.asarray(rows.sum(0))
+
+
+def one_by_one(kind: Any, rows: Array) -> Array:
+    """Add rows (N, ...), and round after each addition."""
+    return np.add.reduce(np.ascontiguousarray(rows).astype(kind), 0).astype(rows.dtype)
+
+
+def half_softmax(into: Into, sums: Into, plan: Plan, scores: Array, visible: Array) -> Array:
+    """Return the softmax over visible keys, each step rounded; a row without keys is 0."""
+    return half_shares(into, sums, plan, scores, visible)[..., : scores.shape[3]]
+
+
+def half_shares(into: Into, sums: Into, plan: Plan, scores: Array, visible: Array) -> Array:
+    """Return the same with one more column for sinks, if there are any, (B, H, Q, K or K + 1)."""
+    scores, visible = beside_sinks(plan, scores), beside_sinks(plan, visible, True)
+    wide = np.where(visible, scores, -np.inf).astype(np.float32)
+    largest = wide.max(-1, keepdims=True, initial=np.finfo(np.float32).min)
+    exponentials = into(np.exp(into(wide - largest)))
+    total = into(sums(np.moveaxis(exponentials, -1, 0)))[..., None]  # (B, H, Q, 1)
+    return into(exponentials / np.where(total == 0, 1, total))
+
+
+@dataclasses.dataclass(frozen=True)
+class Fused(Backward):
+    """Gradients of a kernel that takes the sum over a row from the rounded output, and adds up tiles of queries."""
+
+    into: Into = plain_sum
+
+    def through_pooling(self, by_pooled: Array) -> tuple[Array, Array]:
+        """Return the gradients by attention weights, (B, H, Q, K), and by heads of values, (B, G, K, dv)."""
+        pooled, weights = (self.into(np.asarray(self.results[name], np.float32)) for name in ("pooled", "weights"))
+        total = (by_pooled * pooled).sum(-1, keepdims=True)  # (B, H, Q, 1)
+        vars(self)["through_softmax"] = partial(self.around, total)
+        return by_pooled @ self.heads_of("v").swapaxes(2, 3), self.in_tiles(weights, by_pooled)
+
+    @staticmethod
+    def around(total: Array, back: Any, by_weights: Array) -> Array:
+        """Return the gradient by scores in the softmax; total: the sums over the rows."""
+        return np.asarray(back.into(back.shares * (np.where(back.in_softmax, by_weights, 0) - total)))
+
+    def by_keys(self, scaled: Array) -> Array:
+        """Return the gradient by heads of keys, (B, G, K, d)."""
+        return self.in_tiles(scaled, self.heads_of("q"))
+
+    def in_tiles(self, pairs: Array, rows: Array) -> Array:
+        """Multiply pairs (B, H, Q, K), transposed, by rows (B, H, Q, d): (B, G, K, d)."""
+        total = np.zeros((), np.float32)
+        for first in range(0, pairs.shape[2], TILE):
+            some = slice(first, first + TILE)
+            total = self.into(total + pairs[:, :, some].swapaxes(2, 3) @ rows[:, :, some])
+        return self.unshare(total, self.plan.groups)
+
+
+@dataclasses.dataclass(frozen=True)
+class InSteps(Backward):
+    """Gradients of code that rounds each step; sums: adds up exponentials."""
+
+    into: Into = plain_sum
+    sums: Into = plain_sum
+
+    @property
+    def shares(self) -> Array:
+        """Return the softmax of all scores, each step rounded."""
+        return half_shares(self.into, self.sums, self.plan, self.results["scores"], self.visible)
+
+    def through_weights(self, by_weights: Array) -> tuple[Array, Array, Steps]:
+        """Return the gradients by biased scores, by dot products, and by sinks, as `Backward` does."""
+        vars(self)["through_softmax"] = self.rounded
+        return super().through_weights(by_weights)
+
+    @staticmethod
+    def rounded(back: Any, by_weights: Array) -> Array:
+        """Return the gradient by scores in the softmax, each step rounded."""
+        into, shares = back.into, back.shares
+        products = into(shares * np.where(back.in_softmax, by_weights, 0))
+        return np.asarray(into(products - into(shares * into(products.sum(-1, keepdims=True)))))
