@@ -8,6 +8,7 @@ from pathlib import Path
 import adapters
 import half_mistakes
 import numpy as np
+import planted
 import pytest
 from half_port import HalfPort
 from ports import Port
@@ -15,6 +16,8 @@ from ports import Port
 import mha
 from mha import parity
 from mha.core.options.config import numpy_dtype
+from mha.layer import restore
+from mha.parity.rule.problem import problem
 from mha.parity.rule.rules import in_dtype
 from mha.parity.rule.styles import FUSED, HALVES, PLAIN, QUERIES, STEPS, WIDE, Border, Core
 
@@ -197,6 +200,18 @@ def test_a_small_mistake_is_noticed(name, dtype, style):
     own = setting(dtype, style, "window" in name)
     assert own.case(name, half_mistakes.SMALL[name](own)).ratio() > 2
     assert own.right_ratio < 0.5
+
+
+@pytest.mark.parametrize("dtype", HALVES_OF)
+def test_a_change_alone_is_measured_without_a_style(dtype):
+    """By it a report says which known mistakes its inputs would not show."""
+    (layer, X), call = (layer_of(dtype, bias=True), normal(dtype, 2, 60, 84)), planted.DEFAULTS
+    half, inputs = problem(layer, X, X, X, call).half, [X.astype("float64")] * 3
+    other = dataclasses.replace(layer.config, scale=1.02 / 14**0.5, dtype="float64")
+    change = restore(other, in_dtype(layer, "float64").weights, "numpy")(*inputs) - half.oracle_output
+    assert half.ratio_of_change(0 * change) == 0
+    assert half.ratio_of_change(change) > 2
+    assert half.ratio_of_change(change / (40 if dtype == "bfloat16" else 320)) < 0.5
 
 
 class NarrowWindow(Port):

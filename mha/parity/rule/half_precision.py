@@ -116,6 +116,12 @@ class HalfPrecision:
         share = float(squares[rows].mean()) if rows.any() else 0.0
         return Rounding(core, border, share, ratio, worst, int((~rows).sum()), limit, most), left
 
+    @np.errstate(all="ignore")
+    def ratio_of_change(self, change: Array) -> float:
+        """Return the ratio of right code whose output is changed by so much, (B, Q, D), were its style simulated."""
+        every = np.ones(len(self.oracle), bool)
+        return max((ratio for ratio, _ in self.measures(self.start, FUSED[0], change[self.counts], every)), default=0.0)
+
     def output(self, border: Border, core: Core) -> Array:
         """Return the rows that count of a style's output, (R, D)."""
         return self.simulation.output(border, core)[self.counts]

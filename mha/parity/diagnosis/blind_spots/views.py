@@ -93,7 +93,14 @@ class View:
         right = self.bench.expected(name)
         if self.features != ALL:  # only a mean over all features has a bound
             right = right._replace(rows=None)
-        return right.ratio(np.where(self.bench.matters(name), wrong, 0)) if wrong.shape == right.X.shape else np.inf
+        if wrong.shape != right.X.shape:
+            return np.inf
+        matters, half = self.bench.matters(name), right.half
+        ratio = right._replace(half=None).ratio(np.where(matters, wrong, 0))
+        plain = None if half is None or ratio > NARROW else self.bench.steps((), name)
+        if plain is None:
+            return ratio
+        return max(ratio, half.ratio_of_change(np.where(matters, wrong.astype(np.float64) - plain, 0)))
 
 
 def view_in_part(asked: Problem, names: Iterable[str]) -> View:

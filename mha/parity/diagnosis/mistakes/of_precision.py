@@ -64,8 +64,13 @@ def to_int8(axes: tuple[int, ...]) -> Callable[[Array], Array]:
     return to_steps
 
 
+# What keeps float32 products in float32, in PyTorch, JAX, TensorFlow and MLX.
+SWITCHES = (
+    "torch.set_float32_matmul_precision('highest'), jax_default_matmul_precision='highest', "
+    "enable_tensor_float_32_execution(False) or MLX_ENABLE_TF32=0 is set"
+)
 ROUNDINGS = (
-    Mistake("TF32 arithmetic", "matrix products keep 10 bits behind the leading one", ALL_PARTS,
+    Mistake("TF32 arithmetic", f"matrix products keep 10 bits behind the leading one, unless {SWITCHES}", ALL_PARTS,
             {"rounded": partial(replace, into_product=short(10, True)),
              "cut off": partial(replace, into_product=short(10, False))}),
     *(Mistake(f"{dtype} arithmetic", f"numbers are rounded to {dtype} on the way", ALL_PARTS,
