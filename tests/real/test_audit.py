@@ -80,7 +80,8 @@ def test_a_right_model_is_right(name, fused, left, dtype):
     model = made(name, fused, dtype)
     report = parity.audit(model, **given(name, left=left, dtype=dtype))
     assert report, report
-    assert all(row.verdict == "same" and row.ratio < 0.5 for row in report.layers)
+    most = 0.5 if dtype == "float32" else 0.8  # Gemma's norms add 1 to their scales in float32
+    assert all(row.verdict == "same" and row.ratio < most for row in report.layers)
     assert len(report.layers) == (6 if name.startswith("T5") else 3)
 
 
