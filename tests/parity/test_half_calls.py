@@ -17,9 +17,10 @@ import mha
 from mha import parity
 from mha.core.options.config import numpy_dtype
 from mha.layer import restore
+from mha.parity.rule import simulation
 from mha.parity.rule.problem import problem
 from mha.parity.rule.rules import in_dtype
-from mha.parity.rule.styles import FUSED, HALVES, PLAIN, QUERIES, STEPS, WIDE, Border, Core
+from mha.parity.rule.styles import FUSED, HALVES, PLAIN, QUERIES, STEPS, SUMS, WIDE, Border, Core
 
 HALVES_OF = ["float16", "bfloat16"]
 
@@ -200,6 +201,21 @@ def test_a_small_mistake_is_noticed(name, dtype, style):
     own = setting(dtype, style, "window" in name)
     assert own.case(name, half_mistakes.SMALL[name](own)).ratio() > 2
     assert own.right_ratio < 0.5
+
+
+def test_products_that_are_summed_one_by_one():
+    """Keras' own in float16, on a processor: each sum is rounded, and those of 320 products are added."""
+    A, B = normal("float16", 3, 700), normal("float16", 700, 2, seed=5)
+    blocks = [functools.reduce(lambda total, at: total + A[:, at, None] * B[at], some, np.zeros((3, 2), "float16"))
+              for some in (range(320), range(320, 640), range(640, 700))]  # fmt: skip
+    assert np.array_equal(simulation.sum_in_half(*(X.astype("float32") for X in (A, B))), sum(blocks))
+    layer, X = layer_of("float16"), normal("float16", 2, 90, 84)
+    half = problem(layer, X, X, X, planted.DEFAULTS).half
+    theirs = half.simulation.output(half.start, SUMS[0]).astype("float16")
+    report = parity.compare(layer, theirs, X, X, X)
+    assert (report.rounding.core, report.rounding.left) == (SUMS[0], 0)
+    assert "weights, each sum of a product (0 of" in str(report)
+    assert parity.ratio(layer, theirs, X, X, X, style="fused") > 1
 
 
 @pytest.mark.parametrize("dtype", HALVES_OF)

@@ -15,7 +15,7 @@ import numpy as np
 
 from mha.parity.rule.rules import UNIT, bound, ratio_of, row_bounds
 from mha.parity.rule.simulation import Simulation
-from mha.parity.rule.styles import EXACT, FUSED, HALVES, QUERIES, STEPS, TILES, WIDE, Border, Core
+from mha.parity.rule.styles import EXACT, FUSED, HALVES, QUERIES, STEPS, SUMS, TILES, WIDE, Border, Core
 
 Array = np.ndarray
 Style = tuple[Border, Core]
@@ -237,6 +237,9 @@ class Search:
                 if self.attempt(borders):
                     return self.best()
                 style = min(borders, key=self.left_clear.__getitem__)
+        if self.simulation.dtype == "float16" and self.rule.style != "fused":
+            around = self.rule.start, *self.rule.start.variations(self.simulation.config)
+            self.attempt((border, core) for border in around for core in SUMS)
         return self.best()
 
     def attempt(self, styles: Iterable[tuple[Border, Core]]) -> bool:

@@ -22,6 +22,7 @@ from mha.parity.rule.styles import PLAIN, Border, Core
 
 Array = np.ndarray
 Rows = tuple[int, ...] | None  # some queries; None = all
+SUMMED = 320  # products in a block, on most processors
 PAIRS = 2**21  # of queries and keys that are in memory at a time
 PROJECTIONS = "W_q", "W_k", "W_v", "W_o", "W_g"
 
@@ -47,6 +48,21 @@ def rounding(dtype: FloatName) -> Callable[[Array], Array]:
 def as_it_is(X: Any) -> Any:
     """Return X unchanged."""
     return X
+
+
+def sum_in_half(A: Array, B: Array) -> Array:
+    """Multiply matrices (R, n) and (n, m) of float16 in float32 arrays; each product and each sum is rounded.
+
+    Sums are of blocks, which are added then.
+    """
+    A, B = A.astype(np.float16), B.astype(np.float16)
+    found = np.zeros((len(A), B.shape[1]), np.float16)
+    for first in range(0, len(B), SUMMED):
+        part, own = np.zeros_like(found), slice(first, first + SUMMED)
+        for row, column in zip(B[own], A.T[own], strict=True):
+            part += column[:, None] * row
+        found += part
+    return found.astype(np.float32)
 
 
 class Heads(NamedTuple):
@@ -232,7 +248,8 @@ class Chunk:
             return np.asarray(self.tiles(scores, core.tile) @ self.v / total(np.exp(scores), np.exp(sink)))
         else:
             weights = softmax(scores, sink)
-        return np.asarray((half(weights) if core.weights else weights) @ self.v)
+        weights = half(weights) if core.weights else weights
+        return sum_in_half(weights, self.v) if core.sums else np.asarray(weights @ self.v)
 
     def shifted(self, core: Core) -> tuple[Array, Array]:
         """Return scores (Q, K) and the sink (Q, 1), less their largest; a sink that is not there is minus infinity."""
@@ -267,7 +284,7 @@ class Chunk:
             root = core.scale.endswith("root")
             found = half(self.q / half(1 / scale[None]) if root else self.q * scale) @ self.k.T
         else:
-            found = self.q @ self.k.T
+            found = sum_in_half(self.q, self.k.T) if core.sums else self.q @ self.k.T
             found = (half(found) if core.dots else found) * scale
         return np.asarray(half(found) if rounds else found)
 

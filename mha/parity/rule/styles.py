@@ -27,6 +27,7 @@ class Core:
             sum; "one by one": likewise, and each addition to the sum is rounded.
         tile: the number of keys that flash attention takes at a time; 0 = all.
         weights: whether weights are rounded before they meet the values.
+        sums: whether matrix products are summed one by one, and rounded each time, as Keras' are in float16.
     """
 
     scale: Literal["dots", "dots, rounded", "queries", "queries, rounded", "queries, root", "both"] = "dots"
@@ -36,6 +37,7 @@ class Core:
     softmax: Literal["float32", "flash", "half", "inverse", "one by one"] = "float32"
     tile: int = 0
     weights: bool = False
+    sums: bool = False
 
     @property
     def rounds_scores(self) -> bool:
@@ -58,7 +60,7 @@ class Core:
             "scaled queries": queries, "the scale": self.coarse, "dot products": self.dots, "scores": self.scores,
             f"exponentials in tiles of {self.tile} keys": flash and self.tile, "exponentials": flash and not self.tile,
             "each step of the softmax": self.in_half, "each sum of exponentials": self.softmax == "one by one",
-            "weights": self.weights,
+            "weights": self.weights, "each sum of a product": self.sums,
         }  # fmt: skip
         where = ", ".join(place for place, there in places.items() if there)
         return f"in steps: {where}" if self.rounds_scores else f"as a fused kernel does: {where or 'nothing within'}"
@@ -135,4 +137,5 @@ HALVES = tuple(
           for scale in ("dots", "dots, rounded", "queries, rounded", "queries, root"))
     for softmax in ("half", "inverse", "one by one")
 )  # fmt: skip
+SUMS = (Core(dots=True, weights=True, sums=True),)
 QUERIES = tuple(Core(scale, weights=True) for scale in ("queries", "queries, rounded", "queries, root"))
