@@ -218,6 +218,18 @@ def test_products_that_are_summed_one_by_one():
     assert parity.ratio(layer, theirs, X, X, X, style="fused") > 1
 
 
+@pytest.mark.parametrize("core", [PLAIN, STEPS[4]], ids=["fused", "steps"])
+def test_products_that_are_cut_off(core):
+    """TensorFlow's own in bfloat16, on processors without it."""
+    layer, X = layer_of("bfloat16", bias=True), normal("bfloat16", 2, 60, 84)
+    half = problem(layer, X, X, X, planted.DEFAULTS).half
+    border = dataclasses.replace(half.start, products=True, last=True, cut=True)
+    theirs = half.simulation.output(border, core).astype(numpy_dtype("bfloat16"))
+    report = parity.compare(layer, theirs, X, X, X)
+    assert (report.rounding.border, report.rounding.left < 0.05, report.ratio < 0.5) == (border, True, True)
+    assert simulation.cut_off(np.array([1.9999, -1.9999], "float32")).tolist() == [1.9921875, -1.9921875]
+
+
 @pytest.mark.parametrize("dtype", HALVES_OF)
 def test_a_change_alone_is_measured_without_a_style(dtype):
     """By it a report says which known mistakes its inputs would not show."""
@@ -308,7 +320,6 @@ def test_wrong_positions_are_noticed(core, dtype):
 
 SOFTMAX = {  # each framework's own softmax of scores in half precision
     ("torch", "float16"): Core(weights=True), ("torch", "bfloat16"): Core(weights=True),
-    ("tensorflow", "bfloat16"): Core(weights=True),
     ("jax", "float16"): HALVES[1][0], ("jax", "bfloat16"): HALVES[0][0],
     ("mlx", "float16"): HALVES[2][0], ("mlx", "bfloat16"): HALVES[2][0],
 }  # fmt: skip
@@ -317,19 +328,16 @@ SOFTMAX = {  # each framework's own softmax of scores in half precision
 def softmax(backend, X):
     return {
         "torch": lambda: importlib.import_module("torch").softmax(X, -1),
-        "tensorflow": lambda: importlib.import_module("tensorflow").nn.softmax(X, -1),
         "jax": lambda: importlib.import_module("jax").nn.softmax(X, -1),
         "mlx": lambda: importlib.import_module("mlx.core").softmax(X, axis=-1),
     }[backend]()
 
 
-@pytest.mark.backends("torch", "tensorflow", "jax", "mlx")
+@pytest.mark.backends("torch", "jax", "mlx")  # TensorFlow's depends on the processor
 @pytest.mark.parametrize("dtype", HALVES_OF)
 def test_the_softmax_of_a_framework_rounds_so(backend, dtype):
-    core, scores = SOFTMAX.get((backend, dtype)), 3 * normal(dtype, 2, 6, 77, 77).astype("float32")
+    core, scores = SOFTMAX[backend, dtype], 3 * normal(dtype, 2, 6, 77, 77).astype("float32")
     scores = scores.astype(numpy_dtype(dtype))
-    if core is None:  # TensorFlow in float16: the exponentials are its own
-        return
     theirs = mha.to_numpy(softmax(backend, mha.tensor(scores, backend=backend)))
     for one in (Core(weights=True), *(family[0] for family in HALVES)):
         share = np.mean(HalfPort(layer_of(dtype), core=one).softmax(scores.astype("float32"), True) == theirs)
@@ -341,7 +349,6 @@ PORTS = {  # what frameworks' attention is like, in helpers/right_ports: names, 
     "torch": {"eager": (STEPS[0], STEPS[0]), "sdpa": (FUSED[0], FUSED[0]), "mha": (STEPS[1], STEPS[1])},
     "jax": {"einsum_jit": (HALVES[0][1], None), "wide": (FUSED[1], FUSED[1])},
     "mlx": {"fast": (STEPS[2], STEPS[2]), "steps": (HALVES[2][2], HALVES[2][2])},
-    "tensorflow": {"steps": (STEPS[4], None), "keras": (STEPS[7], None)},
 }
 
 

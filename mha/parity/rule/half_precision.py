@@ -7,6 +7,7 @@ mistake makes. All errors are divided by those that the style itself has in the 
 Letters as in the lessons; R rows that count.
 """
 
+import dataclasses
 import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
@@ -15,7 +16,7 @@ import numpy as np
 
 from mha.parity.rule.rules import UNIT, bound, ratio_of, row_bounds
 from mha.parity.rule.simulation import Simulation
-from mha.parity.rule.styles import EXACT, FUSED, HALVES, QUERIES, STEPS, SUMS, TILES, WIDE, Border, Core
+from mha.parity.rule.styles import EXACT, FUSED, HALVES, PLAIN, QUERIES, STEPS, SUMS, TILES, WIDE, Border, Core
 
 Array = np.ndarray
 Style = tuple[Border, Core]
@@ -240,6 +241,13 @@ class Search:
         if self.simulation.dtype == "float16" and self.rule.style != "fused":
             around = self.rule.start, *self.rule.start.variations(self.simulation.config)
             self.attempt((border, core) for border in around for core in SUMS)
+        if self.simulation.dtype == "bfloat16" and self.rule.style is None:
+            bias = self.simulation.config.bias
+            cut = dataclasses.replace(self.rule.start, products=bias, last=bias, cut=True)
+            plain = dataclasses.replace(cut, angles=False, cosines=False, turns=False, norms=False)
+            usual = PLAIN, FUSED[1], STEPS[4], STEPS[0], STEPS[7], HALVES[0][1], HALVES[1][1]
+            places = dict.fromkeys((cut, plain, *plain.variations(self.simulation.config)))
+            self.attempt((border, core) for border in places for core in usual)
         return self.best()
 
     def attempt(self, styles: Iterable[tuple[Border, Core]]) -> bool:

@@ -65,6 +65,11 @@ def sum_in_half(A: Array, B: Array) -> Array:
     return found.astype(np.float32)
 
 
+def cut_off(X: Array) -> Array:
+    """Cut numbers off after the bits of bfloat16."""
+    return (np.ascontiguousarray(X).view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32)
+
+
 class Heads(NamedTuple):
     """The heads that attention gets, in float32, and the call that is left to do."""
 
@@ -73,6 +78,7 @@ class Heads(NamedTuple):
     v: Array  # (B*G, T, dv)
     scale: Any  # that is left to apply
     half: Any  # the function that rounds
+    product: Any  # the function that rounds products of matrices
     call: Any
 
 
@@ -130,7 +136,7 @@ class Simulation:
         gates = heads.call.plan.gates  # (B*H, Q, dv or 1), or None
         gates = gates if rows is None or gates is None else gates[:, rows]
         merged = self.close(pooled, gates, half, self.round if border.gates else as_it_is)
-        return self.round(self.project(self.layer.W_o, border.last, as_it_is, 1.0, merged))
+        return self.round(self.project(self.layer.W_o, border, border.last, as_it_is, 1.0, merged))
 
     # The border
 
@@ -144,7 +150,7 @@ class Simulation:
         for name in PROJECTIONS:
             if dense := getattr(layer, name, None):
                 scale = self.scale if border.scaled and name == "W_q" else np.float32(1)
-                setattr(layer, name, functools.partial(self.project, dense, border.products, half, scale))
+                setattr(layer, name, functools.partial(self.project, dense, border, border.products, half, scale))
         for name in ("q_norm", "k_norm", "v_norm"):
             if own := getattr(layer, name, None):
                 setattr(layer, name, self.norm(own, border.norms, half))
@@ -153,11 +159,13 @@ class Simulation:
         q, k = self.transform_heads(layer, border, q, k, call)
         if call.cache is not None:
             k, v, call, _ = layer.remember(k, v, call)
-        return Heads(q, k, v, np.float32(1) if border.scaled else self.scale, half, call)
+        return Heads(
+            q, k, v, np.float32(1) if border.scaled else self.scale, half, cut_off if border.cut else self.round, call
+        )
 
-    def project(self, dense: Any, products: bool, half: Any, scale: Any, X: Array) -> Array:
+    def project(self, dense: Any, border: Border, products: bool, half: Any, scale: Any, X: Array) -> Array:
         """Project X (..., in) to (..., out); rounded after the bias and the scale; and before, if products are."""
-        X = X @ dense.kernel  # (..., out)
+        X = cut_off(X @ dense.kernel) if border.cut else X @ dense.kernel  # (..., out)
         if dense.bias is not None:
             X = (self.round(X) if products else X) + dense.bias
         return np.asarray(half(X * scale))
@@ -237,7 +245,7 @@ class Chunk:
     ) -> None:
         self.round, self.kind = simulation.round, numpy_dtype(simulation.dtype)
         self.pooling, self.q, self.k, self.v, self.scale = simulation.layer.attention, q, k, v, heads.scale
-        self.seen, self.bias, self.sink, self.half = seen, bias, sink, heads.half
+        self.seen, self.bias, self.sink, self.half, self.product = seen, bias, sink, heads.half, heads.product
 
     def pool(self, core: Core) -> Array:
         """Return the pooled values of a style, (Q, dv)."""
@@ -249,7 +257,9 @@ class Chunk:
         else:
             weights = softmax(scores, sink)
         weights = half(weights) if core.weights else weights
-        return sum_in_half(weights, self.v) if core.sums else np.asarray(weights @ self.v)
+        if core.sums:
+            return sum_in_half(weights, self.v)
+        return np.asarray(self.product(weights @ self.v) if core.weights else weights @ self.v)
 
     def shifted(self, core: Core) -> tuple[Array, Array]:
         """Return scores (Q, K) and the sink (Q, 1), less their largest; a sink that is not there is minus infinity."""
@@ -285,7 +295,7 @@ class Chunk:
             found = half(self.q / half(1 / scale[None]) if root else self.q * scale) @ self.k.T
         else:
             found = sum_in_half(self.q, self.k.T) if core.sums else self.q @ self.k.T
-            found = (half(found) if core.dots else found) * scale
+            found = (self.product(found) if core.dots else found) * scale
         return np.asarray(half(found) if rounds else found)
 
     def additive_scores(self) -> Array:

@@ -80,6 +80,7 @@ class Border:
         cosines: whether cosines and sines are rounded.
         turns: whether each product of the rotation is rounded before two are added.
         gates: whether the sigmoid of an output gate is rounded.
+        cut: whether products of matrices are cut off, not rounded, as TensorFlow's are on processors without bfloat16.
     """
 
     rounds: bool = True
@@ -91,6 +92,7 @@ class Border:
     cosines: bool = False
     turns: bool = False
     gates: bool = False
+    cut: bool = False
 
     @classmethod
     def usual(cls, config: Config) -> "Border":
