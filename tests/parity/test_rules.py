@@ -11,6 +11,7 @@ import mha
 from mha import parity
 from mha.core.options.config import DTYPES, numpy_dtype
 from mha.parity.cases import suite
+from mha.parity.rule import problem
 from mha.parity.rule.rules import ratio_of, row_bounds
 
 # Worked out by hand. The largest number of the oracle is 4, the base is off by the error in brackets:
@@ -240,13 +241,13 @@ def test_hidden_keys_that_count_are_found(name):
 
 @pytest.mark.parametrize("says_nothing", [np.nan, np.inf])
 def test_a_bound_that_says_nothing_is_not_hidden_by_the_others(monkeypatch, says_nothing):
-    bound = suite.bound
+    bound = problem.bound
 
     def planted(dtype, oracle, base, **options):
         # The attention weights alone have four axes.
         return says_nothing if oracle.ndim == 4 else bound(dtype, oracle, base, **options)
 
-    monkeypatch.setattr(suite, "bound", planted)
+    monkeypatch.setattr(problem, "bound", planted)
     results = {result.check: result for result in parity.check_case("numpy", HALF_HIDDEN, "float32")}
     assert [check for check, result in results.items() if not result.passed] == ["output and weights"]
     assert results["output and weights"].where == "weights"

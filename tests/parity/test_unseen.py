@@ -46,6 +46,17 @@ def green(options, call, dtype):
     return layer, X, call, report
 
 
+def test_some_features_of_all_rows_show_no_more_than_all():
+    layer = mha.MultiHeadAttention(67, 1, seed=0, backend="numpy")
+    X = np.random.default_rng(0).normal(size=(1, 5, 67)).astype("float32")
+    asked = problem(layer, X, X, X, planted.DEFAULTS)
+    few, whole = views.view_in_part(asked, ["output"]), views.View(asked, ["output"])
+    assert few.features != views.ALL
+    assert few.rows == views.ALL
+    form = next(form for form in USUAL if "scale" in form.mistake.name and few.possible(form))
+    assert 1 < few.ratio(form) <= whole.ratio(form)
+
+
 @pytest.mark.parametrize(
     "dtype", ["float32", *(pytest.param(dtype, marks=pytest.mark.long("numpy")) for dtype in ("bfloat16", "float64"))]
 )

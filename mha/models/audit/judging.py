@@ -56,10 +56,10 @@ def judge(captured: CapturedCall, layer_call: Problem) -> JudgedCall:
     if theirs.size != np.prod(shape):
         raise UnknownError(f"its output has shape {theirs.shape}, expected {shape}")
     theirs = theirs.reshape(shape).astype(layer_call.queries.dtype)
-    counts = layer_call.matters("output")
-    ratio = layer_call.expected("output").ratio(np.where(counts, theirs, 0).astype(np.float64))
-    if ratio <= 1:
-        return JudgedCall(captured.call.number, ratio, report_of(layer_call, theirs, call_is_sure=True), layer_call)
+    report = report_of(layer_call, theirs, call_is_sure=True)
+    ratio = report.ratio
+    if report:
+        return JudgedCall(captured.call.number, ratio, report, layer_call)
     steps = {
         role: captured.layer.part(role, captured.outputs[role], config)
         for role in PROJECTED
@@ -69,7 +69,7 @@ def judge(captured: CapturedCall, layer_call: Problem) -> JudgedCall:
         merged = captured.inputs["merged"]
         steps["merged"] = merged.reshape(*merged.shape[:2], -1)  # (B, Q, H*dv)
     steps |= captured.steps
-    report = report_of(layer_call, steps | {"output": theirs}, call_is_sure=True)
+    report = report_of(layer_call, steps | {"output": theirs}, call_is_sure=True) if steps else report
     layer_call.forget()
     return JudgedCall(captured.call.number, ratio, explain_output(layer_call, report, steps, theirs), layer_call)
 

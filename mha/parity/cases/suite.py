@@ -3,7 +3,7 @@
 import dataclasses
 import math
 import tempfile
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,20 +13,20 @@ from rich.text import Text
 
 from mha import arrays
 from mha.core import dispatch
-from mha.core.call import FLOATS, PLACES, call_of
+from mha.core.call import FLOATS, PLACES
 from mha.core.options.config import numpy_dtype
 from mha.core.options.names import BackendName, FloatName, SuiteName
 from mha.layer import MultiHeadAttention
 from mha.parity.cases.rare import RARE
 from mha.parity.cases.usual import ADDITIVE, CASES, Case
 from mha.parity.diagnosis.pipeline.gradient_rounding import with_rounded_gradients
-from mha.parity.rule.problem import Expected, problem
-from mha.parity.rule.rules import UNIT, bound, error, fraction, gradient_scale, in_dtype, nearest
+from mha.parity.rule.problem import Expected, Problem, problem
+from mha.parity.rule.rules import UNIT, error, fraction, gradient_scale, in_dtype
 from mha.weights.sources import load, sync
 
 ALL_CASES = (*CASES, *RARE)
 Arrays = dict[str, np.ndarray]
-Verdict = tuple[str, float, float]  # name of the worst array, its error and its bound
+Worst = tuple[str, float, float]  # name of the worst array, its error and its bound
 
 
 class Check(NamedTuple):
@@ -102,7 +102,10 @@ def check_case(backend: BackendName, case: Case, dtype: FloatName, lesson: bool 
     compare the lesson's own layer too, which runs eagerly. An exception of the backend becomes a failed result.
     """
     inputs, call, visible = case.inputs(dtype), case.call(dtype), case.visible()
-    wide = [X.astype(np.float64) for X in inputs]
+    wide, half = [X.astype(np.float64) for X in inputs], UNIT[dtype] >= UNIT["float16"]
+    # NumPy gets a mask of all pairs: it cannot leave out keys, nor read lengths as backends do.
+    plain: dict[str, Any] = {name: X for name, X in call.items() if name in (*FLOATS, "offset", *PLACES)}
+    plain["mask"] = visible
     base = case.layer("numpy", dtype, window=None)
     oracle = in_dtype(base, "float64")
 
@@ -118,10 +121,7 @@ def check_case(backend: BackendName, case: Case, dtype: FloatName, lesson: bool 
         output, pull_back = layer.vjp(*inputs[:3], **call)
         return {"output of vjp": output} | pull_back(inputs[3])
 
-    def against_oracle(compute: Callable[..., Arrays], readable: bool = False) -> Verdict:
-        # NumPy gets a mask of all pairs: it cannot leave out keys, nor read lengths as backends do.
-        plain = {name: X for name, X in call.items() if name in (*FLOATS, "offset", *PLACES)}
-        plain["mask"] = visible
+    def against_oracle(compute: Callable[..., Arrays], readable: bool = False) -> Worst:
         in_float64 = {name: X.astype(np.float64) for name, X in plain.items() if name in FLOATS}
         layer = case.layer(backend, dtype, readable=True) if readable else attention()
         found, based = compute(layer, call, *inputs), compute(base, plain, *inputs)
@@ -129,39 +129,30 @@ def check_case(backend: BackendName, case: Case, dtype: FloatName, lesson: bool 
         _check_alike(found, based)
         if compute is outputs:
             expected["output alone"] = expected["output"]
-        bounds = {}
         by_all = {name: X for name, X in expected.items() if compute is gradients and name != "output of vjp"}
-        for name, wanted in expected.items():
-            scale = gradient_scale(name, by_all) if name in by_all else 0.0
-            bounds[name] = bound(dtype, wanted, based[name], gradient=name in by_all, scale=scale)
-        half = UNIT[dtype] >= UNIT["float16"]
-        verdicts = list[Verdict]()
-        if half and by_all:
-            asked = with_rounded_gradients(
-                problem(base, inputs[0], inputs[1], inputs[2], {"causal": False} | plain, inputs[3])
-            )
-            for name, X in by_all.items():
-                right = asked.expected_gradient(name, X, based[name], gradient_scale(name, by_all))
-                bounds[name] = right.limit
-                verdicts.append((f"the mean of {name}", *nearest(found[name], right.means)))
-        for name in (name for name in expected if half and name.startswith("output")):
-            if rounding := expected_output().rounding(found[name].astype(np.float64)):
-                verdicts.append((f"the rounding of {name}", rounding.ratio, 1.0))
-        return max([_worst(found, expected, bounds), *verdicts], key=lambda verdict: fraction(*verdict[1:]))
+
+        def measure(name: str, X: np.ndarray) -> Worst:
+            if name in by_all:
+                right = asked().expected_gradient(name, X, based[name], gradient_scale(name, by_all))
+            elif half and name.startswith("output"):
+                right = asked().expected("output")
+            else:
+                right = Expected.of(dtype, X, based[name], False)
+            return worst_of(name, right, found[name])
+
+        return _largest(measure(name, X) for name, X in expected.items())
 
     @cache
-    def expected_output() -> Expected:
-        plain = {name: X for name, X in call.items() if name in (*FLOATS, "offset", *PLACES)}
-        given = call_of("suite", None, plain | {"mask": visible})._asdict()
-        return problem(base, inputs[0], inputs[1], inputs[2], given).expected_output()
+    def asked() -> Problem:
+        return with_rounded_gradients(problem(base, *inputs[:3], {"causal": False} | plain, inputs[3]))
 
-    def hides() -> Verdict:
+    def hides() -> Worst:
         by, weights = gradients(attention(), call, *inputs), outputs(attention(), call, *inputs)["weights"]
         found = {"queries": by["queries"][~sees], "keys": by["keys"][~seen], "values": by["values"][~seen]}
         found["weights"] = weights[~visible]
         return _identical(found, {name: np.zeros_like(X) for name, X in found.items()})
 
-    def padding() -> Verdict:
+    def padding() -> Worst:
         padded = [X.copy() for X in inputs]
         padded[0][~sees], padded[1][~seen], padded[2][~seen] = np.nan, np.nan, np.inf
         found, clean = (outputs(attention(), call, *X) | gradients(attention(), call, *X) for X in (padded, inputs))
@@ -170,7 +161,7 @@ def check_case(backend: BackendName, case: Case, dtype: FloatName, lesson: bool 
     # The first check makes the layer, so that a backend that cannot make it fails that check.
     attention = cache(partial(case.layer, backend, dtype))
     sees, seen = visible.any((1, 3)), visible.any((1, 2))  # (B, Q), (B, K)
-    checks: dict[str, Callable[[], Verdict]] = {
+    checks: dict[str, Callable[[], Worst]] = {
         "output and weights": partial(against_oracle, outputs),
         "steps": partial(against_oracle, steps),
         "gradients": partial(against_oracle, gradients),
@@ -192,7 +183,7 @@ def check_exact(backend: BackendName, dtype: FloatName) -> list[Result]:
     """
     case = Case("", ADDITIVE)
 
-    def transposes() -> Verdict:
+    def transposes() -> Worst:
         B, T, H, d = 2, 3, 7, 11
         X = np.random.default_rng(4).normal(size=(B, T, H * d)).astype(numpy_dtype(dtype))
         heads = np.concatenate(
@@ -203,7 +194,7 @@ def check_exact(backend: BackendName, dtype: FloatName) -> list[Result]:
         found = {name: arrays.to_numpy(array) for name, array in found.items()}
         return _identical(found, {"transpose_qkv": heads, "transpose_output": X})
 
-    def syncs() -> Verdict:
+    def syncs() -> Worst:
         source = case.layer("numpy", dtype)
         there = MultiHeadAttention(**case.options, dtype=dtype, seed=5, backend=backend)
         back = MultiHeadAttention(**case.options, dtype=dtype, seed=6, backend="numpy")
@@ -211,13 +202,13 @@ def check_exact(backend: BackendName, dtype: FloatName) -> list[Result]:
         sync(there, back)
         return _identical(back.weights, source.weights)
 
-    def saves() -> Verdict:
+    def saves() -> Worst:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "layer.safetensors"
             case.layer(backend, dtype).save(path)
             return _identical(load(path, backend).weights, case.layer("numpy", dtype).weights)
 
-    def by_hand() -> Verdict:
+    def by_hand() -> Worst:
         # The scores of the two visible keys are 0 and 2 * 1 / sqrt(4) = 1, and only the second has a value.
         d, e = 4, math.e
         attention = MultiHeadAttention(d, 1, dtype=dtype, seed=0, backend=backend)
@@ -238,25 +229,36 @@ def check_exact(backend: BackendName, dtype: FloatName) -> list[Result]:
     return [_result(backend, check, "", dtype, function) for check, function in checks.items()]
 
 
+def worst_of(name: str, right: Expected, theirs: np.ndarray) -> Worst:
+    """Return name, error and bound of an array; or by what else it is judged in half precision, its ratio, and 1."""
+    verdict = right.judge(theirs.astype(np.float64))
+    if verdict.rest <= fraction(verdict.error, verdict.limit):
+        return name, verdict.error, verdict.limit
+    return f"the {'mean' if verdict.rounding is None else 'rounding'} of {name}", verdict.rest, 1.0
+
+
 def one_line(problem: Exception) -> str:
     """Put an exception in one line, without the colours that Keras writes into its messages."""
     return " ".join(f"{type(problem).__name__}: {Text.from_ansi(str(problem)).plain}".split())
 
 
-def _result(backend: BackendName, check: str, case: str, dtype: FloatName, function: Callable[[], Verdict]) -> Result:
+def _result(backend: BackendName, check: str, case: str, dtype: FloatName, function: Callable[[], Worst]) -> Result:
     try:
         return Result(backend, check, case, dtype, *function())
     except Exception as problem:
         return Result(backend, check, case, dtype, one_line(problem), np.inf, 0.0)
 
 
-def _worst(found: Arrays, expected: Arrays, bounds: dict[str, float]) -> Verdict:
+def _worst(found: Arrays, expected: Arrays, bounds: dict[str, float]) -> Worst:
     """Return name, error and bound of the array that comes nearest to its bound, or exceeds it most."""
-    results = [(name, error(found[name], expected[name]), bounds[name]) for name in expected]
+    return _largest((name, error(found[name], expected[name]), bounds[name]) for name in expected)
+
+
+def _largest(results: Iterable[Worst]) -> Worst:
     return max(results, key=lambda result: fraction(*result[1:]))
 
 
-def _identical(found: Arrays, expected: Arrays) -> Verdict:
+def _identical(found: Arrays, expected: Arrays) -> Worst:
     """Return the largest difference, where none is allowed."""
     _check_alike(found, expected)
     return _worst(found, expected, dict.fromkeys(expected, 0.0))

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
@@ -27,8 +27,9 @@ from mha.parity.rule.rules import (
     in_dtype,
     largest,
     nearest,
-    ratio_of,
+    outside,
     row_bounds,
+    worst_row,
 )
 
 Named = dict[str, np.ndarray]
@@ -37,8 +38,31 @@ Means = tuple[tuple[np.ndarray, float], ...]
 CLEAR = 4.0  # times a bound that an output exceeds: then no style of half precision is looked for
 
 
+class Verdict(NamedTuple):
+    """The verdict on an array.
+
+    Attributes:
+        error: the largest one, infinite where only one of the two arrays is NaN or infinite.
+        limit: how large that may be.
+        rest: in half precision, the worst of all that is measured, by its limit; 0 where errors alone count.
+        worst: what that is, in words.
+        rounding: of an output in half precision that is not far off, how it rounds, a `Rounding`.
+    """
+
+    error: float
+    limit: float
+    rest: float = 0.0
+    worst: str = ""
+    rounding: Any = None
+
+    @property
+    def ratio(self) -> float:
+        """Return the worst of all by its limit: the same if at most 1."""
+        return max(fraction(self.error, self.limit), self.rest)
+
+
 class Expected(NamedTuple):
-    """The expected array in float64, 0 where numbers do not matter, and how far the layer's dtype may be from it.
+    """The expected array in float64, 0 where numbers do not matter, and the judge of how far another may be from it.
 
     limit: of the largest error; rows: of the root mean square of each row, see `rules.row_bounds`; None = any. half: in
     half precision, the rule for a whole output. means: of a gradient there, right arrays, each with its bound of the
@@ -56,19 +80,47 @@ class Expected(NamedTuple):
         """Expect an oracle; base: the plain computation in dtype; by_rows: whether the mean of each row counts."""
         return cls(oracle, bound(dtype, oracle, base), row_bounds(dtype, oracle, base) if by_rows else None)
 
-    def ratio(self, theirs: np.ndarray) -> float:
-        """Return an error divided by its bound, at most 1 if they are the same; theirs: 0 where it does not matter."""
-        rounding = self.rounding(theirs)
-        if rounding is not None:
-            return rounding.ratio
-        found = ratio_of(theirs, self.X, self.limit, self.rows)
-        return max(found, fraction(*nearest(theirs, self.means))) if self.means and found < math.inf else found
+    def judge(self, theirs: np.ndarray) -> Verdict:
+        """Judge an array, 0 where it does not matter."""
+        far = error(theirs, self.X)
+        if far == math.inf or not self.in_half:
+            return Verdict(far, self.limit)
+        if self.half is not None and self.X.size and (far <= CLEAR * self.limit < math.inf or self.half.has_ties):
+            rounding = self.half.judge(theirs)
+            words = f"{rounding.worst} that the nearest style of rounding leaves"
+            return Verdict(far, rounding.limit, rounding.ratio, words, rounding)
+        mean = nearest(theirs, self.means) if self.rows is None else worst_row(theirs, self.X, self.rows)
+        return Verdict(far, self.limit, max(fraction(far, self.limit), fraction(*mean)), "the mean square of all")
 
-    def rounding(self, theirs: np.ndarray) -> Any:
-        """Return how an output in half precision rounds, a `Rounding`; None of others, and of one that is far off."""
-        far = math.inf if self.half is None or not self.X.size else error(theirs, self.X)
-        near = far <= CLEAR * self.limit < math.inf or (far < math.inf and self.half.has_ties)
-        return self.half.judge(theirs) if near else None
+    @property
+    def in_half(self) -> bool:
+        """Return whether more than the largest error is measured, as of outputs and gradients in half precision."""
+        return self.rows is not None or bool(self.means)
+
+    def ratio(self, theirs: np.ndarray) -> float:
+        """Return the ratio of an array, 0 where it does not matter: the same if at most 1."""
+        return self.judge(theirs).ratio
+
+    def ratio_without(self, theirs: np.ndarray, change: np.ndarray) -> float:
+        """Return the ratio of an array without the change that mistakes make; infinite where bounds alone are known."""
+        return math.inf if self.half is None and not self.means else self.ratio(theirs - change)
+
+    def ratio_of_mistake(self, theirs: np.ndarray, enough: float, plain: Callable[[], Any]) -> float:
+        """Return the ratio of right code with a mistake, or one that is enough; plain: computes it without."""
+        found = self._replace(half=None).ratio(theirs)
+        if self.half is None or found > enough:
+            return found
+        return max(found, self.half.ratio_of_change(theirs.astype(np.float64) - plain()))
+
+    def outside(self, theirs: np.ndarray, verdict: Verdict) -> np.ndarray:
+        """Return which numbers of an array are wrong by a verdict; all that are measured if no error is too large."""
+        if verdict.error > verdict.limit:
+            return outside(theirs, self.X, verdict.limit)
+        return np.broadcast_to(True if verdict.rounding is None else verdict.rounding.rows[..., None], theirs.shape)
+
+    def part(self, X: np.ndarray, samples: Any, rows: Any, by_rows: bool) -> "Expected":
+        """Return what is expected of some samples and queries, X; by_rows: whether the mean of each row counts."""
+        return Expected(X, self.limit, self.rows[samples][:, rows] if by_rows and self.rows is not None else None)
 
 
 @dataclasses.dataclass(frozen=True)

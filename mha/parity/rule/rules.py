@@ -41,6 +41,13 @@ def error(result: np.ndarray, oracle: np.ndarray) -> float:
     return float(np.abs(result[~same] - oracle[~same]).max(initial=0.0))
 
 
+def outside(theirs: np.ndarray, expected: np.ndarray, limit: float) -> np.ndarray:
+    """Return which numbers exceed the bound; NaN equals NaN, and infinity itself."""
+    with np.errstate(invalid="ignore"):
+        near = np.abs(theirs - expected) <= limit
+    return ~(near | (theirs == expected) | (np.isnan(theirs) & np.isnan(expected)))
+
+
 def largest(oracle: np.ndarray) -> float:
     """Return the largest finite magnitude."""
     return float(np.abs(oracle[np.isfinite(oracle)]).max(initial=0.0))

@@ -21,10 +21,10 @@ from mha.parity import Case, Report
 from mha.parity.diagnosis.blind_spots.probes import MEMORY, long_enough, memory
 from mha.parity.diagnosis.compare.comparison import report_of
 from mha.parity.diagnosis.compare.from_the_start import from_the_start
-from mha.parity.diagnosis.compare.places import outside
 from mha.parity.rule.decoding import as_decoding
 from mha.parity.rule.port_arrays import floats
 from mha.parity.rule.problem import Problem
+from mha.parity.rule.rules import outside
 from mha.parity.testing.cases import Trial, make_problem
 from mha.parity.testing.implementations import Implementation, own
 

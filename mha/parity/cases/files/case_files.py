@@ -28,7 +28,10 @@ from mha.parity.cases.files import case_reader, decode_files
 from mha.parity.cases.files.case_reader import ARGUMENTS, CALL, DECODE, FORMAT, INPUTS, STORED, CaseFile
 from mha.parity.cases.suite import Arrays, Result, one_line
 from mha.parity.cases.usual import Case
-from mha.parity.rule.rules import bound, error, gradient_scale, in_dtype
+from mha.parity.diagnosis.pipeline.gradient_rounding import with_rounded_gradients
+from mha.parity.rule.layouts import GRADIENT
+from mha.parity.rule.problem import Expected, problem
+from mha.parity.rule.rules import UNIT, bound, error, fraction, gradient_scale, in_dtype
 from mha.weights import files, own_format, readers, safetensors_writer
 
 
@@ -148,18 +151,33 @@ def check(case: CaseFile, backend: BackendName) -> list[Result]:
     """Compute a case on a backend: each result in the order of the file, how far it is from the file's, and the bound.
 
     The output is computed by three calls: traced, with attention weights, and alone; the worst counts. Each call of a
-    decode is made once. An exception becomes the only result, a failed one.
+    decode is made once. In half precision the output and the gradients of a call are also judged as by
+    `parity.compare`; if that is worse, it is the error, and the bound is 1. An exception becomes the only result, a
+    failed one.
     """
     result = functools.partial(Result, backend, "case file", case.name, case.config.dtype)
     try:
         found = _results(restore(case.config, case.weights, backend), case.inputs, case.call)
-    except Exception as problem:
-        return [result(one_line(problem), math.inf, 0.0)]
-    results = []
+    except Exception as failure:
+        return [result(one_line(failure), math.inf, 0.0)]
+    results, half = [], _expected_in_half(case)
     for name, expected in case.expected.items():
-        worst = max(error(one[name], expected) for one in found if name in one)
-        results.append(result(name, worst, case.bounds[name]))
+        arrays = [one[name] for one in found if name in one]
+        measured = [(error(X, expected), case.bounds[name]) for X in arrays]
+        measured += [(half[name].ratio(X.astype(np.float64)), 1.0) for X in arrays if name in half]
+        results.append(result(name, *max(measured, key=lambda one: fraction(*one))))
     return results
+
+
+def _expected_in_half(case: CaseFile) -> dict[str, Expected]:
+    """Return the expected output and gradients of a call in half precision; of any other, and of a decode, nothing."""
+    if UNIT[case.config.dtype] < UNIT["float16"] or "size" in case.call:
+        return {}
+    *arrays, cotangent = (case.inputs[name] for name in INPUTS)
+    layer = restore(case.config, case.weights, "numpy")
+    asked = with_rounded_gradients(problem(layer, *arrays, case.call, cotangent))
+    names = {key: key.replace("gradients/", GRADIENT) for key in case.expected}
+    return {key: asked.expected(name) for key, name in names.items() if name == "output" or name.startswith(GRADIENT)}
 
 
 def _results(attention: MultiHeadAttention, inputs: Arrays, call: dict[str, Any]) -> tuple[Arrays, ...]:

@@ -90,17 +90,11 @@ class View:
         """Return the error of one array by its bound; 0 if the mistake leaves no such array."""
         if not form.mistake.touches(PART_OF[name]) or (wrong := self.bench.steps((form,), name)) is None:
             return 0.0
-        right = self.bench.expected(name)
-        if self.features != ALL:  # only a mean over all features has a bound
-            right = right._replace(rows=None)
+        right = self.bench.expected(name, by_rows=self.features == ALL)  # only a mean over all features has a bound
         if wrong.shape != right.X.shape:
             return np.inf
-        matters, half = self.bench.matters(name), right.half
-        ratio = right._replace(half=None).ratio(np.where(matters, wrong, 0))
-        plain = None if half is None or ratio > NARROW else self.bench.steps((), name)
-        if plain is None:
-            return ratio
-        return max(ratio, half.ratio_of_change(np.where(matters, wrong.astype(np.float64) - plain, 0)))
+        wrong = np.where(self.bench.matters(name), wrong, 0)
+        return right.ratio_of_mistake(wrong, NARROW, lambda: self.bench.steps((), name))
 
 
 def view_in_part(asked: Problem, names: Iterable[str]) -> View:

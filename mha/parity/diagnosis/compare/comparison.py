@@ -16,7 +16,7 @@ from mha.core.tables import plural
 from mha.layer import MultiHeadAttention
 from mha.parity.diagnosis.blind_spots.views import sight
 from mha.parity.diagnosis.compare.diagnosis import find_reasons
-from mha.parity.diagnosis.compare.places import describe_place, hints, outside
+from mha.parity.diagnosis.compare.places import describe_place, hints
 from mha.parity.diagnosis.compare.report import Place, Report, Row
 from mha.parity.diagnosis.pipeline.gradient_rounding import with_rounded_gradients
 from mha.parity.diagnosis.search.explanations import Diagnosis
@@ -120,9 +120,9 @@ def diagnose(
     tell the reason if they alone differ. Where another call explains the numbers, or a residual or a norm after
     attention, the `Diagnosis` has that in place of a mistake. It prints as text, also if nothing gives the numbers.
     """
-    more: Any = {"cotangent": cotangent, "layout": layout, "others": others, "rows": rows, "empty_rows": empty_rows}
-    more["style"] = style
-    return compare(attention, theirs, queries, keys, values, valid_lens, cache=cache, **more, **call).diagnosis
+    more: Any = {"cache": cache, "cotangent": cotangent, "layout": layout, "others": others}
+    counting: Any = {"rows": rows, "empty_rows": empty_rows, "style": style}
+    return compare(attention, theirs, queries, keys, values, valid_lens, **more, **counting, **call).diagnosis
 
 
 @spell_out
@@ -214,21 +214,20 @@ def report_of(
 def compare_array(asked: Problem, name: str, X: np.ndarray, layout: str | None) -> tuple[Row, np.ndarray | None]:
     """Compare one of their arrays: return its row, and the array in the compared shape, or None if it does not fit."""
     right = asked.expected(name)
-    expected, limit = right.X, right.limit
-    turn = conversion(asked, name, X, expected.shape, layout)
+    turn = conversion(asked, name, X, right.X.shape, layout)
     if isinstance(turn, str):
-        return Row(name, np.inf, limit, None, turn), None
+        return Row(name, np.inf, right.limit, None, turn), None
     theirs, share = turn(X), 1
-    if theirs.ndim == 4 and theirs.shape != expected.shape:  # heads of keys that were repeated already
-        share = theirs.shape[1] // expected.shape[1]
-    counts = np.ones(expected.shape, bool) & (True if name.startswith(GRADIENT) else asked.matters(name))
-    expected, counts = (np.repeat(array, share, 1) if share > 1 else array for array in (expected, counts))
+    counts = np.ones(right.X.shape, bool) & (True if name.startswith(GRADIENT) else asked.matters(name))
+    if theirs.ndim == 4 and theirs.shape != right.X.shape:  # heads of keys that were repeated already
+        share = theirs.shape[1] // right.X.shape[1]
+        right, counts = right._replace(X=np.repeat(right.X, share, 1)), np.repeat(counts, share, 1)
     there = np.where(counts, theirs, 0).astype(np.float64)
     usual = name == PLACED or checks.dtype_name(X.dtype) == asked.config.dtype
     notes = [] if usual else [f"in {X.dtype}"]
     if name == MEANS:
         notes.append("means over the heads were given")
-    if limit == np.inf:
+    if right.limit == np.inf:
         notes.append(f"NumPy itself overflows {asked.config.dtype} here: there is no bound")
     if name in FROM_SOFTMAX:
         unseeing = ~(asked.visible.any((1, 3)) | asked.rows_that_count) & (True if asked.rows is None else asked.rows)
@@ -236,33 +235,24 @@ def compare_array(asked: Problem, name: str, X: np.ndarray, layout: str | None) 
         if empty.any():
             count = plural(int(empty.sum()), "row")
             notes.append(f"NaN in {count} of queries that see no key: with empty_rows=True they count")
-    far, place, rounding = error(there, expected), None, right.rounding(there)
-    limit = limit if rounding is None else rounding.limit
-    rest = 0.0 if rounding is not None or (right.rows is None and not right.means) else right.ratio(there)
-    if limit < np.inf and (far > limit or rest > 1 or (rounding is not None and rounding.ratio > 1)):
-        wrong = outside(there, expected, limit)
-        if far <= limit:
-            wrong = (
-                np.ones(there.shape, bool)
-                if rounding is None
-                else np.broadcast_to(rounding.rows[..., None], there.shape)
-            )
-            words = "the mean square of all"
-            if rounding is not None:
-                words = f"{rounding.worst} that the nearest style of rounding leaves"
-            notes.append(f"each number is within what {asked.config.dtype} explains, {words} is not")
+    verdict, place = right.judge(there), None
+    if verdict.limit < np.inf and verdict.ratio > 1:
+        wrong = right.outside(there, verdict)
+        if verdict.error <= verdict.limit:
+            notes.append(f"each number is within what {asked.config.dtype} explains, {verdict.worst} is not")
         with np.errstate(invalid="ignore"):
-            distance = np.where(wrong, np.nan_to_num(np.abs(there - expected), nan=np.inf), -1.0)
+            distance = np.where(wrong, np.nan_to_num(np.abs(there - right.X), nan=np.inf), -1.0)
         at = np.unravel_index(distance.argmax(), distance.shape)
         places = turn(np.arange(X.size).reshape(X.shape))
         index = tuple(int(i) for i in np.unravel_index(places[at], X.shape))
         where = describe_place(asked, name, wrong, at)
-        place = Place(index, float(there[at]), float(expected[at]), int(wrong.sum()), wrong.size, *where)
-        notes += hints(there, expected, limit)
+        place = Place(index, float(there[at]), float(right.X[at]), int(wrong.sum()), wrong.size, *where)
+        notes += hints(there, right.X, verdict.limit)
         three, of_one = GRADIENT + INPUTS, asked.one_input and name.removeprefix(GRADIENT) in OF_INPUTS
         if of_one and asked.expected(three).ratio(there) <= 1:
             notes.append(f"it is the gradient of queries, keys and values at once: give it as {three!r}")
-    return Row(name, far, limit, place, "; ".join(notes), rounding, rest), theirs[:, ::share] if share > 1 else theirs
+    row = Row(name, verdict.error, verdict.limit, place, "; ".join(notes), verdict.rounding, verdict.rest)
+    return row, theirs[:, ::share] if share > 1 else theirs
 
 
 def conversion(asked: Problem, name: str, X: np.ndarray, shape: tuple[int, ...], layout: str | None) -> Any:

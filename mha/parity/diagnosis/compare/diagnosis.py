@@ -70,7 +70,7 @@ def find_reasons(
     known = CATALOGUE if problem.sizes.slots is None else CACHED_CATALOGUE
     far, mistakes = max(row.ratio for row in wrong), (*known, *of_another_layer(others))
     with np.errstate(all="ignore"):
-        exact, without = without_rounding(problem, steps)
+        exact, without = without_rounding(problem, steps, rows)
         explanations, tried, missed = attempts(exact, without, mistakes, far, effort, tokens is not None)
     explanations = of_one_formula(problem, sorted(explanations, key=rank), mistakes)
     if wrong[0].name in ways.open:
@@ -94,17 +94,17 @@ def find_reasons(
     return Diagnosis(tuple(sure or explanations), note, tried)
 
 
-def without_rounding(problem: Problem, steps: Mapping[str, Array]) -> tuple[Problem, Mapping[str, Array]]:
+def without_rounding(
+    problem: Problem, steps: Mapping[str, Array], rows: Sequence[Row]
+) -> tuple[Problem, Mapping[str, Array]]:
     """Take the rounding of the nearest style off an output in half precision, so that mistakes far below it show.
 
-    Returns the problem, in which the output without it has the same ratio, and the arrays. An output that is clearly
-    off stays as it is.
+    rows: those of the report. Returns the problem, in which the output without it has the same ratio, and the arrays.
+    An output that is clearly off stays as it is.
     """
-    if "output" not in steps:
+    if (rounding := next((row.rounding for row in rows if row.rounding), None)) is None:
         return problem, steps
     expected, there = problem.expected("output"), blank_unused(problem, "output", steps["output"])
-    if (rounding := expected.rounding(there)) is None:
-        return problem, steps
     exact, half = copy.copy(problem), WithoutRounding.of(expected.half, rounding)
     vars(exact)["expectations"] = problem.expectations | {"output": expected._replace(half=half)}
     return exact, {**steps, "output": there - half.error}

@@ -76,13 +76,6 @@ def bins(size: int, most: int) -> list[tuple[int, int]]:
     return list(itertools.pairwise(edges))
 
 
-def outside(theirs: np.ndarray, expected: np.ndarray, limit: float) -> np.ndarray:
-    """Return which numbers exceed the bound; NaN equals NaN, and infinity itself."""
-    with np.errstate(invalid="ignore"):
-        near = np.abs(theirs - expected) <= limit
-    return ~(near | (theirs == expected) | (np.isnan(theirs) & np.isnan(expected)))
-
-
 def describe_place(asked: Problem, name: str, wrong: np.ndarray, worst: Any) -> tuple[str, tuple[str, ...]]:
     """Describe where numbers are wrong, in words and as a picture; worst: the index of the worst number."""
     short, last = name.removeprefix(GRADIENT), "keys" if asked.sizes.slots is None else "slots"

@@ -47,7 +47,7 @@ class Row:
         note: further words, in a line.
         rounding: of an output in half precision that is not far off, how it rounds: the nearest style of right code,
             what that leaves, and by what it is judged.
-        rest: in half precision, the largest root mean square of errors, of a gradient or of a row, by its own bound.
+        rest: in half precision, the worst of all that is measured, by its own bound.
     """
 
     name: str
@@ -61,7 +61,7 @@ class Row:
     @property
     def ratio(self) -> float:
         """Return error by bound, or in half precision the worst of all that is measured: the same if at most 1."""
-        return max(fraction(self.error, self.bound), self.rest) if self.rounding is None else self.rounding.ratio
+        return max(fraction(self.error, self.bound), self.rest)
 
     @property
     def passed(self) -> bool:

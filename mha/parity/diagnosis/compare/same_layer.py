@@ -18,7 +18,7 @@ from mha.parity.diagnosis.compare.report import Row
 from mha.parity.rule.layouts import GRADIENT, OF_INPUTS
 from mha.parity.rule.problem import Expected, Problem, problem
 from mha.parity.rule.relations import Relation
-from mha.parity.rule.rules import bound, error, in_dtype
+from mha.parity.rule.rules import bound, in_dtype
 from mha.parity.rule.weight_rows import WeightRow
 
 QUERIES, KEYS = 5, 7
@@ -110,9 +110,8 @@ def output_and_gradients(
 
 def compare_row(name: str, ours: Expected, theirs: Expected, X: np.ndarray) -> Row:
     """Compare an array of another layer, X, with the expected one; either layer may round more than the other."""
-    there = X.astype(np.float64)
-    limit, rows = max(ours.limit, theirs.limit), 0.0 if ours.rows is None else ours.ratio(there)
-    return Row(name, max(error(there, ours.X), rows * limit), limit)
+    verdict, limit = ours.judge(X.astype(np.float64)), max(ours.limit, theirs.limit)
+    return Row(name, max(verdict.error, verdict.rest * limit), limit)
 
 
 def describe_weights(rows: Sequence[WeightRow]) -> tuple[WeightRow, ...]:

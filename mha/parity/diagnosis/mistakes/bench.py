@@ -136,13 +136,12 @@ class Bench:
         """Return which numbers of a step matter, in the part to compute."""
         return self.cut(name, self.problem.matters(name))
 
-    def expected(self, name: str) -> Expected:
-        """Return the expected numbers of the part to compute, of a step of the layer without mistakes."""
+    def expected(self, name: str, by_rows: bool = True) -> Expected:
+        """Return the expected numbers of the part to compute, of a step without mistakes; by_rows: as `Expected.of`."""
         right = self.problem.expected(name)
-        if self.samples == self.rows == ALL:
+        if self.samples == self.rows == self.plan.features == ALL:
             return right
-        rows = None if right.rows is None else right.rows[self.samples][:, self.rows]
-        return right._replace(X=self.cut(name, right.X), rows=rows, half=None)
+        return right.part(self.cut(name, right.X), self.samples, self.rows, by_rows)
 
     def of_rows(self, name: str, X: Array) -> Array:
         """Take the queries to compute from a step (B, Q, D) or (B, H, Q, any) that has all."""

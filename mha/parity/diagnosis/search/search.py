@@ -56,10 +56,10 @@ class Search:
     def limit(self, name: str) -> float:
         """Return how far mistakes may be from one array to count as near: much nearer than the right answer."""
         expected, there = self.bench.expected(name), np.where(self.counts[name], self.small[name], 0)
-        far, bound = error(there, expected.X), expected.limit
-        if expected.ratio(there) <= 1:
+        verdict, bound = expected.judge(there), expected.limit
+        if verdict.ratio <= 1:
             return 4 * bound
-        if far <= bound:  # only the mean of a row differs
+        if (far := verdict.error) <= bound:  # only the mean of a row differs
             return 0.75 * far
         near = (NEAR_IN_HALF if "16" in self.problem.config.dtype else NEAR) * largest(there)
         return min(near, max(far / 4, bound))

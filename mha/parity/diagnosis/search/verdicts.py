@@ -83,8 +83,8 @@ class Judge:
             if right.ratio(there) > 1:
                 share = apart(there, wide) / apart(there, right.X) if np.isfinite(apart(there, wide)) else np.inf
                 left = max(left, share)
-            if right.half is not None and error(there, right.X) < np.inf:
-                rest = right.half.judge(there - (wide - right.X)).ratio
+            if error(there, right.X) < np.inf:
+                rest = min(rest, right.ratio_without(there, wide - right.X))
             if "16" in dtype:  # its bounds are so wide that a similar mistake is within them
                 noise = max(noise, fraction(apart(there, wide), floor(dtype, wide, narrow)))
         for bench in benches:
