@@ -8,6 +8,7 @@ import pytest
 import mha
 from mha import parity
 from mha.core.call import call_of
+from mha.core.options.config import numpy_dtype
 from mha.parity.diagnosis.mistakes.of_gradients import GRADIENT_MISTAKES
 from mha.parity.diagnosis.pipeline.backward import backward
 from mha.parity.diagnosis.pipeline.plan import make_plan
@@ -50,7 +51,10 @@ class Port:
         import torch
 
         self.torch, self.config, self.changed = torch, layer.config, changed
-        self.weights = {name: torch.tensor(X, requires_grad=True) for name, X in layer.weights.items()}
+        self.weights = {name: self.leaf(X) for name, X in layer.weights.items()}
+
+    def leaf(self, X):
+        return self.torch.tensor(X.astype("float32")).to(getattr(self.torch, self.config.dtype)).requires_grad_()
 
     def at(self, place, X, *more):
         return self.changed[place](X, *more) if place in self.changed else X
@@ -73,7 +77,7 @@ class Port:
 
     def __call__(self, *inputs, lengths=LENGTHS, loss=lambda output: output.sum()):
         torch, H, G = self.torch, self.config.num_heads, self.config.num_key_value_heads
-        inputs = [torch.tensor(X, requires_grad=True) for X in inputs]
+        inputs = [self.leaf(X) for X in inputs]
         given = [self.at(name, X) for name, X in zip(("queries", "keys", "values"), inputs, strict=True)]
         q, k, v = (self.heads(role, X, n) for role, X, n in zip("qkv", given, (H, G, G), strict=True))
         k, v = (self.at("shared", X.repeat_interleave(H // G, 1), X) for X in (k, v))
@@ -92,8 +96,8 @@ class Port:
         loss(output).backward()
         leaves = dict(zip(("queries", "keys", "values"), inputs, strict=True)) | self.weights
         empty = {name: torch.zeros_like(X) for name, X in leaves.items() if X.grad is None}
-        gradients = {name: empty.get(name, X.grad).numpy() for name, X in leaves.items()}
-        return {"output": output.detach().numpy()} | self.at("found", gradients)
+        gradients = {name: mha.to_numpy(empty.get(name, X.grad)) for name, X in leaves.items()}
+        return {"output": mha.to_numpy(output.detach())} | self.at("found", gradients)
 
 
 def hooked(change):
@@ -119,7 +123,9 @@ def transposed(*names):
 
 
 def divided(number, *kinds):
-    return lambda found: {name: X / np.float32(number) if name.endswith(kinds) else X for name, X in found.items()}
+    return lambda found: {
+        name: (X / np.float32(number)).astype(X.dtype) if name.endswith(kinds) else X for name, X in found.items()
+    }
 
 
 def without_sum(shares, scores, seen):
@@ -173,7 +179,8 @@ def added(fill):
     """Scores with a mask of this number added where a key is hidden."""
 
     def through(filled, scores, seen):
-        return scores + fill * (~seen).to(scores.dtype).nan_to_num() if fill > -np.inf else scores + (1.0 * seen).log()
+        hidden = fill * (~seen).to(scores.dtype) if fill > -np.inf else seen.to(scores.dtype).log()
+        return scores + hidden
 
     return through
 
@@ -244,14 +251,14 @@ LOSSES = {
 }
 
 
-def made(**options):
+def made(dtype="float32", **options):
     """A layer whose queries and keys have 4 columns to a head, and inputs of it."""
-    layer = mha.MultiHeadAttention(**OPTIONS | options, seed=0, backend="numpy")
+    layer = mha.MultiHeadAttention(**OPTIONS | options, dtype=dtype, seed=0, backend="numpy")
     random = np.random.default_rng(1)
     layer.weights = {
         name: X if X.ndim == 2 else random.normal(1, 0.3, X.shape).astype(X.dtype) for name, X in layer.weights.items()
     }
-    return layer, [random.normal(size=(3, 7, 24)).astype("float32") for _ in range(3)]
+    return layer, [random.normal(size=(3, 7, 24)).astype(numpy_dtype(dtype)) for _ in range(3)]
 
 
 SQUARE = {"num_key_value_heads": 6}
@@ -309,6 +316,41 @@ def test_a_mistake_in_gradients_is_named(case, backend):
     assert report.first.name.startswith("gradient.")
     assert report.diagnosis.mistakes == (case[0],), report
     assert case[1] in report.diagnosis.explanations[0].how[0].split(" or ")
+
+
+QUICK = [
+    ("gradients of kernels are transposed", "W_q"), ("gradients forget what hides keys", ""),
+    ("gradients are added twice", "all"), ("gradients of weights are means", "biases over tokens"),
+    (NAN, "a mask is added"),
+]  # fmt: skip
+
+
+@pytest.mark.backends("torch")
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(case, marks=() if case in QUICK else pytest.mark.long("torch")) for case in MADE],
+    ids=", ".join,
+)
+def test_a_mistake_in_gradients_is_named_in_bfloat16(case, backend):
+    layer, inputs = made("bfloat16", **OTHERS.get(case[0], {}))
+    changed, lengths = dict(MADE[case]), WITHOUT_KEYS if case[0] in (NAN, UNIFORM) else LENGTHS
+    loss = {"loss": without_nan} if changed.pop("loss", None) else {}
+    report = parity.compare(layer, Port(layer, **changed)(*inputs, lengths=lengths, **loss), *inputs, lengths)
+    assert report.first.name.startswith("gradient.")
+    assert (case[0],) in report.diagnosis.alternatives, report
+
+
+@pytest.mark.parametrize("over", ["samples", "tokens"])
+def test_factors_that_differ_by_less_than_the_largest_rounding_are_told_apart(over):
+    B, T = 64, 65  # the factors differ by 1.5 %
+    layer = mha.MultiHeadAttention(12, 2, dtype="bfloat16", seed=0, backend="numpy")
+    X = np.random.default_rng(1).normal(size=(B, T, 12)).astype(layer.weights["W_o.kernel"].dtype)
+    right = layer.gradients(X, X, X)["W_o.kernel"]
+    theirs = (right.astype("float64") / {"samples": B, "tokens": T}[over]).astype(X.dtype)
+    found = parity.diagnose(layer, {"gradient.W_o.kernel": theirs}, X, X, X)
+    assert found.mistakes == ("gradients of weights are means",)
+    assert f"kernels over {over}" in found.explanations[0].how[0]
+    assert {"samples": "tokens", "tokens": "samples"}[over] not in found.explanations[0].how[0]
 
 
 @pytest.mark.backends("torch")

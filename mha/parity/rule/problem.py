@@ -101,9 +101,9 @@ class Expected(NamedTuple):
         """Return the ratio of an array, 0 where it does not matter: the same if at most 1."""
         return self.judge(theirs).ratio
 
-    def ratio_without(self, theirs: np.ndarray, change: np.ndarray) -> float:
-        """Return the ratio of an array without the change that mistakes make; infinite where bounds alone are known."""
-        return math.inf if self.half is None and not self.means else self.ratio(theirs - change)
+    def ratio_of_rest(self, rest: np.ndarray) -> float:
+        """Return the ratio of the errors that mistakes leave, were they all; infinite where these have bounds alone."""
+        return math.inf if self.half is None and not self.means else self.ratio(self.X + rest)
 
     def ratio_of_mistake(self, theirs: np.ndarray, enough: float, plain: Callable[[], Any]) -> float:
         """Return the ratio of right code with a mistake, or one that is enough; plain: computes it without."""

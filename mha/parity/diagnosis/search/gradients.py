@@ -14,7 +14,7 @@ from mha.parity.diagnosis.pipeline.plan import make_plan
 from mha.parity.diagnosis.search.time_budget import Effort, describe_untried
 from mha.parity.diagnosis.search.verdicts import REFUTED, MistakeVerdict, apart, floor
 from mha.parity.rule.layouts import GRADIENT, INPUTS, OF_INPUTS
-from mha.parity.rule.problem import Problem, rounding_scale
+from mha.parity.rule.problem import Expected, Problem, rounding_scale
 from mha.parity.rule.rules import bound, error, fraction
 
 
@@ -106,8 +106,11 @@ class Gradients:
         ratio = left = noise = 0.0
         for name, X in self.theirs.items():
             short, there = name.removeprefix(GRADIENT), X.astype(np.float64)
-            limit = bound(dtype, wide[name], narrow[name], gradient=True, scale=rounding_scale(short, everything))
+            scale = rounding_scale(short, everything)
+            limit = bound(dtype, wide[name], narrow[name], gradient=True, scale=scale)
             ratio = max(ratio, fraction(error(X, wide[name]), limit))
+            if self.right[name].in_half:
+                ratio = max(ratio, ratio_of_rest(self.right[name], there, wide[name], scale))
             if name in self.wrong and (rest := apart(there, wide[name])):
                 left = max(left, rest / apart(there, self.right[name].X))
             if "16" in dtype:
@@ -135,3 +138,15 @@ class Gradients:
     def untried_note(self) -> str:
         """Return the words for mistakes that were not tried, since there was no time; "" if all were."""
         return describe_untried(self.untried[1], self.untried[2])
+
+
+def ratio_of_rest(right: Expected, there: Array, wide: Array, scale: float) -> float:
+    """Return the ratio, as in the report, of the errors that mistakes leave of their gradient in half precision.
+
+    wide: theirs with these mistakes, exactly; scale: as of `bound`. Rounding grows with the numbers. It shrinks with
+    them only where mistakes do no more than multiply.
+    """
+    times = fraction(apart(wide, 0 * wide), max(apart(right.X, 0 * right.X), scale))
+    if not np.allclose(wide, times * right.X, rtol=1e-6, atol=0):
+        times = max(times, 1.0)
+    return right.ratio_of_rest(np.where(np.isfinite(wide), there - wide, 0) / (times or 1.0))

@@ -84,7 +84,7 @@ class Judge:
                 share = apart(there, wide) / apart(there, right.X) if np.isfinite(apart(there, wide)) else np.inf
                 left = max(left, share)
             if error(there, right.X) < np.inf:
-                rest = min(rest, right.ratio_without(there, wide - right.X))
+                rest = min(rest, right.ratio_of_rest(there - wide))
             if "16" in dtype:  # its bounds are so wide that a similar mistake is within them
                 noise = max(noise, fraction(apart(there, wide), floor(dtype, wide, narrow)))
         for bench in benches:
