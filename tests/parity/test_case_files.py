@@ -122,6 +122,23 @@ def test_the_output_of_each_path_counts(backend, monkeypatch):
     assert [result.where for result in case_files.check(case, backend) if not result.passed] == ["output"]
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("name", ["output", "gradients/W_o.kernel"])
+def test_half_precision_is_judged_as_by_compare(dtype, name, monkeypatch):
+    """Each number is within its bound, and all are off alike."""
+    case, results = case_files.from_case(BIASED, dtype), case_files._results
+    assert [str(result) for result in case_files.check(case, "numpy") if not result.passed] == []
+
+    def changed(*call):
+        return tuple(
+            {key: X + 0.5 * case.bounds[name] * (key == name) for key, X in one.items()} for one in results(*call)
+        )
+
+    monkeypatch.setattr(case_files, "_results", changed)
+    [failed] = [result for result in case_files.check(case, "numpy") if not result.passed]
+    assert (failed.where, failed.bound) == (name, 1)
+
+
 def test_write_and_check(tmp_path):
     path = tmp_path / "case"
     path.write_bytes(b"old")
