@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 
 import mha
+from mha import parity
 from mha.parity.cases import suite
 from mha.parity.diagnosis.pipeline import gradient_rounding
+from mha.parity.rule import half_precision
 from mha.parity.rule.layouts import GRADIENT
 from mha.parity.rule.problem import Expected
 from mha.parity.rule.rules import mean_bound
@@ -122,3 +124,26 @@ def test_the_suite_takes_the_mean_of_gradients(dtype, monkeypatch):
     results = {result.check: result for result in suite.check_case("numpy", case, dtype)}
     assert results["gradients"].where.startswith("the mean of ")
     assert not results["gradients"].passed
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+def test_the_suite_takes_the_styles_of_outputs(dtype, monkeypatch):
+    case, judge = next(case for case in suite.ALL_CASES if dtype in case.dtypes), half_precision.HalfPrecision.judge
+    monkeypatch.setattr(half_precision.HalfPrecision, "judge", lambda *of: judge(*of)._replace(ratio=3.0))
+    results = {result.check: result for result in suite.check_case("numpy", case, dtype)}
+    checks = {"output and weights": "output", "steps": "output", "gradients": "output of vjp"}
+    for check, name in checks.items():
+        assert (results[check].where, results[check].ratio) == (f"the rounding of {name}", 3)
+
+
+@pytest.mark.parametrize("over", ["samples", "tokens"])
+def test_factors_that_differ_by_less_than_the_largest_rounding_are_told_apart(over):
+    B, T = 64, 65  # the factors differ by 1.5 %
+    layer = mha.MultiHeadAttention(12, 2, dtype="bfloat16", seed=0, backend="numpy")
+    X = np.random.default_rng(1).normal(size=(B, T, 12)).astype(layer.weights["W_o.kernel"].dtype)
+    right = layer.gradients(X, X, X)["W_o.kernel"]
+    theirs = (right.astype("float64") / {"samples": B, "tokens": T}[over]).astype(X.dtype)
+    found = parity.diagnose(layer, {"gradient.W_o.kernel": theirs}, X, X, X)
+    assert found.mistakes == ("gradients of weights are means",)
+    assert f"kernels over {over}" in found.explanations[0].how[0]
+    assert {"samples": "tokens", "tokens": "samples"}[over] not in found.explanations[0].how[0]
