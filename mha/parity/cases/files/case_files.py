@@ -173,9 +173,9 @@ def _expected_in_half(case: CaseFile) -> dict[str, Expected]:
     """Return the expected output and gradients of a call in half precision; of any other, and of a decode, nothing."""
     if UNIT[case.config.dtype] < UNIT["float16"] or "size" in case.call:
         return {}
-    *arrays, cotangent = (case.inputs[name] for name in INPUTS)
+    queries, keys, values, cotangent = (case.inputs[name] for name in INPUTS)
     layer = restore(case.config, case.weights, "numpy")
-    asked = with_rounded_gradients(problem(layer, *arrays, case.call, cotangent))
+    asked = with_rounded_gradients(problem(layer, queries, keys, values, case.call, cotangent))
     names = {key: key.replace("gradients/", GRADIENT) for key in case.expected}
     return {key: asked.expected(name) for key, name in names.items() if name == "output" or name.startswith(GRADIENT)}
 
