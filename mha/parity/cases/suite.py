@@ -144,7 +144,8 @@ def check_case(backend: BackendName, case: Case, dtype: FloatName, lesson: bool 
 
     @cache
     def asked() -> Problem:
-        return with_rounded_gradients(problem(base, *inputs[:3], {"causal": False} | plain, inputs[3]))
+        queries, keys, values, cotangent = inputs
+        return with_rounded_gradients(problem(base, queries, keys, values, {"causal": False} | plain, cotangent))
 
     def hides() -> Worst:
         by, weights = gradients(attention(), call, *inputs), outputs(attention(), call, *inputs)["weights"]
