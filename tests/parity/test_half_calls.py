@@ -17,8 +17,8 @@ import mha
 from mha import parity
 from mha.core.options.config import numpy_dtype
 from mha.layer import restore
-from mha.parity.rule import simulation
 from mha.parity.rule.problem import problem
+from mha.parity.rule.rounding import cut_off, product_one_by_one
 from mha.parity.rule.rules import in_dtype
 from mha.parity.rule.styles import FUSED, HALVES, PLAIN, QUERIES, STEPS, SUMS, WIDE, Border, Core
 
@@ -208,7 +208,7 @@ def test_products_that_are_summed_one_by_one():
     A, B = normal("float16", 3, 700), normal("float16", 700, 2, seed=5)
     blocks = [functools.reduce(lambda total, at: total + A[:, at, None] * B[at], some, np.zeros((3, 2), "float16"))
               for some in (range(320), range(320, 640), range(640, 700))]  # fmt: skip
-    assert np.array_equal(simulation.sum_in_half(*(X.astype("float32") for X in (A, B))), sum(blocks))
+    assert np.array_equal(product_one_by_one(*(X.astype("float32") for X in (A, B))), sum(blocks))
     layer, X = layer_of("float16"), normal("float16", 2, 90, 84)
     half = problem(layer, X, X, X, planted.DEFAULTS).half
     theirs = half.simulation.output(half.start, SUMS[0]).astype("float16")
@@ -227,7 +227,7 @@ def test_products_that_are_cut_off(core):
     theirs = half.simulation.output(border, core).astype(numpy_dtype("bfloat16"))
     report = parity.compare(layer, theirs, X, X, X)
     assert (report.rounding.border, report.rounding.left < 0.05, report.ratio < 0.5) == (border, True, True)
-    assert simulation.cut_off(np.array([1.9999, -1.9999], "float32")).tolist() == [1.9921875, -1.9921875]
+    assert cut_off(np.array([1.9999, -1.9999], "float32")).tolist() == [1.9921875, -1.9921875]
 
 
 @pytest.mark.parametrize("dtype", HALVES_OF)

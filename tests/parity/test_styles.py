@@ -16,6 +16,7 @@ from mha.core.options.config import numpy_dtype
 from mha.parity.rule import simulation
 from mha.parity.rule.decoding import as_decoding
 from mha.parity.rule.problem import problem
+from mha.parity.rule.rounding import through
 from mha.parity.rule.rules import in_dtype
 from mha.parity.rule.styles import FUSED, HALVES, PLAIN, QUERIES, STEPS, TILES, WIDE, Border, Core
 
@@ -142,6 +143,22 @@ def test_a_call_with_a_cache_is_simulated_too(dtype):
         half = asked(layer, last, last, **before).half
         assert np.mean(half.simulation.output(border, core) == theirs) > SAME
         assert mha.parity.compare(layer, theirs, last, last, last, **before).rounding.left < 0.01
+
+
+@pytest.mark.parametrize("dtype", HALVES_OF)
+def test_rounding_in_the_bits_is_that_of_the_dtype(dtype):
+    """Also of ties, the smallest and the largest numbers, infinity and NaN, in arrays without them, too."""
+    into, kind, rng = through(dtype), numpy_dtype(dtype), np.random.default_rng(6)
+    numbers = np.arange(2**16, dtype="uint16").view(kind).astype("float32")
+    numbers = np.sort(numbers[np.isfinite(numbers)])
+    ties = numbers[1:] / 2 + numbers[:-1] / 2
+    normal = rng.normal(size=999).astype("float32")
+    bits = rng.integers(2**32, size=10**5, dtype="uint32").view("float32")
+    around = [np.nextafter(ties, np.float32(end)) for end in (-np.inf, np.inf)]
+    for X in (bits, normal, 1e-6 * normal, ties, *around, np.array([65519, 65520, -np.inf, np.nan], "float32")):
+        with np.errstate(all="ignore"):
+            assert np.array_equal(into(X), X.astype(kind).astype("float32"), equal_nan=True)
+    assert into(normal.astype("float64")).dtype == np.float64
 
 
 WORDS = {

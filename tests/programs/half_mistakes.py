@@ -32,10 +32,11 @@ from mha.parity.diagnosis.mistakes.catalogue import FORMS
 from mha.parity.diagnosis.mistakes.mistake import Form, forms_of
 from mha.parity.diagnosis.mistakes.of_precision import ROUNDINGS, to_int8
 from mha.parity.diagnosis.pipeline.parts import all_steps
-from mha.parity.diagnosis.pipeline.pieces import Array, through, widen
+from mha.parity.diagnosis.pipeline.pieces import Array, widen
 from mha.parity.diagnosis.pipeline.plan import Plan, equal_plans, make_plan, replace
 from mha.parity.diagnosis.search.verdicts import apart
 from mha.parity.rule.problem import problem
+from mha.parity.rule.rounding import through
 
 sys.path.extend([str(Path(__file__).parents[2] / name) for name in ("docs", "tests", "tests/helpers")])
 import planted

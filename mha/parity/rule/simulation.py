@@ -13,61 +13,16 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mha.core import dispatch
-from mha.core.options.config import numpy_dtype
-from mha.core.options.names import FloatName
 from mha.core.options.positions import Rotary
 from mha.layer import MultiHeadAttention
 from mha.parity.rule.coarse_angles import coarse
+from mha.parity.rule.rounding import as_it_is, cut_off, one_by_one, product_one_by_one, shares_of, through
 from mha.parity.rule.styles import PLAIN, Border, Core
 
 Array = np.ndarray
 Rows = tuple[int, ...] | None  # some queries; None = all
-SUMMED = 320  # products in a block, on most processors
 PAIRS = 2**21  # of queries and keys that are in memory at a time
 PROJECTIONS = "W_q", "W_k", "W_v", "W_o", "W_g"
-
-
-def rounding(dtype: FloatName) -> Callable[[Array], Array]:
-    """Make a function that rounds float32 to a half precision, and keeps it in float32."""
-    kind = numpy_dtype(dtype)
-    if dtype != "bfloat16":
-        return lambda X: X.astype(kind).astype(np.float32)
-
-    def to_bfloat16(X: Array) -> Array:
-        """Round to nearest, ties to even, in the bits: faster than by way of the dtype."""
-        bits = np.ascontiguousarray(X).view(np.uint32)
-        rounded = (bits >> 16) & 1
-        rounded += 0x7FFF
-        rounded += bits
-        rounded &= 0xFFFF0000
-        return np.where(np.isnan(X), X, rounded.view(np.float32)) if np.isnan(X).any() else rounded.view(np.float32)
-
-    return to_bfloat16
-
-
-def as_it_is(X: Any) -> Any:
-    """Return X unchanged."""
-    return X
-
-
-def sum_in_half(A: Array, B: Array) -> Array:
-    """Multiply matrices (R, n) and (n, m) of float16 in float32 arrays; each product and each sum is rounded.
-
-    Sums are of blocks, which are added then.
-    """
-    A, B = A.astype(np.float16), B.astype(np.float16)
-    found = np.zeros((len(A), B.shape[1]), np.float16)
-    for first in range(0, len(B), SUMMED):
-        part, own = np.zeros_like(found), slice(first, first + SUMMED)
-        for row, column in zip(B[own], A.T[own], strict=True):
-            part += column[:, None] * row
-        found += part
-    return found.astype(np.float32)
-
-
-def cut_off(X: Array) -> Array:
-    """Cut numbers off after the bits of bfloat16."""
-    return (np.ascontiguousarray(X).view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32)
 
 
 class Heads(NamedTuple):
@@ -90,7 +45,7 @@ class Simulation:
 
     def __init__(self, attention: MultiHeadAttention, queries: Array, keys: Array, values: Array, call: Any) -> None:
         self.dtype, self.lesson = attention.config.dtype, dispatch.lesson("numpy")
-        self.inputs, self.call, self.round = (queries, keys, values), call, rounding(self.dtype)
+        self.inputs, self.call, self.round = (queries, keys, values), call, through(self.dtype)
         self.config = dataclasses.replace(attention.config, dtype="float32")
         weights = {name: X.astype(np.float32) for name, X in attention.weights.items()}
         self.layer = self.lesson.build(self.config, weights, 0, self.lesson.MultiHeadAttention)
@@ -243,7 +198,7 @@ class Chunk:
     def __init__(
         self, simulation: Simulation, q: Array, k: Array, v: Array, heads: Heads, seen: Any, bias: Any, sink: Any
     ) -> None:
-        self.round, self.kind = simulation.round, numpy_dtype(simulation.dtype)
+        self.dtype, self.round = simulation.dtype, simulation.round
         self.pooling, self.q, self.k, self.v, self.scale = simulation.layer.attention, q, k, v, heads.scale
         self.seen, self.bias, self.sink, self.half, self.product = seen, bias, sink, heads.half, heads.product
 
@@ -258,7 +213,7 @@ class Chunk:
             weights = softmax(scores, sink)
         weights = half(weights) if core.weights else weights
         if core.sums:
-            return sum_in_half(weights, self.v)
+            return product_one_by_one(weights, self.v)
         return np.asarray(self.product(weights @ self.v) if core.weights else weights @ self.v)
 
     def shifted(self, core: Core) -> tuple[Array, Array]:
@@ -294,7 +249,7 @@ class Chunk:
             root = core.scale.endswith("root")
             found = half(self.q / half(1 / scale[None]) if root else self.q * scale) @ self.k.T
         else:
-            found = sum_in_half(self.q, self.k.T) if core.sums else self.q @ self.k.T
+            found = product_one_by_one(self.q, self.k.T) if core.sums else self.q @ self.k.T
             found = (self.product(found) if core.dots else found) * scale
         return np.asarray(half(found) if rounds else found)
 
@@ -307,12 +262,10 @@ class Chunk:
 
     def softmax_in_half(self, core: Core, shares: Array, sink: Array) -> Array:
         """Return the weights (Q, K) of rounded exponentials, (Q, K), and that of the sink, (Q, 1)."""
-        sums = self.round(total(shares, sink))
+        sums = total(shares, sink)
         if core.softmax == "one by one":
-            each = np.ascontiguousarray(np.concatenate([shares, sink], 1).T).astype(self.kind)  # (K + 1, Q)
-            sums = np.add.reduce(each, 0)[:, None].astype(np.float32)  # (Q, 1), in the order of the keys
-            sums = np.where(sums == 0, np.float32(1), sums)
-        return shares / sums if core.softmax == "half" else shares * self.round(1 / sums)
+            sums = one_by_one(self.dtype, np.concatenate([shares, sink], 1).T)[:, None]  # (Q, 1), in the keys' order
+        return shares_of(self.round, shares, sums, inverse=core.softmax != "half")
 
     def tiles(self, scores: Array, tile: int) -> Array:
         """Return the exponentials, (Q, K), each rounded relative to the largest score of its tile and those before."""

@@ -9,8 +9,9 @@ import numpy as np
 from mha.parity.diagnosis.mistakes.mistake import Change, Mistake, one, only_where, softmax_change
 from mha.parity.diagnosis.mistakes.of_rotations import rotates
 from mha.parity.diagnosis.pipeline.parts import PARTS
-from mha.parity.diagnosis.pipeline.pieces import Array, beside_sinks, through
+from mha.parity.diagnosis.pipeline.pieces import Array, beside_sinks
 from mha.parity.diagnosis.pipeline.plan import Plan, replace
+from mha.parity.rule.rounding import through
 
 ALL_PARTS = tuple(PARTS)
 

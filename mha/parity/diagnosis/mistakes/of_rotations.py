@@ -9,8 +9,9 @@ import numpy as np
 from mha.core.options.names import FloatName
 from mha.parity.diagnosis.mistakes.mistake import Mistake, one, only_where
 from mha.parity.diagnosis.pipeline import pieces
-from mha.parity.diagnosis.pipeline.pieces import Array, through
+from mha.parity.diagnosis.pipeline.pieces import Array
 from mha.parity.diagnosis.pipeline.plan import Plan, replace
+from mha.parity.rule.rounding import through
 
 BASES = (10000.0, 500000.0, 1e6, 100000.0, 1e7, 160000.0, 50000.0, 25000.0, 1000.0, 100.0)
 FACTORS = (8, 32, 4, 2, 16)  # of linear scaling

@@ -13,7 +13,6 @@ from mha.parity.diagnosis.pipeline.parts import PARTS, ROLES, apply_temperature,
 from mha.parity.diagnosis.pipeline.pieces import (
     Array,
     Steps,
-    as_it_is,
     beside_sinks,
     merge,
     parts_of_norm,
@@ -23,6 +22,7 @@ from mha.parity.diagnosis.pipeline.pieces import (
     widen,
 )
 from mha.parity.diagnosis.pipeline.plan import Plan
+from mha.parity.rule.rounding import as_it_is
 
 
 def through_softmax(back: "Backward", by_weights: Array) -> Array:

@@ -9,21 +9,19 @@ Letters as in the lessons.
 
 import dataclasses
 import functools
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from mha.core.options.config import numpy_dtype
 from mha.parity.diagnosis.pipeline.backward import Backward, backward
-from mha.parity.diagnosis.pipeline.pieces import Array, Steps, beside_sinks, through
+from mha.parity.diagnosis.pipeline.pieces import Array, Steps, beside_sinks
 from mha.parity.diagnosis.pipeline.plan import Plan, make_plan, replace
 from mha.parity.rule.layouts import INPUTS, OF_INPUTS
 from mha.parity.rule.problem import Expected, Means, Problem
+from mha.parity.rule.rounding import Into, one_by_one, shares_of, through
 from mha.parity.rule.rules import UNIT, bound, mean_bound, mean_error
 
-Into = Callable[[Array], Array]
 PLACES = "merged", "pooled", "gates", "weights", "scaled_q", "scaled_k", "q", "k", "v"  # of `Backward.pass_on`
 CANCELLING = 3.0  # times plain NumPy's error that code in steps has where most of a number cancels
 TILE = 32  # queries whose parts of a gradient by keys and values a kernel adds before it rounds
@@ -61,7 +59,7 @@ def with_rounded_gradients(asked: Problem) -> Problem:
 def rounded_gradients(asked: Problem) -> tuple[Steps, ...]:
     """Return the gradients of a fused kernel, of code in steps, and of steps whose softmax sums in half precision."""
     dtype = asked.config.dtype
-    into, add = through(dtype), partial(one_by_one, numpy_dtype(dtype))
+    into, add = through(dtype), partial(one_by_one, dtype)
     plan, found = make_plan(asked, dtype), []
     for rounding, sums in ((Fused, plain_sum), (InSteps, plain_sum), (InSteps, add)):
         steps = {"rounded": into, "after": into, "softmax": partial(half_softmax, into, sums)}
@@ -115,11 +113,6 @@ def plain_sum(rows: Array) -> Array:
     return np.asarray(rows.sum(0))
 
 
-def one_by_one(kind: Any, rows: Array) -> Array:
-    """Add rows (N, ...), and round after each addition."""
-    return np.add.reduce(np.ascontiguousarray(rows).astype(kind), 0).astype(rows.dtype)
-
-
 def half_softmax(into: Into, sums: Into, plan: Plan, scores: Array, visible: Array) -> Array:
     """Return the softmax over visible keys, each step rounded; a row without keys is 0."""
     return half_shares(into, sums, plan, scores, visible)[..., : scores.shape[3]]
@@ -131,8 +124,7 @@ def half_shares(into: Into, sums: Into, plan: Plan, scores: Array, visible: Arra
     wide = np.where(visible, scores, -np.inf).astype(np.float32)
     largest = wide.max(-1, keepdims=True, initial=np.finfo(np.float32).min)
     exponentials = into(np.exp(into(wide - largest)))
-    total = into(sums(np.moveaxis(exponentials, -1, 0)))[..., None]  # (B, H, Q, 1)
-    return into(exponentials / np.where(total == 0, 1, total))
+    return into(shares_of(into, exponentials, sums(np.moveaxis(exponentials, -1, 0))[..., None]))  # (B, H, Q, K)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from mha.core.options.config import numpy_dtype
+from mha.parity.rule.rounding import as_it_is
 
 Array = np.ndarray
 Steps = dict[str, Array]
@@ -17,17 +17,6 @@ Steps = dict[str, Array]
 def widen(X: Array) -> Array:
     """Return X in float32 at least."""
     return X.astype(np.promote_types(X.dtype, np.float32), copy=False)
-
-
-def as_it_is(X: Array) -> Array:
-    """Return X unchanged."""
-    return X
-
-
-def through(dtype: Any) -> Callable[[Array], Array]:
-    """Make a function that rounds to a dtype."""
-    kind = numpy_dtype(dtype)
-    return lambda X: X.astype(kind).astype(X.dtype)
 
 
 def as_new(plan: Any, role: str, X: Array) -> Array:

@@ -14,7 +14,6 @@ from mha.parity.diagnosis.pipeline.pieces import (
     CONDITIONS,
     Array,
     Steps,
-    as_it_is,
     as_new,
     bend,
     cap,
@@ -27,11 +26,11 @@ from mha.parity.diagnosis.pipeline.pieces import (
     sigmoid,
     softmax,
     split,
-    through,
     widen,
 )
 from mha.parity.rule.decoding import Decoding
 from mha.parity.rule.problem import Problem
+from mha.parity.rule.rounding import as_it_is, through
 
 REMEMBERED = 2**28  # bytes, about
 OFFSETS = "offsets", "order_offsets", "window_offsets", "chunk_offsets"

@@ -1,0 +1,91 @@
+"""Rounding as half precision does it, in wider arrays: of numbers, of sums, of products, and of a softmax.
+
+Letters as in the lessons.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from mha.core.options.config import numpy_dtype
+
+Array = np.ndarray
+Into = Callable[[Array], Array]
+SUMMED = 320  # products in a block, on most processors
+
+
+def as_it_is(X: Any) -> Any:
+    """Return X unchanged."""
+    return X
+
+
+def through(dtype: Any) -> Into:
+    """Make a function that rounds to a dtype, and keeps the array's own."""
+    kind = numpy_dtype(dtype)
+    in_bits = {"bfloat16": to_bfloat16, "float16": to_float16}.get(kind.name)
+
+    def into(X: Array) -> Array:
+        """Round to nearest, ties to even."""
+        return in_bits(X) if in_bits and X.dtype == np.float32 else X.astype(kind).astype(X.dtype)
+
+    return into
+
+
+def to_bfloat16(X: Array) -> Array:
+    """Round float32 in the bits: faster than by way of the dtype."""
+    rounded = rounded_bits(X, 16)
+    return np.where(np.isnan(X), X, rounded) if np.isnan(X).any() else rounded
+
+
+def to_float16(X: Array) -> Array:
+    """Round float32 likewise; below the normal numbers by a sum whose last bit is that of the smallest."""
+    sizes, rounded = np.abs(X), rounded_bits(X, 13)
+    if not sizes.max(initial=0) < 65520:  # or not a number
+        return X.astype(np.float16).astype(np.float32)
+    small, half = sizes < 2**-14, np.float32(0.5)
+    return np.where(small, np.copysign(sizes + half - half, X), rounded) if small.any() else rounded
+
+
+def rounded_bits(X: Array, dropped: int) -> Array:
+    """Round float32 to nearest, ties to even, by so many bits."""
+    bits = np.ascontiguousarray(X).view(np.uint32)
+    rounded = (bits >> dropped) & 1
+    rounded += (1 << dropped - 1) - 1
+    rounded += bits
+    rounded &= 2**32 - 2**dropped
+    return rounded.view(np.float32)
+
+
+def cut_off(X: Array) -> Array:
+    """Cut numbers off after the bits of bfloat16."""
+    return (np.ascontiguousarray(X).view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32)
+
+
+def one_by_one(dtype: Any, rows: Array) -> Array:
+    """Add rows (N, ...), and round after each addition."""
+    return np.add.reduce(np.ascontiguousarray(rows).astype(numpy_dtype(dtype)), 0).astype(rows.dtype)
+
+
+def product_one_by_one(A: Array, B: Array) -> Array:
+    """Multiply matrices (R, n) and (n, m) of float16 in float32 arrays; each product and each sum is rounded.
+
+    Sums are of blocks, which are added then.
+    """
+    found = np.zeros((len(A), B.shape[1]), np.float32)
+    for first in range(0, len(B), SUMMED):
+        part, own = np.zeros_like(found), slice(first, first + SUMMED)
+        for row, column in zip(B[own], A.T[own], strict=True):
+            part = to_float16(part + to_float16(column[:, None] * row))
+        found = to_float16(found + part)
+    return found
+
+
+def shares_of(into: Into, exponentials: Array, total: Array, inverse: bool = False) -> Array:
+    """Divide exponentials (..., K) by their rounded total (..., 1), or multiply by its rounded inverse.
+
+    A total of 0, where nothing is visible, counts as 1.
+    """
+    total = into(total)
+    total = np.where(total == 0, total.dtype.type(1), total)
+    return exponentials * into(1 / total) if inverse else exponentials / total
