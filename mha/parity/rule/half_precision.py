@@ -7,19 +7,19 @@ mistake makes. All errors are divided by those that the style itself has in the 
 Letters as in the lessons; R rows that count.
 """
 
-import dataclasses
+import functools
+import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from mha.parity.rule.rules import UNIT, bound, ratio_of, row_bounds
 from mha.parity.rule.simulation import Simulation
-from mha.parity.rule.styles import EXACT, FUSED, HALVES, PLAIN, QUERIES, STEPS, SUMS, TILES, WIDE, Border, Core
+from mha.parity.rule.styles import EXACT, FAMILIES, FUSED, STEPS, WIDE, Border, Core, Family, Style
 
 Array = np.ndarray
-Style = tuple[Border, Core]
 NEAR = 0.2  # a style that leaves so much of its own mean square is near enough
 BLOCK = 16  # rows that are judged together
 # The largest mean squares that right code leaves, times 1 + 4 / sqrt(n) + 8 / n for n numbers.
@@ -62,6 +62,48 @@ class Rounding(NamedTuple):
         return f"{words}; {self.ties} rows, whose rounded scores are ties, are not judged so" if self.ties else words
 
 
+class Rows:
+    """The rows that count of a call, or of some of its queries, and what styles give there.
+
+    oracle: the output in float64, (B, Q, D). counts: the rows that count, (B, Q). queries: some; None = all.
+    """
+
+    def __init__(self, simulation: Simulation, oracle: Array, counts: Array, queries: Array | None = None) -> None:
+        self.simulation, self.unit = simulation, UNIT[simulation.dtype]
+        self.queries = None if queries is None else tuple(map(int, queries))
+        self.counts = counts if queries is None else counts[:, queries]
+        self.oracle = self.of(oracle)
+
+    def of(self, X: Array) -> Array:
+        """Return these rows of all queries', (R, any) of (B, Q, any)."""
+        return np.asarray((X if self.queries is None else X[:, self.queries])[self.counts])
+
+    def output(self, border: Border, core: Core) -> Array:
+        """Return a style's output, (R, D)."""
+        return np.asarray(self.simulation.output(border, core, self.queries)[self.counts])
+
+    @functools.cached_property
+    def usual(self) -> tuple[Array, Array]:
+        """Return the errors of the likeliest fused style and of the likeliest in steps, each (R,)."""
+        start = Border.usual(self.simulation.config)
+        fused, steps = (row_errors(self.output(start, kind[0]), self.oracle) for kind in (FUSED, STEPS))
+        return fused, steps
+
+    def errors(self, border: Border, core: Core) -> Array:
+        """Return the usual error of each number in a style, (R, D).
+
+        It is that of its row, and its own rounding at least. That of the row is over what the style and the likeliest
+        of its kind give, as either may be small by chance. What is near to no style is measured from exact numbers,
+        with the errors of usual code.
+        """
+        if (border, core) == EXACT:
+            rows = np.maximum(*self.usual)
+        else:
+            own = row_errors(self.output(border, core), self.oracle)
+            rows = np.hypot(own, self.usual[core.rounds_scores]) / math.sqrt(2)
+        return np.maximum(rows[:, None], self.unit * np.abs(self.oracle))
+
+
 class HalfPrecision:
     """The rule for one call.
 
@@ -70,17 +112,22 @@ class HalfPrecision:
     """
 
     def __init__(self, simulation: Simulation, oracle: Array, counts: Array, style: str | None = None) -> None:
-        self.simulation, self.unit, self.style = simulation, UNIT[simulation.dtype], style
+        self.simulation, self.style, self.start = simulation, style, Border.usual(simulation.config)
         self.oracle_output, self.counts = oracle, counts & np.isfinite(oracle).all(-1)
-        self.oracle, self.samples = oracle[self.counts], np.nonzero(self.counts)[0]  # (R, D), (R,)
-        self.start = Border.usual(simulation.config)
+        self.every = Rows(simulation, oracle, self.counts)
+        self.samples = np.nonzero(self.counts)[0]  # (R,)
 
     def base(self) -> Array:
         """Return the output (B, Q, D) of usual code: in each row fused or in steps, whichever errs more."""
-        fused, steps = (self.simulation.output(self.start, core) for core in (FUSED[0], STEPS[0]))
-        found = fused.copy()
-        found[self.counts] = noisier(fused[self.counts], steps[self.counts], self.oracle)
+        found = self.simulation.output(self.start, FUSED[0]).copy()
+        found[self.counts] = self.usual_output
         return found
+
+    @functools.cached_property
+    def usual_output(self) -> Array:
+        """Return the rows of it that count, (R, D)."""
+        fused, steps = (self.every.output(self.start, core) for core in (FUSED[0], STEPS[0]))
+        return noisier(fused, steps, self.every.oracle)
 
     @np.errstate(all="ignore")
     def judge(self, theirs: Array) -> Rounding:
@@ -88,28 +135,30 @@ class HalfPrecision:
 
         Where that leaves too much, another style may be nearer in the queries in which it leaves most.
         """
-        judged, queries = list[tuple[float, Rounding]](), np.flatnonzero(self.counts.any(0))
+        judged, queries = dict[Style, tuple[Rounding, Array]](), np.flatnonzero(self.counts.any(0))
         few = max(1, SEARCHED // len(self.counts))
         chosen = queries[np.unique(np.linspace(0, max(len(queries) - 1, 0), few).astype(int))]
         for _ in range(SEARCHES):
-            rounding, left = self.judge_by(*Search(self, theirs, chosen).nearest(), theirs)
-            judged.append((float(left.sum()), rounding))
+            style = Search(self, theirs, chosen).nearest()
+            rounding, left = judged[style] = judged.get(style) or self.judge_by(*style, theirs)
             if rounding.ratio <= 1 or len(chosen) == len(queries):
                 break
             chosen = np.union1d(chosen[::2], np.argsort(-left.max(0), kind="stable")[: few // 2 + 1])
             chosen = chosen[self.counts.any(0)[chosen]]
-        return min(judged, key=lambda one: one[0])[1]
+        return min(judged.values(), key=lambda one: float(one[1].sum()))[0]
 
     def judge_by(self, border: Border, core: Core, theirs: Array) -> tuple[Rounding, Array]:
         """Judge an output (B, Q, D) by one style; return too what it leaves in each query, by usual errors, (B, Q)."""
-        far, errors = theirs[self.counts] - self.output(border, core), self.errors(border, core)
-        squares, left = mean_squares(over(far, errors)), np.zeros(self.counts.shape)
-        left[self.counts] = mean_squares(over(far, self.errors(*EXACT)))
+        dtype, oracle, theirs = self.simulation.dtype, self.every.oracle, theirs[self.counts]  # (R, D)
+        output, errors = self.every.output(border, core), self.every.errors(border, core)
+        far, left = theirs - output, np.zeros(self.counts.shape)
+        squares = mean_squares(over(far, errors))
+        left[self.counts] = mean_squares(over(far, self.every.errors(*EXACT)))
         rows = ~(core.rounds_scores & self.ties(border)[self.counts]) | (squares.mean() <= VERY_NEAR)
-        dtype, base = self.simulation.dtype, noisier(self.output(border, core), self.base()[self.counts], self.oracle)
-        limit = bound(dtype, self.oracle, base)
-        outer = ratio_of(theirs[self.counts], self.oracle, limit, row_bounds(dtype, self.oracle, base))
-        measures = self.measures(border, core, far, rows) if rows.any() else ()
+        base = noisier(output, self.usual_output, oracle)
+        limit = bound(dtype, oracle, base)
+        outer = ratio_of(theirs, oracle, limit, row_bounds(dtype, oracle, base))
+        measures = self.measures(output, errors, far, rows) if rows.any() else ()
         ratio, worst = max([(outer, "the largest error"), *measures])
         most = self.counts.copy()
         if (squares > LIMITS["a row"]).any():
@@ -120,46 +169,28 @@ class HalfPrecision:
     @np.errstate(all="ignore")
     def ratio_of_change(self, change: Array) -> float:
         """Return the ratio of right code whose output is changed by so much, (B, Q, D), were its style simulated."""
-        every = np.ones(len(self.oracle), bool)
-        return max((ratio for ratio, _ in self.measures(self.start, FUSED[0], change[self.counts], every)), default=0.0)
-
-    def output(self, border: Border, core: Core) -> Array:
-        """Return the rows that count of a style's output, (R, D)."""
-        return self.simulation.output(border, core)[self.counts]
-
-    def errors(self, border: Border, core: Core) -> Array:
-        """Return the usual error of each number in a style, (R, D)."""
-        return self.usual_errors(border, core, self.output, self.oracle)
-
-    def usual_errors(self, border: Border, core: Core, output: Callable[[Border, Core], Array], oracle: Array) -> Array:
-        """Return the usual error of each number of an oracle in a style, (R, D); output: the function that gives it.
-
-        It is that of its row, and its own rounding at least. That of the row is over what the style and the likeliest
-        of its kind give, as either may be small by chance. What is near to no style is measured from exact numbers,
-        with the errors of usual code.
-        """
-        usual = [row_errors(output(self.start, kind[0]), oracle) for kind in (FUSED, STEPS)]
-        if (border, core) == EXACT:
-            rows = np.maximum(*usual)
-        else:
-            rows = np.hypot(row_errors(output(border, core), oracle), usual[core.rounds_scores]) / math.sqrt(2)
-        return np.maximum(rows[:, None], self.unit * np.abs(oracle))
+        usual, rows = (self.start, FUSED[0]), np.ones(len(self.samples), bool)
+        measures = self.measures(self.every.output(*usual), self.every.errors(*usual), change[self.counts], rows)
+        return max((ratio for ratio, _ in measures), default=0.0)
 
     def ties(self, border: Border) -> Array:
         """Return which queries have scores so large that their rounding decides, (B, Q)."""
         largest = self.simulation.once("largest", self.simulation.largest_scores, border)
-        return np.asarray(largest * self.unit > TIES)
+        return np.asarray(largest * self.every.unit > TIES)
 
     @property
     def has_ties(self) -> bool:
         """Return whether any query has, so that errors may be as large as the numbers themselves."""
         return bool((self.ties(self.start) & self.counts).any())
 
-    def measures(self, border: Border, core: Core, far: Array, rows: Array) -> Iterator[tuple[float, str]]:
-        """Measure what a style leaves, far (R, D), in rows that it judges: values by their limits, and what of."""
-        errors, samples = self.errors(border, core)[rows], self.samples[rows]  # (R, D), (R,)
+    def measures(self, output: Array, errors: Array, far: Array, rows: Array) -> Iterator[tuple[float, str]]:
+        """Measure what a style leaves, far (R, D), in rows that it judges: values by their limits, and what of.
+
+        output, errors: the style's, and its usual errors, (R, D).
+        """
+        errors, samples, oracle = errors[rows], self.samples[rows], self.every.oracle[rows]  # (R, D), (R,), (R, D)
         left = over(far[rows], errors)  # (R, D)
-        alike = rows_alike(over(finite(self.output(border, core) - self.oracle)[rows], errors))
+        alike = rows_alike(over(finite(output[rows] - oracle), errors))
         (R, D), squares = left.shape, mean_squares(left)
         blocks = samples * R + (np.arange(R) - np.searchsorted(samples, samples)) // BLOCK
         groups = {"all rows": np.zeros(R, int), "a sample": samples, "16 rows": blocks, "a row": np.arange(R)}
@@ -172,7 +203,7 @@ class HalfPrecision:
             "the mean square of a feature",
         )
         yield likeness(left.T[..., None], np.ones((D, R, 1))).max() / alike**0.5, "the mean of a feature"
-        changes = {"the output's size": self.oracle[rows]}
+        changes = {"the output's size": oracle}
         if (moved := self.simulation.once("change", self.simulation.change_of_scale, self.start)) is not None:
             changes["another scale"] = finite(moved[self.counts][rows])
         for name, change in changes.items():
@@ -206,60 +237,57 @@ class Search:
     """The search for the style that comes nearest to an output (B, Q, D) in some queries."""
 
     def __init__(self, rule: HalfPrecision, theirs: Array, queries: Array) -> None:
-        self.rule, self.simulation = rule, rule.simulation
-        self.rows, self.counts = tuple(map(int, queries)), rule.counts[:, queries]
-        self.theirs, self.oracle = (X[:, queries][self.counts] for X in (theirs, rule.oracle_output))  # (R, D)
-        clear = ~rule.ties(rule.start)[:, queries][self.counts]
-        self.clear = clear if clear.any() else ~clear  # rows by which styles are compared, where none is near
-        self.errors = rule.usual_errors(
-            *EXACT, self.output, self.oracle
-        )  # the same for all, or the noisiest is nearest
+        self.rule, self.config, self.start = rule, rule.simulation.config, rule.start
+        self.rows = Rows(rule.simulation, rule.oracle_output, rule.counts, queries)
+        self.theirs, ties = self.rows.of(theirs), self.rows.of(rule.ties(rule.start))  # (R, D), (R,)
+        self.clear = ties if ties.all() else ~ties  # rows by which styles are compared, where none is near
+        self.errors = self.rows.errors(*EXACT)  # the same for all, or the noisiest is nearest
         self.left: dict[Style, float] = {}  # of all rows
         self.left_clear: dict[Style, float] = {}
         self.near: list[Style] = []
 
     def nearest(self) -> Style:
         """Return the nearest style: in each family of cores, go from one to the next nearest, until one is near."""
-        tiles = tuple(core for core in TILES if core.tile < self.simulation.num_keys)
-        families = {"fused": [(*FUSED, *tiles), QUERIES], "steps": [STEPS, *HALVES]}
-        chosen = [family for name, some in families.items() if self.rule.style in (None, name) for family in some]
-        first = [(self.rule.start, core) for family in chosen for core in family[:3]]
+        families = [family for family in FAMILIES if family.serves(self.rule.style, self.rule.simulation.dtype)]
+        likely = [self.cores(family) for family in families if family.borders is None]
+        first = [(self.start, core) for cores in likely for core in cores[:3]]
         if self.attempt([*first, *[EXACT] * (self.rule.style != "steps")]):
             return self.best()
-        for family in sorted(chosen, key=lambda family: min(self.left[self.rule.start, core] for core in family[:3])):
-            style, before = (self.rule.start, family[0]), None
-            while style != before:
-                before = style
-                cores = [(style[0], core) for core in family]
-                if self.attempt(cores):
-                    return self.best()
-                border, core = min(cores, key=self.left_clear.__getitem__)
-                borders = [(each, core) for each in (border, *border.variations(self.simulation.config))]
-                if self.attempt(borders):
-                    return self.best()
-                style = min(borders, key=self.left_clear.__getitem__)
-        if self.simulation.dtype == "float16" and self.rule.style != "fused":
-            around = self.rule.start, *self.rule.start.variations(self.simulation.config)
-            self.attempt((border, core) for border in around for core in SUMS)
-        if self.simulation.dtype == "bfloat16" and self.rule.style is None:
-            bias = self.simulation.config.bias
-            cut = dataclasses.replace(self.rule.start, products=bias, last=bias, cut=True)
-            plain = dataclasses.replace(cut, angles=False, cosines=False, turns=False, norms=False)
-            usual = PLAIN, FUSED[1], STEPS[4], STEPS[0], STEPS[7], HALVES[0][1], HALVES[1][1]
-            places = dict.fromkeys((cut, plain, *plain.variations(self.simulation.config)))
-            self.attempt((border, core) for border in places for core in usual)
+        for cores in sorted(likely, key=lambda cores: min(self.left[self.start, core] for core in cores[:3])):
+            if self.climb(cores):
+                return self.best()
+        for family in families:
+            if family.borders and self.attempt(itertools.product(family.borders(self.config), family.cores)):
+                break
         return self.best()
 
-    def attempt(self, styles: Iterable[tuple[Border, Core]]) -> bool:
+    def cores(self, family: Family) -> list[Core]:
+        """Return the cores of a family that the call has: tiles are smaller than the number of keys."""
+        return [core for core in family.cores if core.tile < self.rule.simulation.num_keys or not core.tile]
+
+    def climb(self, cores: Sequence[Core]) -> bool:
+        """Change core and border in turn while that comes nearer; return whether a style was near enough."""
+        style, before = (self.start, cores[0]), None
+        while style != before:
+            before, styles = style, [(style[0], core) for core in cores]
+            if self.attempt(styles):
+                return True
+            border, core = min(styles, key=self.left_clear.__getitem__)
+            styles = [(each, core) for each in (border, *border.variations(self.config))]
+            if self.attempt(styles):
+                return True
+            style = min(styles, key=self.left_clear.__getitem__)
+        return False
+
+    def attempt(self, styles: Iterable[Style]) -> bool:
         """Try styles until one is near enough; return whether one was."""
         for style in styles:
             if style not in self.left:
-                far, own = self.theirs - self.output(*style), self.rule.usual_errors(*style, self.output, self.oracle)
+                far, most = self.theirs - self.rows.output(*style), VERY_NEAR if style == EXACT else NEAR
                 squares = mean_squares(over(far, self.errors))
                 squares = np.where(np.isfinite(squares), squares, math.inf)
                 self.left[style], self.left_clear[style] = float(squares.mean()), float(squares[self.clear].mean())
-                most = VERY_NEAR if style == EXACT else NEAR
-                if max(self.left[style], mean_squares(over(far, own)).mean()) <= most:
+                if self.left[style] <= most and mean_squares(over(far, self.rows.errors(*style))).mean() <= most:
                     self.near.append(style)
             if style in self.near:
                 return True
@@ -271,10 +299,6 @@ class Search:
             return self.near[0]
         most = max(NEAR, 1.1 * min(self.left_clear.values()))
         return min((style for style, left in self.left_clear.items() if left <= most), key=self.left.__getitem__)
-
-    def output(self, border: Border, core: Core) -> Array:
-        """Return these rows of a style's output, (R, D)."""
-        return self.simulation.output(border, core, self.rows)[self.counts]
 
 
 def row_errors(output: Array, oracle: Array) -> Array:

@@ -7,10 +7,11 @@ output are rounded in every style.
 
 import dataclasses
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Literal
 
 from mha.core.options.config import Config
+from mha.core.options.names import FloatName
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,10 +116,45 @@ class Border:
                 yield dataclasses.replace(self, cosines=cosines, turns=products)
 
 
+def around(config: Config) -> Iterator[Border]:
+    """Yield the usual border and those that differ from it in one place."""
+    usual = Border.usual(config)
+    yield from (usual, *usual.variations(config))
+
+
+def cutting(config: Config) -> Iterable[Border]:
+    """Return borders whose products are cut off, each once: the usual one, and those around one that rounds little."""
+    cut = dataclasses.replace(Border.usual(config), products=config.bias, last=config.bias, cut=True)
+    little = dataclasses.replace(cut, angles=False, cosines=False, turns=False, norms=False)
+    return dict.fromkeys((cut, little, *little.variations(config)))
+
+
+@dataclasses.dataclass(frozen=True)
+class Family:
+    """Styles that are alike, and tried together.
+
+    Attributes:
+        kind: by which they are asked for; None = they are tried only where no kind is asked for.
+        cores: the likeliest first.
+        dtypes: in which code has these styles.
+        borders: makes all borders that are tried, each with every core; None = they are searched from the usual one on.
+    """
+
+    kind: Literal["fused", "steps"] | None
+    cores: tuple[Core, ...]
+    dtypes: tuple[FloatName, ...] = ("float16", "bfloat16")
+    borders: Callable[[Config], Iterable[Border]] | None = None
+
+    def serves(self, kind: str | None, dtype: FloatName) -> bool:
+        """Return whether it is tried for a kind that is asked for, None = any, in a dtype."""
+        return dtype in self.dtypes and kind in (None, self.kind)
+
+
+Style = tuple[Border, Core]
 PLAIN = Core()  # rounds nothing
 WIDE = Border(rounds=False)
-EXACT = WIDE, PLAIN  # code that computes in float32 up to the output
-# Families of cores, the likeliest first.
+EXACT: Style = WIDE, PLAIN  # code that computes in float32 up to the output
+# Cores, the likeliest first.
 FUSED = (Core(softmax="flash"), Core(weights=True), PLAIN)
 TILES = tuple(Core(softmax="flash", tile=tile) for tile in (512, 128, 64, 32))
 STEPS = (
@@ -141,3 +177,12 @@ HALVES = tuple(
 )  # fmt: skip
 SUMS = (Core(dots=True, weights=True, sums=True),)
 QUERIES = tuple(Core(scale, weights=True) for scale in ("queries", "queries, rounded", "queries, root"))
+CUT = PLAIN, FUSED[1], STEPS[4], STEPS[0], STEPS[7], HALVES[0][1], HALVES[1][1]
+FAMILIES = (
+    Family("fused", (*FUSED, *TILES)),
+    Family("fused", QUERIES),
+    Family("steps", STEPS),
+    *(Family("steps", cores) for cores in HALVES),
+    Family("steps", SUMS, ("float16",), around),
+    Family(None, CUT, ("bfloat16",), cutting),
+)
