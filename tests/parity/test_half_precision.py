@@ -312,6 +312,26 @@ def test_there_are_three_searches():
     assert (three.core, three.ratio < 1) == (STEPS[1], True)
 
 
+@pytest.mark.parametrize("left", [7.9, 8.1])
+@pytest.mark.parametrize("style", [None, "steps"])
+def test_where_the_likeliest_styles_are_far_off_usual_code_judges(left, style):
+    """Of these styles one is the nearest, and one that is tried later is the output's own."""
+    theirs = ORACLE + ERROR * (APART + left**0.5 * LEFT)
+    nearest = theirs + (left - 0.05) ** 0.5 * ERROR * OTHER
+    found = judged(0 * LEFT, others={(USUAL, STEPS[1]): nearest, (USUAL, STEPS[5]): theirs}, of=theirs, style=style)
+    usual = STEPS[0] if style else FUSED[0]
+    assert (found.core, found.ratio <= 1) == ((STEPS[5], True) if left < 8 else (usual, False))
+
+
+@pytest.mark.parametrize("left", [3.9, 4.1])
+def test_there_is_one_search_where_the_nearest_style_leaves_much(left):
+    """Another style is nearer in other queries than those of the first search."""
+    theirs = STEPPED + ERROR * LEFT * np.where(SEARCHED, left**0.5, 5)
+    other = theirs + ERROR * OTHER * SEARCHED * (1.2 * left) ** 0.5
+    found = judged(0 * LEFT, others={(USUAL, FUSED[1]): STEPPED, (USUAL, STEPS[1]): other}, of=theirs)
+    assert found.core == (STEPS[1] if left < 4 else FUSED[1])
+
+
 def test_the_style_that_leaves_least_of_all_is_chosen():
     """The second search finds one that is nearer in the queries of that search alone."""
     few = np.isin(np.arange(Q), np.flatnonzero(~SEARCHED)[:3])[:, None]

@@ -30,6 +30,8 @@ CHANCE = 4.0  # standard deviations of a sum of rows whose signs are by chance
 TIES = 0.125  # where rounded scores are off by more, the softmax goes by chance
 VERY_NEAR = 0.02  # a style that leaves so much is that of the code itself: it can judge ties, too
 SEARCHES = 3  # of a style, at most
+FAR = 8.0  # where the likeliest styles leave more, none is near: of right code, they left up to 3.3
+UNKNOWN = 4.0  # where the nearest style of a search leaves more, no other search finds a near one
 SEARCHED = 96  # rows by which the nearest style is found, about
 USUAL = 16  # features for which the usual error of a row counts, beside its own
 
@@ -139,9 +141,10 @@ class HalfPrecision:
         few = max(1, SEARCHED // len(self.counts))
         chosen = queries[np.unique(np.linspace(0, max(len(queries) - 1, 0), few).astype(int))]
         for _ in range(SEARCHES):
-            style = Search(self, theirs, chosen).nearest()
+            search = Search(self, theirs, chosen)
+            style = search.nearest()
             rounding, left = judged[style] = judged.get(style) or self.judge_by(*style, theirs)
-            if rounding.ratio <= 1 or len(chosen) == len(queries):
+            if rounding.ratio <= 1 or len(chosen) == len(queries) or search.least > UNKNOWN:
                 break
             chosen = np.union1d(chosen[::2], np.argsort(-left.max(0), kind="stable")[: few // 2 + 1])
             chosen = chosen[self.counts.any(0)[chosen]]
@@ -239,9 +242,10 @@ class Search:
     def __init__(self, rule: HalfPrecision, theirs: Array, queries: Array) -> None:
         self.rule, self.config, self.start = rule, rule.simulation.config, rule.start
         self.rows = Rows(rule.simulation, rule.oracle_output, rule.counts, queries)
-        self.theirs, ties = self.rows.of(theirs), self.rows.of(rule.ties(rule.start))  # (R, D), (R,)
+        self.theirs = self.rows.of(theirs).astype(np.float32)  # (R, D)
+        ties = self.rows.of(rule.ties(rule.start))  # (R,)
         self.clear = ties if ties.all() else ~ties  # rows by which styles are compared, where none is near
-        self.errors = self.rows.errors(*EXACT)  # the same for all, or the noisiest is nearest
+        self.errors = self.rows.errors(*EXACT).astype(np.float32)  # the same for all, or the noisiest is nearest
         self.left: dict[Style, float] = {}  # of all rows
         self.left_clear: dict[Style, float] = {}
         self.near: list[Style] = []
@@ -253,6 +257,9 @@ class Search:
         first = [(self.start, core) for cores in likely for core in cores[:3]]
         if self.attempt([*first, *[EXACT] * (self.rule.style != "steps")]):
             return self.best()
+        if self.least > FAR:  # then the nearest is by chance, and may be a noisy one, which hides a mistake
+            usual = [(self.start, kind[0]) for kind in (FUSED, STEPS)]
+            return min((style for style in usual if style in self.left), key=self.left_clear.__getitem__)
         for cores in sorted(likely, key=lambda cores: min(self.left[self.start, core] for core in cores[:3])):
             if self.climb(cores):
                 return self.best()
@@ -260,6 +267,11 @@ class Search:
             if family.borders and self.attempt(itertools.product(family.borders(self.config), family.cores)):
                 break
         return self.best()
+
+    @property
+    def least(self) -> float:
+        """Return the least that a style leaves of those that were tried, in clear rows."""
+        return min(self.left_clear.values())
 
     def cores(self, family: Family) -> list[Core]:
         """Return the cores of a family that the call has: tiles are smaller than the number of keys."""
@@ -297,7 +309,7 @@ class Search:
         """Return the nearest style of those that were tried: of all rows, among the nearest in clear ones."""
         if self.near:
             return self.near[0]
-        most = max(NEAR, 1.1 * min(self.left_clear.values()))
+        most = max(NEAR, 1.1 * self.least)
         return min((style for style, left in self.left_clear.items() if left <= most), key=self.left.__getitem__)
 
 
@@ -342,7 +354,7 @@ def rows_alike(noise: Array) -> float:
 
 def mean_squares(X: Array) -> Array:
     """Return the mean square of each row of X (R, D), (R,)."""
-    return np.asarray((X.astype(np.float64) ** 2).mean(-1))
+    return np.asarray((X * X).mean(-1))
 
 
 def over(X: Any, Y: Any) -> Array:
