@@ -26,7 +26,7 @@ from mha.weights.sources import load, sync
 
 ALL_CASES = (*CASES, *RARE)
 Arrays = dict[str, np.ndarray]
-Worst = tuple[str, float, float]  # name of the worst array, its error and its bound
+Verdict = tuple[str, float, float]  # name of the worst array, its error and its bound
 
 
 class Check(NamedTuple):
@@ -121,7 +121,7 @@ def check_case(backend: BackendName, case: Case, dtype: FloatName, lesson: bool 
         output, pull_back = layer.vjp(*inputs[:3], **call)
         return {"output of vjp": output} | pull_back(inputs[3])
 
-    def against_oracle(compute: Callable[..., Arrays], readable: bool = False) -> Worst:
+    def against_oracle(compute: Callable[..., Arrays], readable: bool = False) -> Verdict:
         in_float64 = {name: X.astype(np.float64) for name, X in plain.items() if name in FLOATS}
         layer = case.layer(backend, dtype, readable=True) if readable else attention()
         found, based = compute(layer, call, *inputs), compute(base, plain, *inputs)
@@ -131,7 +131,7 @@ def check_case(backend: BackendName, case: Case, dtype: FloatName, lesson: bool 
             expected["output alone"] = expected["output"]
         by_all = {name: X for name, X in expected.items() if compute is gradients and name != "output of vjp"}
 
-        def measure(name: str, X: np.ndarray) -> Worst:
+        def measure(name: str, X: np.ndarray) -> Verdict:
             if name in by_all:
                 right = asked().expected_gradient(name, X, based[name], gradient_scale(name, by_all))
             elif half and name.startswith("output"):
@@ -147,13 +147,13 @@ def check_case(backend: BackendName, case: Case, dtype: FloatName, lesson: bool 
         queries, keys, values, cotangent = inputs
         return with_rounded_gradients(problem(base, queries, keys, values, {"causal": False} | plain, cotangent))
 
-    def hides() -> Worst:
+    def hides() -> Verdict:
         by, weights = gradients(attention(), call, *inputs), outputs(attention(), call, *inputs)["weights"]
         found = {"queries": by["queries"][~sees], "keys": by["keys"][~seen], "values": by["values"][~seen]}
         found["weights"] = weights[~visible]
         return _identical(found, {name: np.zeros_like(X) for name, X in found.items()})
 
-    def padding() -> Worst:
+    def padding() -> Verdict:
         padded = [X.copy() for X in inputs]
         padded[0][~sees], padded[1][~seen], padded[2][~seen] = np.nan, np.nan, np.inf
         found, clean = (outputs(attention(), call, *X) | gradients(attention(), call, *X) for X in (padded, inputs))
@@ -162,7 +162,7 @@ def check_case(backend: BackendName, case: Case, dtype: FloatName, lesson: bool 
     # The first check makes the layer, so that a backend that cannot make it fails that check.
     attention = cache(partial(case.layer, backend, dtype))
     sees, seen = visible.any((1, 3)), visible.any((1, 2))  # (B, Q), (B, K)
-    checks: dict[str, Callable[[], Worst]] = {
+    checks: dict[str, Callable[[], Verdict]] = {
         "output and weights": partial(against_oracle, outputs),
         "steps": partial(against_oracle, steps),
         "gradients": partial(against_oracle, gradients),
@@ -184,7 +184,7 @@ def check_exact(backend: BackendName, dtype: FloatName) -> list[Result]:
     """
     case = Case("", ADDITIVE)
 
-    def transposes() -> Worst:
+    def transposes() -> Verdict:
         B, T, H, d = 2, 3, 7, 11
         X = np.random.default_rng(4).normal(size=(B, T, H * d)).astype(numpy_dtype(dtype))
         heads = np.concatenate(
@@ -195,7 +195,7 @@ def check_exact(backend: BackendName, dtype: FloatName) -> list[Result]:
         found = {name: arrays.to_numpy(array) for name, array in found.items()}
         return _identical(found, {"transpose_qkv": heads, "transpose_output": X})
 
-    def syncs() -> Worst:
+    def syncs() -> Verdict:
         source = case.layer("numpy", dtype)
         there = MultiHeadAttention(**case.options, dtype=dtype, seed=5, backend=backend)
         back = MultiHeadAttention(**case.options, dtype=dtype, seed=6, backend="numpy")
@@ -203,13 +203,13 @@ def check_exact(backend: BackendName, dtype: FloatName) -> list[Result]:
         sync(there, back)
         return _identical(back.weights, source.weights)
 
-    def saves() -> Worst:
+    def saves() -> Verdict:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "layer.safetensors"
             case.layer(backend, dtype).save(path)
             return _identical(load(path, backend).weights, case.layer("numpy", dtype).weights)
 
-    def by_hand() -> Worst:
+    def by_hand() -> Verdict:
         # The scores of the two visible keys are 0 and 2 * 1 / sqrt(4) = 1, and only the second has a value.
         d, e = 4, math.e
         attention = MultiHeadAttention(d, 1, dtype=dtype, seed=0, backend=backend)
@@ -230,7 +230,7 @@ def check_exact(backend: BackendName, dtype: FloatName) -> list[Result]:
     return [_result(backend, check, "", dtype, function) for check, function in checks.items()]
 
 
-def worst_of(name: str, right: Expected, theirs: np.ndarray) -> Worst:
+def worst_of(name: str, right: Expected, theirs: np.ndarray) -> Verdict:
     """Return name, error and bound of an array; or by what else it is judged in half precision, its ratio, and 1."""
     verdict = right.judge(theirs.astype(np.float64))
     if verdict.rest <= fraction(verdict.error, verdict.limit):
@@ -243,23 +243,23 @@ def one_line(problem: Exception) -> str:
     return " ".join(f"{type(problem).__name__}: {Text.from_ansi(str(problem)).plain}".split())
 
 
-def _result(backend: BackendName, check: str, case: str, dtype: FloatName, function: Callable[[], Worst]) -> Result:
+def _result(backend: BackendName, check: str, case: str, dtype: FloatName, function: Callable[[], Verdict]) -> Result:
     try:
         return Result(backend, check, case, dtype, *function())
     except Exception as problem:
         return Result(backend, check, case, dtype, one_line(problem), np.inf, 0.0)
 
 
-def _worst(found: Arrays, expected: Arrays, bounds: dict[str, float]) -> Worst:
+def _worst(found: Arrays, expected: Arrays, bounds: dict[str, float]) -> Verdict:
     """Return name, error and bound of the array that comes nearest to its bound, or exceeds it most."""
     return _largest((name, error(found[name], expected[name]), bounds[name]) for name in expected)
 
 
-def _largest(results: Iterable[Worst]) -> Worst:
+def _largest(results: Iterable[Verdict]) -> Verdict:
     return max(results, key=lambda result: fraction(*result[1:]))
 
 
-def _identical(found: Arrays, expected: Arrays) -> Worst:
+def _identical(found: Arrays, expected: Arrays) -> Verdict:
     """Return the largest difference, where none is allowed."""
     _check_alike(found, expected)
     return _worst(found, expected, dict.fromkeys(expected, 0.0))
