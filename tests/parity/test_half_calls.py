@@ -72,7 +72,7 @@ def test_a_style_that_is_asked_for(dtype):
     fused, steps = (HalfPort(layer, core=core).call(X, X, X) for core in (FUSED[0], STEPS[0]))
     ratios = {(one is steps, style): parity.ratio(layer, one, X, X, X, style=style)
               for one in (fused, steps) for style in (None, "fused", "steps")}  # fmt: skip
-    assert ratios.pop((True, "fused")) > 2
+    assert ratios.pop((True, "fused")) > 1.5
     assert max(ratios.values()) <= 1
     report = parity.compare(layer, fused, X, X, X, style="steps")
     assert report.rounding.core.rounds_scores

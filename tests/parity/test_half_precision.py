@@ -31,18 +31,24 @@ ORACLE, LEFT, OTHER = signs(1), signs(2), signs(3)
 
 
 class Written:
-    """A simulation whose outputs are written down: `usual`, or others by style. asked: the styles in turn."""
+    """A simulation whose outputs are written down: `usual`, or others by style. asked: the styles in turn.
+
+    by_chance: the outputs of its draws of rounding; None = they are as usual.
+    """
 
     dtype, num_keys = "bfloat16", 100
 
-    def __init__(self, usual, others=None, largest=0.0, change=None):
-        self.config, self.usual, self.others = Config(D, 8), usual, others or {}
+    def __init__(self, usual, others=None, largest=0.0, change=None, by_chance=None):
+        self.config, self.usual, self.others, self.by_chance = Config(D, 8), usual, others or {}, by_chance
         self.largest, self.change, self.asked = np.broadcast_to(largest, (B, Q)), change, []
 
     def output(self, border, core, rows=None):
         self.asked.append((border, core))
         found = self.others.get((border, core), self.usual)
         return found if rows is None else found[:, rows]
+
+    def drawn(self, seed):
+        return self if self.by_chance is None else Written(self.by_chance[seed])
 
     def once(self, name, make, *key):
         return make(*key)
@@ -54,9 +60,9 @@ class Written:
         return self.largest
 
 
-def judged(left, noise=APART, counts=True, others=None, largest=0.0, change=None, style=None, of=None):
+def judged(left, noise=APART, counts=True, others=None, largest=0.0, change=None, style=None, of=None, by_chance=None):
     """The judgement of a style's output and what is left besides, which is given by ERROR."""
-    written = Written(ORACLE + ERROR * noise, others, largest, change)
+    written = Written(ORACLE + ERROR * noise, others, largest, change, by_chance)
     rule = HalfPrecision(written, ORACLE, np.broadcast_to(counts, (B, Q)), style)
     return rule.judge((written.usual if of is None else of) + ERROR * left)
 
@@ -95,6 +101,15 @@ def test_what_a_style_leaves_by_its_limits(name, share):
     own = np.zeros((B, Q), bool)
     own[0, 5] = True  # where the rows that are worst stand out
     assert np.array_equal(found.rows, own if name == "the mean square of a row" else ~own | own)
+
+
+@pytest.mark.parametrize("times", [3.1, 2.9])
+def test_a_row_whose_usual_error_is_small_by_chance_is_measured_by_draws_of_rounding(times):
+    """Only where these err more than three times as much, as a root mean square of four."""
+    sizes = np.array([0.5, 0.5, 0.5, (4 - 3 * 0.25) ** 0.5]) * times
+    draws = [ORACLE + ERROR * size * LEFT for size in sizes]
+    found = judged(1.1 * 15.375**0.5 * LEFT * within(0, 5), by_chance=draws)
+    assert found.ratio < 0.6 if times > 3 else found.ratio == pytest.approx(1.1, rel=1e-3)
 
 
 @pytest.mark.parametrize("share", [0.95, 1.05])
@@ -312,15 +327,19 @@ def test_there_are_three_searches():
     assert (three.core, three.ratio < 1) == (STEPS[1], True)
 
 
-@pytest.mark.parametrize("left", [7.9, 8.1])
+@pytest.mark.parametrize(("left", "largest"), [(7.9, 7.9), (8.1, 7.9), (8.1, 8.1)])
 @pytest.mark.parametrize("style", [None, "steps"])
-def test_where_the_likeliest_styles_are_far_off_usual_code_judges(left, style):
-    """Of these styles one is the nearest, and one that is tried later is the output's own."""
+def test_where_the_likeliest_styles_are_far_off_usual_code_judges(left, largest, style):
+    """Of these styles one is the nearest, and one that is tried later is the output's own.
+
+    Scores above 8 are moved by 1 / 32 and more: then right styles may leave that much of each other.
+    """
     theirs = ORACLE + ERROR * (APART + left**0.5 * LEFT)
     nearest = theirs + (left - 0.05) ** 0.5 * ERROR * OTHER
-    found = judged(0 * LEFT, others={(USUAL, STEPS[1]): nearest, (USUAL, STEPS[5]): theirs}, of=theirs, style=style)
+    others = {(USUAL, STEPS[1]): nearest, (USUAL, STEPS[5]): theirs}
+    found = judged(0 * LEFT, others=others, largest=largest, of=theirs, style=style)
     usual = STEPS[0] if style else FUSED[0]
-    assert (found.core, found.ratio <= 1) == ((STEPS[5], True) if left < 8 else (usual, False))
+    assert (found.core, found.ratio <= 1) == ((usual, False) if left > 8 > largest else (STEPS[5], True))
 
 
 @pytest.mark.parametrize("left", [3.9, 4.1])

@@ -16,7 +16,7 @@ from mha.core.options.config import numpy_dtype
 from mha.parity.rule import simulation
 from mha.parity.rule.decoding import as_decoding
 from mha.parity.rule.problem import problem
-from mha.parity.rule.rounding import through
+from mha.parity.rule.rounding import by_chance, one_by_one, through
 from mha.parity.rule.rules import in_dtype
 from mha.parity.rule.styles import FUSED, HALVES, PLAIN, QUERIES, STEPS, TILES, WIDE, Border, Core
 
@@ -221,3 +221,26 @@ def test_the_change_with_the_scale_and_the_largest_scores():
     output(1.0)
     assert np.allclose(simulated.largest_scores(WIDE), found[-1], rtol=1e-4)
     assert asked(made("bfloat16", pooling="additive"), X, X).half.simulation.change_of_scale(WIDE) is None
+
+
+# Sums and rounding by chance
+
+
+@pytest.mark.parametrize("columns", [1, 2, 17])
+def test_numbers_are_added_one_by_one_however_many_columns_there_are(columns):
+    rows = np.random.default_rng(0).random((100, columns)).astype("float32")
+    sums = np.zeros(columns, "float16")
+    for row in rows.astype("float16"):
+        sums = sums + row
+    assert np.array_equal(one_by_one("float16", rows), sums.astype("float32"))
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_rounding_by_chance_takes_one_of_the_two_nearest_numbers_and_is_right_on_the_average(dtype):
+    number, unit = np.float32(1.0), {"bfloat16": 2.0**-7, "float16": 2.0**-10}[dtype]
+    X = np.full(20000, number + np.float32(0.25 * unit))
+    found = by_chance(dtype, np.random.default_rng(0))(X)
+    assert set(np.unique(found).tolist()) == {1.0, 1.0 + unit}
+    assert (found > 1).mean() == pytest.approx(0.25, abs=0.02)
+    exact = np.array([0.0, -2.5, np.inf, np.nan], "float32")
+    assert np.array_equal(by_chance(dtype, np.random.default_rng(0))(exact), exact, equal_nan=True)

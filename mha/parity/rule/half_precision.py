@@ -29,10 +29,13 @@ CONSTANT, SHARE = 10.0, 0.25
 CHANCE = 4.0  # standard deviations of a sum of rows whose signs are by chance
 TIES = 0.125  # where rounded scores are off by more, the softmax goes by chance
 VERY_NEAR = 0.02  # a style that leaves so much is that of the code itself: it can judge ties, too
+CALM = 1 / 32  # so far rounding moves scores at most where styles leave little of each other
 SEARCHES = 3  # of a style, at most
 FAR = 8.0  # where the likeliest styles leave more, none is near: of right code, they left up to 3.3
 UNKNOWN = 4.0  # where the nearest style of a search leaves more, no other search finds a near one
 SEARCHED = 96  # rows by which the nearest style is found, about
+# The usual error of a row may be small by chance: it is that of so many draws of rounding, if that is so much larger.
+DRAWS, BY_CHANCE = 4, 3.0
 USUAL = 16  # features for which the usual error of a row counts, beside its own
 
 
@@ -141,10 +144,13 @@ class HalfPrecision:
         few = max(1, SEARCHED // len(self.counts))
         chosen = queries[np.unique(np.linspace(0, max(len(queries) - 1, 0), few).astype(int))]
         for _ in range(SEARCHES):
-            search = Search(self, theirs, chosen)
-            style = search.nearest()
-            rounding, left = judged[style] = judged.get(style) or self.judge_by(*style, theirs)
-            if rounding.ratio <= 1 or len(chosen) == len(queries) or search.least > UNKNOWN:
+            search = Search(self, theirs, chosen, VERY_NEAR if judged else NEAR)
+            for nearest in (search.nearest, search.nearest_of_all):  # the rare ones where the likely ones do not do
+                style = nearest()
+                rounding, left = judged[style] = judged.get(style) or self.judge_by(*style, theirs)
+                if rounding.ratio <= 1 or search.ends:
+                    break
+            if rounding.ratio <= 1 or len(chosen) == len(queries) or (self.calm and search.least > UNKNOWN):
                 break
             chosen = np.union1d(chosen[::2], np.argsort(-left.max(0), kind="stable")[: few // 2 + 1])
             chosen = chosen[self.counts.any(0)[chosen]]
@@ -161,13 +167,32 @@ class HalfPrecision:
         base = noisier(output, self.usual_output, oracle)
         limit = bound(dtype, oracle, base)
         outer = ratio_of(theirs, oracle, limit, row_bounds(dtype, oracle, base))
-        measures = self.measures(output, errors, far, rows) if rows.any() else ()
+        measures = [*self.measures(output, errors, far, rows)] if rows.any() else []
+        if max(measures, default=(0.0, ""))[0] > 1 and np.median(squares[rows]) <= 1:  # few rows, perhaps by chance
+            errors = self.with_drawn(border, core, squares, errors)
+            measures = [*self.measures(output, errors, far, rows)]
         ratio, worst = max([(outer, "the largest error"), *measures])
         most = self.counts.copy()
         if (squares > LIMITS["a row"]).any():
             most[self.counts] = squares > LIMITS["a row"]
         share = float(squares[rows].mean()) if rows.any() else 0.0
         return Rounding(core, border, share, ratio, worst, int((~rows).sum()), limit, most), left
+
+    def with_drawn(self, border: Border, core: Core, squares: Array, errors: Array) -> Array:
+        """Return usual errors (R, D), in the worst rows those of rounding by chance where these are far larger.
+
+        squares: what the style leaves in each row, (R,).
+        """
+        worst, drawn = np.zeros(self.counts.shape), np.zeros(self.counts.shape)
+        worst[self.counts] = squares
+        queries = np.argsort(-worst.max(0), kind="stable")[: max(1, SEARCHED // len(self.counts))]
+        rows = Rows(self.simulation, self.oracle_output, self.counts, queries)
+        style = (self.start, FUSED[0]) if (border, core) == EXACT else (border, core)
+        draws = [self.simulation.drawn(seed).output(*style, rows.queries)[rows.counts] for seed in range(DRAWS)]
+        sample, query = np.nonzero(rows.counts)
+        drawn[sample, queries[query]] = np.sqrt(np.mean([row_errors(X, rows.oracle) ** 2 for X in draws], 0))
+        found = drawn[self.counts][:, None]  # (R, 1)
+        return np.where(found > BY_CHANCE * errors, found, errors)
 
     @np.errstate(all="ignore")
     def ratio_of_change(self, change: Array) -> float:
@@ -178,8 +203,17 @@ class HalfPrecision:
 
     def ties(self, border: Border) -> Array:
         """Return which queries have scores so large that their rounding decides, (B, Q)."""
+        return self.rounding_of_scores(border) > TIES
+
+    def rounding_of_scores(self, border: Border) -> Array:
+        """Return how far rounding moves the largest score of each query, (B, Q)."""
         largest = self.simulation.once("largest", self.simulation.largest_scores, border)
-        return np.asarray(largest * self.every.unit > TIES)
+        return np.asarray(largest * self.every.unit)
+
+    @functools.cached_property
+    def calm(self) -> bool:
+        """Return whether rounding moves all scores so little that no right style leaves much of another."""
+        return bool((self.rounding_of_scores(self.start)[self.counts] <= CALM).all())
 
     @property
     def has_ties(self) -> bool:
@@ -237,9 +271,12 @@ class WithoutRounding(NamedTuple):
 
 
 class Search:
-    """The search for the style that comes nearest to an output (B, Q, D) in some queries."""
+    """The search for the style that comes nearest to an output (B, Q, D) in some queries.
 
-    def __init__(self, rule: HalfPrecision, theirs: Array, queries: Array) -> None:
+    near_enough: what a style may leave of its own mean square to be taken at once.
+    """
+
+    def __init__(self, rule: HalfPrecision, theirs: Array, queries: Array, near_enough: float = NEAR) -> None:
         self.rule, self.config, self.start = rule, rule.simulation.config, rule.start
         self.rows = Rows(rule.simulation, rule.oracle_output, rule.counts, queries)
         self.theirs = self.rows.of(theirs).astype(np.float32)  # (R, D)
@@ -248,22 +285,35 @@ class Search:
         self.errors = self.rows.errors(*EXACT).astype(np.float32)  # the same for all, or the noisiest is nearest
         self.left: dict[Style, float] = {}  # of all rows
         self.left_clear: dict[Style, float] = {}
-        self.near: list[Style] = []
+        self.near, self.near_enough = list[Style](), near_enough
+
+    @property
+    def families(self) -> list[Family]:
+        """Return the families of styles that the call may have."""
+        return [family for family in FAMILIES if family.serves(self.rule.style, self.rule.simulation.dtype)]
+
+    @property
+    def ends(self) -> bool:
+        """Return whether there is no more to try: a style is near, or none can be."""
+        return bool(self.near) or (self.rule.calm and self.least > FAR)
 
     def nearest(self) -> Style:
-        """Return the nearest style: in each family of cores, go from one to the next nearest, until one is near."""
-        families = [family for family in FAMILIES if family.serves(self.rule.style, self.rule.simulation.dtype)]
-        likely = [self.cores(family) for family in families if family.borders is None]
+        """Return the nearest likely style: in each family of cores, go to the next nearest, until one is near."""
+        likely = [self.cores(family) for family in self.families if family.borders is None]
         first = [(self.start, core) for cores in likely for core in cores[:3]]
         if self.attempt([*first, *[EXACT] * (self.rule.style != "steps")]):
             return self.best()
-        if self.least > FAR:  # then the nearest is by chance, and may be a noisy one, which hides a mistake
+        if self.ends:  # the nearest is so by chance, and may be a noisy one, which hides a mistake
             usual = [(self.start, kind[0]) for kind in (FUSED, STEPS)]
             return min((style for style in usual if style in self.left), key=self.left_clear.__getitem__)
         for cores in sorted(likely, key=lambda cores: min(self.left[self.start, core] for core in cores[:3])):
             if self.climb(cores):
-                return self.best()
-        for family in families:
+                break
+        return self.best()
+
+    def nearest_of_all(self) -> Style:
+        """Return the nearest style after rare ones were tried, too."""
+        for family in self.families:
             if family.borders and self.attempt(itertools.product(family.borders(self.config), family.cores)):
                 break
         return self.best()
@@ -295,7 +345,7 @@ class Search:
         """Try styles until one is near enough; return whether one was."""
         for style in styles:
             if style not in self.left:
-                far, most = self.theirs - self.rows.output(*style), VERY_NEAR if style == EXACT else NEAR
+                far, most = self.theirs - self.rows.output(*style), VERY_NEAR if style == EXACT else self.near_enough
                 squares = mean_squares(over(far, self.errors))
                 squares = np.where(np.isfinite(squares), squares, math.inf)
                 self.left[style], self.left_clear[style] = float(squares.mean()), float(squares[self.clear].mean())

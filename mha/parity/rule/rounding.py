@@ -57,14 +57,27 @@ def rounded_bits(X: Array, dropped: int) -> Array:
     return rounded.view(np.float32)
 
 
+def by_chance(dtype: Any, random: np.random.Generator) -> Into:
+    """Make a function that rounds float32 to one of the two nearest numbers of a half precision, by chance."""
+    dropped = {"bfloat16": 16, "float16": 13}[numpy_dtype(dtype).name]
+
+    def into(X: Array) -> Array:
+        bits = np.ascontiguousarray(X).view(np.uint32)
+        drawn = bits + random.integers(0, 2**dropped, X.shape, np.uint32)
+        return np.where(np.isfinite(X), (drawn & (2**32 - 2**dropped)).view(np.float32), X)
+
+    return into
+
+
 def cut_off(X: Array) -> Array:
     """Cut numbers off after the bits of bfloat16."""
     return (np.ascontiguousarray(X).view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32)
 
 
 def one_by_one(dtype: Any, rows: Array) -> Array:
-    """Add rows (N, ...), and round after each addition."""
-    return np.add.reduce(np.ascontiguousarray(rows).astype(numpy_dtype(dtype)), 0).astype(rows.dtype)
+    """Add rows (N, ...), one at least, in their order, and round after each addition."""
+    # A sum of NumPy takes another order where there is one column.
+    return np.add.accumulate(rows.astype(numpy_dtype(dtype)), 0)[-1].astype(rows.dtype)
 
 
 def product_one_by_one(A: Array, B: Array) -> Array:

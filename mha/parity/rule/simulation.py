@@ -16,7 +16,7 @@ from mha.core import dispatch
 from mha.core.options.positions import Rotary
 from mha.layer import MultiHeadAttention
 from mha.parity.rule.coarse_angles import coarse
-from mha.parity.rule.rounding import as_it_is, cut_off, one_by_one, product_one_by_one, shares_of, through
+from mha.parity.rule.rounding import as_it_is, by_chance, cut_off, one_by_one, product_one_by_one, shares_of, through
 from mha.parity.rule.styles import PLAIN, Border, Core
 
 Array = np.ndarray
@@ -51,6 +51,12 @@ class Simulation:
         self.layer = self.lesson.build(self.config, weights, 0, self.lesson.MultiHeadAttention)
         self.scale = np.float32(self.config.key_dim**-0.5 if self.config.scale is None else self.config.scale)
         self.known: dict[Any, Any] = {}
+
+    def drawn(self, seed: int) -> "Simulation":
+        """Return a simulation of the same call that rounds by chance: its errors are of the usual size, but others."""
+        made = copy.copy(self)
+        made.round, made.known = by_chance(self.dtype, np.random.default_rng(seed)), {}
+        return made
 
     @np.errstate(all="ignore")
     def output(self, border: Border, core: Core, rows: Rows = None) -> Array:
