@@ -342,6 +342,16 @@ def test_where_the_likeliest_styles_are_far_off_usual_code_judges(left, largest,
     assert (found.core, found.ratio <= 1) == ((usual, False) if left > 8 > largest else (STEPS[5], True))
 
 
+@pytest.mark.parametrize("left", [0.45, 0.55])
+def test_a_rare_style_counts_only_where_it_leaves_little(left):
+    """It errs twice as much as others, so that more would hide a mistake that makes such errors."""
+    cut, noise = dataclasses.replace(USUAL, cut=True), 2.0
+    rare = ORACLE + noise * ERROR * OTHER
+    own = ((noise**2 + 1) / 2) ** 0.5 * ERROR  # its usual error, beside that of the likeliest of its kind
+    found = judged(0 * LEFT, others={(cut, PLAIN): rare}, of=rare + left**0.5 * own * LEFT)
+    assert (found.border == cut, found.ratio <= 1) == (left < 0.5, left < 0.5)
+
+
 @pytest.mark.parametrize("left", [3.9, 4.1])
 def test_there_is_one_search_where_the_nearest_style_leaves_much(left):
     """Another style is nearer in other queries than those of the first search."""

@@ -29,6 +29,7 @@ CONSTANT, SHARE = 10.0, 0.25
 CHANCE = 4.0  # standard deviations of a sum of rows whose signs are by chance
 TIES = 0.125  # where rounded scores are off by more, the softmax goes by chance
 VERY_NEAR = 0.02  # a style that leaves so much is that of the code itself: it can judge ties, too
+RARE = 0.5  # a rare style, which may err in one direction, has to leave less of its own mean square
 CALM = 1 / 32  # so far rounding moves scores at most where styles leave little of each other
 SEARCHES = 3  # of a style, at most
 FAR = 8.0  # where the likeliest styles leave more, none is near: of right code, they left up to 3.3
@@ -312,11 +313,13 @@ class Search:
         return self.best()
 
     def nearest_of_all(self) -> Style:
-        """Return the nearest style after rare ones were tried, too."""
+        """Return the nearest style after rare ones were tried, too; of these, only one that leaves little."""
+        likely = self.best()
         for family in self.families:
             if family.borders and self.attempt(itertools.product(family.borders(self.config), family.cores)):
-                break
-        return self.best()
+                return self.best()
+        far = self.theirs - self.rows.output(*(found := self.best()))
+        return found if mean_squares(over(far, self.rows.errors(*found))).mean() <= RARE else likely
 
     @property
     def least(self) -> float:
