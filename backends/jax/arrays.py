@@ -48,15 +48,17 @@ def clone(X):
     return jnp.array(X)
 
 
-def value_and_gradient(function, X):
-    """The value of a function of an array, a number, and its gradient by the array.
+def value_and_gradients(function, arrays, cotangent=None):
+    """The value of a function of arrays, and the gradients of sum(value * cotangent) by them; cotangent None = ones.
 
     The function may give both itself, as it must with NumPy. None for a gradient where it does not use the array.
     """
-    found, pull_back = jax.vjp(function, jnp.asarray(X))
+    found, pull_back = jax.vjp(function, *map(jnp.asarray, arrays))
     if isinstance(found, tuple):
         return found
-    return found, pull_back(jnp.ones_like(found))[0] if is_own(found) else None
+    if not is_own(found):
+        return found, (None,) * len(arrays)
+    return found, pull_back(jnp.ones_like(found) if cotangent is None else cotangent)
 
 
 def context(dtype, tracked=True):

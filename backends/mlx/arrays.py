@@ -49,21 +49,22 @@ def clone(X):
     return mx.array(X) if array is None else tensor(array)
 
 
-def value_and_gradient(function, X):
-    """The value of a function of an array, a number, and its gradient by the array.
+def value_and_gradients(function, arrays, cotangent=None):
+    """The value of a function of arrays, and the gradients of sum(value * cotangent) by them; cotangent None = ones.
 
     The function may give both itself, as it must with NumPy. None for a gradient where it does not use the array.
     """
     found = []
 
-    def value(X):
-        found.append(function(X))
-        return found[0] if is_own(found[0]) else mx.sum(X)
+    def value(*arrays):
+        found.append(function(*arrays))
+        number = found[0] if is_own(found[0]) else arrays[0]
+        return mx.sum(number if cotangent is None else number * cotangent)
 
-    _, gradient = mx.value_and_grad(value)(X)
+    _, gradients = mx.value_and_grad(value, tuple(range(len(arrays))))(*arrays)
     if isinstance(found[0], tuple):
         return found[0]
-    return (found[0], evaluate(gradient)) if is_own(found[0]) else (found[0], None)
+    return (found[0], tuple(map(evaluate, gradients))) if is_own(found[0]) else (found[0], (None,) * len(arrays))
 
 
 def context(dtype, tracked=True):

@@ -38,18 +38,22 @@ def clone(X):
     return X.copy()
 
 
-def value_and_gradient(function, X):
-    """The value of a function of an array, a number, and its gradient by the array.
+def value_and_gradients(function, arrays, cotangent=None):
+    """The value of a function of arrays, and the gradients of sum(value * cotangent) by them; cotangent None = ones.
 
     The function may give both itself, as it must with NumPy. None for a gradient where it does not use the array.
     """
-    X = X.copy()
-    X.attach_grad()
+    arrays = [X.copy() for X in arrays]
+    for X in arrays:
+        X.attach_grad()
     with autograd.record():
-        found = function(X)
+        found = function(*arrays)
     if isinstance(found, tuple):
         return found
-    return found, autograd.grad([found], [X])[0].as_np_ndarray() if is_own(found) else None
+    if not is_own(found):
+        return found, (None,) * len(arrays)
+    found.backward(cotangent)  # `autograd.grad` refuses arrays that the value does not depend on
+    return found, tuple(X.grad for X in arrays)
 
 
 @contextlib.contextmanager

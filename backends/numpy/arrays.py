@@ -36,13 +36,13 @@ def clone(X):
     return X.copy()
 
 
-def value_and_gradient(function, X):
-    """The value of a function of an array, a number, and its gradient by the array.
+def value_and_gradients(function, arrays, cotangent=None):
+    """The value of a function of arrays, and the gradients of sum(value * cotangent) by them; cotangent None = ones.
 
     The function may give both itself, as it must with NumPy. None for a gradient where it does not use the array.
     """
-    found = function(X)
-    return found if isinstance(found, tuple) else (found, None)
+    found = function(*arrays)
+    return found if isinstance(found, tuple) else (found, (None,) * len(arrays))
 
 
 def context(dtype, tracked=True):

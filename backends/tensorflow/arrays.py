@@ -49,18 +49,20 @@ def clone(X):
     return tf.constant(np.array(X)) if isinstance(X, np.ndarray) else tf.identity(X)
 
 
-def value_and_gradient(function, X):
-    """The value of a function of an array, a number, and its gradient by the array.
+def value_and_gradients(function, arrays, cotangent=None):
+    """The value of a function of arrays, and the gradients of sum(value * cotangent) by them; cotangent None = ones.
 
     The function may give both itself, as it must with NumPy. None for a gradient where it does not use the array.
     """
-    X = tf.convert_to_tensor(X)
+    arrays = [tf.convert_to_tensor(X) for X in arrays]
     with tf.GradientTape() as tape:
-        tape.watch(X)
-        found = function(X)
+        tape.watch(arrays)
+        found = function(*arrays)
     if isinstance(found, tuple):
         return found
-    return found, tape.gradient(found, X) if tf.is_tensor(found) else None
+    if not tf.is_tensor(found):
+        return found, (None,) * len(arrays)
+    return found, tuple(tape.gradient(found, arrays, cotangent))
 
 
 def context(dtype, tracked=True):

@@ -53,19 +53,20 @@ def clone(X):
     return X.detach().clone()
 
 
-def value_and_gradient(function, X):
-    """The value of a function of an array, a number, and its gradient by the array.
+def value_and_gradients(function, arrays, cotangent=None):
+    """The value of a function of arrays, and the gradients of sum(value * cotangent) by them; cotangent None = ones.
 
     The function may give both itself, as it must with NumPy. None for a gradient where it does not use the array.
     """
-    X = X.detach().requires_grad_()
+    arrays = [X.detach().requires_grad_() for X in arrays]
     with torch.enable_grad():
-        found = function(X)
+        found = function(*arrays)
     if isinstance(found, tuple):
         return found
     if not (is_own(found) and found.requires_grad):
-        return found, None
-    return found, torch.autograd.grad(found, X, allow_unused=True)[0]
+        return found, (None,) * len(arrays)
+    cotangent = torch.ones_like(found) if cotangent is None else cotangent
+    return found, torch.autograd.grad(found, arrays, cotangent, allow_unused=True)
 
 
 def context(dtype, tracked=True):

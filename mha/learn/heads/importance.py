@@ -149,7 +149,8 @@ def _slope(attention: MultiHeadAttention, loss: Callable[[Any], Any], output: An
     """The gradient of a loss by the output (B, Q, D): the loss's own, or the framework's."""
     module: Any = dispatch.load(attention.backend)
     with module.context(attention.config.dtype):
-        value, gradient = module.value_and_gradient(loss, _native(attention, output))
+        value, given = module.value_and_gradients(loss, [_native(attention, output)])
+    gradient = given[0] if isinstance(given, tuple) else given
     _number(value)
     if gradient is None:
         framework = dispatch.FRAMEWORKS[attention.backend]
