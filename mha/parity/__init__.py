@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from mha.parity.diagnosis.blind_spots.probes import inputs
     from mha.parity.diagnosis.blind_spots.sight import Unseen as Unseen
     from mha.parity.diagnosis.compare.comparison import compare, diagnose, ratio
+    from mha.parity.diagnosis.compare.kernels import compare_kernel
     from mha.parity.diagnosis.compare.report import Place as Place
     from mha.parity.diagnosis.compare.report import Report
     from mha.parity.diagnosis.compare.report import Row as Row
@@ -63,6 +64,7 @@ __all__ = [
     "bound",
     "compare",
     "compare_files",
+    "compare_kernel",
     "compare_layers",
     "compare_records",
     "diagnose",

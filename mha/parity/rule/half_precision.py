@@ -195,6 +195,11 @@ class HalfPrecision:
         found = drawn[self.counts][:, None]  # (R, 1)
         return np.where(found > BY_CHANCE * errors, found, errors)
 
+    def error_of(self, rounding: Rounding) -> Array:
+        """Return the error of a style, (B, Q, D), 0 in rows that do not count."""
+        error = finite(self.simulation.output(rounding.border, rounding.core) - self.oracle_output)
+        return np.where(self.counts[..., None], error, 0)
+
     @np.errstate(all="ignore")
     def ratio_of_change(self, change: Array) -> float:
         """Return the ratio of right code whose output is changed by so much, (B, Q, D), were its style simulated."""
@@ -257,9 +262,8 @@ class WithoutRounding(NamedTuple):
 
     @classmethod
     def of(cls, rule: HalfPrecision, rounding: Rounding) -> "WithoutRounding":
-        """Make it for the style that is nearest to an output; the error is 0 in rows that do not count."""
-        error = finite(rule.simulation.output(rounding.border, rounding.core) - rule.oracle_output)
-        return cls(rule, np.where(rule.counts[..., None], error, 0))
+        """Make it for the style that is nearest to an output."""
+        return cls(rule, rule.error_of(rounding))
 
     @property
     def has_ties(self) -> bool:

@@ -32,6 +32,7 @@ PAIRS = STEPS_OF_PAIRS
 MEANS = "mean weights"  # attention weights that are averaged over the heads, (B, Q, K)
 PLACED = "cache.positions"
 CACHED = ("cache.keys", "cache.values", PLACED)  # the slots, as they are after a call with a cache
+LSE = "lse"  # of a kernel: the logarithm of the sum of a row's exponentials, (B, H, Q)
 FROM_SOFTMAX = ("weights", MEANS, *POOLED, "output")  # of these, rows that see no key are results, too
 
 
@@ -62,12 +63,14 @@ class Sizes:
             return {"cache.keys": (B, G, S, d), "cache.values": (B, G, S, dv), PLACED: (B, S)}[name]
         if name == MEANS:
             return B, Q, S
+        if name == LSE:
+            return B, H, Q, 1
         return (B, H, Q, S) if name in PAIRS else (B, Q, config.num_hiddens)
 
 
 def kind(name: str) -> Kind:
     """Return whether an array holds rows of heads, pairs of queries and keys, or neither."""
-    if name in (*OF_QUERIES, *OF_KEYS, *OF_VALUES, *POOLED, "cache.keys", "cache.values"):
+    if name in (*OF_QUERIES, *OF_KEYS, *OF_VALUES, *POOLED, LSE, "cache.keys", "cache.values"):
         return "rows"
     return "pairs" if name in PAIRS else "whole"
 

@@ -66,7 +66,7 @@ class Expected(NamedTuple):
 
     limit: of the largest error; rows: of the root mean square of each row, see `rules.row_bounds`; None = any. half: in
     half precision, the rule for a whole output. means: of a gradient there, right arrays, each with its bound of the
-    root mean square of all errors; being near one of them is enough.
+    root mean square of all errors; being near one of them is enough. shares: of the limit, for each number; None = 1.
     """
 
     X: np.ndarray
@@ -74,6 +74,7 @@ class Expected(NamedTuple):
     rows: np.ndarray | None = None
     half: Any = None
     means: Means = ()
+    shares: np.ndarray | None = None
 
     @classmethod
     def of(cls, dtype: FloatName, oracle: np.ndarray, base: np.ndarray, by_rows: bool = True) -> "Expected":
@@ -82,15 +83,25 @@ class Expected(NamedTuple):
 
     def judge(self, theirs: np.ndarray) -> Verdict:
         """Judge an array, 0 where it does not matter."""
-        far = error(theirs, self.X)
+        far = error(self.scale(theirs), self.scale(self.X))
         if far == math.inf or not self.in_half:
             return Verdict(far, self.limit)
         if self.half is not None and self.X.size and (far <= CLEAR * self.limit < math.inf or self.half.has_ties):
             rounding = self.half.judge(theirs)
             words = f"{rounding.worst} that the nearest style of rounding leaves"
-            return Verdict(far, rounding.limit, rounding.ratio, words, rounding)
+            limit = rounding.limit if self.shares is None else self.limit
+            return Verdict(far, limit, rounding.ratio, words, rounding)
         mean = nearest(theirs, self.means) if self.rows is None else worst_row(theirs, self.X, self.rows)
         return Verdict(far, self.limit, max(fraction(far, self.limit), fraction(*mean)), "the mean square of all")
+
+    def scale(self, X: np.ndarray) -> np.ndarray:
+        """Divide numbers by their shares of the limit, so that one limit is that of all."""
+        return X if self.shares is None else X / self.shares
+
+    def distances(self, theirs: np.ndarray) -> np.ndarray:
+        """Return the error of each number, by its share of the limit; infinite where one alone is NaN."""
+        with np.errstate(invalid="ignore"):
+            return np.nan_to_num(np.abs(self.scale(theirs - self.X)), nan=np.inf)
 
     @property
     def in_half(self) -> bool:
@@ -115,12 +126,13 @@ class Expected(NamedTuple):
     def outside(self, theirs: np.ndarray, verdict: Verdict) -> np.ndarray:
         """Return which numbers of an array are wrong by a verdict; all that are measured if no error is too large."""
         if verdict.error > verdict.limit:
-            return outside(theirs, self.X, verdict.limit)
+            return outside(self.scale(theirs), self.scale(self.X), verdict.limit)
         return np.broadcast_to(True if verdict.rounding is None else verdict.rounding.rows[..., None], theirs.shape)
 
-    def part(self, X: np.ndarray, samples: Any, rows: Any, by_rows: bool) -> "Expected":
-        """Return what is expected of some samples and queries, X; by_rows: whether the mean of each row counts."""
-        return Expected(X, self.limit, self.rows[samples][:, rows] if by_rows and self.rows is not None else None)
+    def part(self, cut: Callable[[np.ndarray], np.ndarray], samples: Any, rows: Any, by_rows: bool) -> "Expected":
+        """Return what is expected of some samples and queries, as cut takes them; by_rows: whether row means count."""
+        bounds = self.rows[samples][:, rows] if by_rows and self.rows is not None else None
+        return Expected(cut(self.X), self.limit, bounds, shares=None if self.shares is None else cut(self.shares))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -176,6 +188,14 @@ class Problem:
     def by_slots(self, pairs: np.ndarray) -> np.ndarray:
         """Return pairs of queries and keys as they are compared: by slots, if the call has a cache."""
         return pairs
+
+    def title(self, name: str) -> str:
+        """Return the name of an array in a report."""
+        return name
+
+    def turn(self, name: str, X: np.ndarray) -> Callable[[np.ndarray], np.ndarray] | str | None:
+        """Return the function from their array to the compared shape, or why none fits; None = `layouts` tells."""
+        return None
 
     def matters(self, name: str) -> np.ndarray:
         """Return which numbers of an array count, see `layouts.matters`."""

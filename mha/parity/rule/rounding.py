@@ -42,7 +42,8 @@ def to_float16(X: Array) -> Array:
     """Round float32 likewise; below the normal numbers by a sum whose last bit is that of the smallest."""
     sizes, rounded = np.abs(X), rounded_bits(X, 13)
     if not sizes.max(initial=0) < 65520:  # or not a number
-        return X.astype(np.float16).astype(np.float32)
+        with np.errstate(over="ignore"):
+            return X.astype(np.float16).astype(np.float32)
     small, half = sizes < 2**-14, np.float32(0.5)
     return np.where(small, np.copysign(sizes + half - half, X), rounded) if small.any() else rounded
 

@@ -47,8 +47,7 @@ class Simulation:
         self.dtype, self.lesson = attention.config.dtype, dispatch.lesson("numpy")
         self.inputs, self.call, self.round = (queries, keys, values), call, through(self.dtype)
         self.config = dataclasses.replace(attention.config, dtype="float32")
-        weights = {name: X.astype(np.float32) for name, X in attention.weights.items()}
-        self.layer = self.lesson.build(self.config, weights, 0, self.lesson.MultiHeadAttention)
+        self.layer = self.lesson_of(attention)
         self.scale = np.float32(self.config.key_dim**-0.5 if self.config.scale is None else self.config.scale)
         self.known: dict[Any, Any] = {}
 
@@ -57,6 +56,11 @@ class Simulation:
         made = copy.copy(self)
         made.round, made.known = by_chance(self.dtype, np.random.default_rng(seed)), {}
         return made
+
+    def lesson_of(self, attention: Any) -> Any:
+        """Return the lesson's layer in float32."""
+        weights = {name: X.astype(np.float32) for name, X in attention.weights.items()}
+        return self.lesson.build(self.config, weights, 0, self.lesson.MultiHeadAttention)
 
     @np.errstate(all="ignore")
     def output(self, border: Border, core: Core, rows: Rows = None) -> Array:

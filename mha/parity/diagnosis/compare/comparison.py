@@ -214,9 +214,9 @@ def report_of(
 def compare_array(asked: Problem, name: str, X: np.ndarray, layout: str | None) -> tuple[Row, np.ndarray | None]:
     """Compare one of their arrays: return its row, and the array in the compared shape, or None if it does not fit."""
     right = asked.expected(name)
-    turn = conversion(asked, name, X, right.X.shape, layout)
+    turn = asked.turn(name, X) or conversion(asked, name, X, right.X.shape, layout)
     if isinstance(turn, str):
-        return Row(name, np.inf, right.limit, None, turn), None
+        return Row(name, np.inf, right.limit, None, turn, title=asked.title(name)), None
     theirs, share = turn(X), 1
     counts = np.ones(right.X.shape, bool) & (True if name.startswith(GRADIENT) else asked.matters(name))
     if theirs.ndim == 4 and theirs.shape != right.X.shape:  # heads of keys that were repeated already
@@ -240,8 +240,7 @@ def compare_array(asked: Problem, name: str, X: np.ndarray, layout: str | None) 
         wrong = right.outside(there, verdict)
         if verdict.error <= verdict.limit:
             notes.append(f"each number is within what {asked.config.dtype} explains, {verdict.worst} is not")
-        with np.errstate(invalid="ignore"):
-            distance = np.where(wrong, np.nan_to_num(np.abs(there - right.X), nan=np.inf), -1.0)
+        distance = np.where(wrong, right.distances(there), -1.0)
         at = np.unravel_index(distance.argmax(), distance.shape)
         places = turn(np.arange(X.size).reshape(X.shape))
         index = tuple(int(i) for i in np.unravel_index(places[at], X.shape))
@@ -251,7 +250,9 @@ def compare_array(asked: Problem, name: str, X: np.ndarray, layout: str | None) 
         three, of_one = GRADIENT + INPUTS, asked.one_input and name.removeprefix(GRADIENT) in OF_INPUTS
         if of_one and asked.expected(three).ratio(there) <= 1:
             notes.append(f"it is the gradient of queries, keys and values at once: give it as {three!r}")
-    row = Row(name, verdict.error, verdict.limit, place, "; ".join(notes), verdict.rounding, verdict.rest)
+    row = Row(
+        name, verdict.error, verdict.limit, place, "; ".join(notes), verdict.rounding, verdict.rest, asked.title(name)
+    )
     return row, theirs[:, ::share] if share > 1 else theirs
 
 

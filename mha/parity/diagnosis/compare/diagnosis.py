@@ -8,7 +8,7 @@ from itertools import product
 import numpy as np
 
 from mha.parity.diagnosis.compare.report import Row, describe_row
-from mha.parity.diagnosis.mistakes.catalogue import CACHED_CATALOGUE, CATALOGUE
+from mha.parity.diagnosis.mistakes.catalogue import catalogue_of
 from mha.parity.diagnosis.mistakes.mistake import Mistake, State, forms_of
 from mha.parity.diagnosis.mistakes.of_precision import ROUNDINGS
 from mha.parity.diagnosis.mistakes.of_weights import of_another_layer
@@ -26,6 +26,7 @@ from mha.parity.diagnosis.wrong_setup import calls
 from mha.parity.diagnosis.wrong_setup.beyond_attention import more_than_attention
 from mha.parity.diagnosis.wrong_setup.equivalent_steps import NONE, Rewritten, Way
 from mha.parity.rule.half_precision import WithoutRounding
+from mha.parity.rule.kernel import KernelProblem
 from mha.parity.rule.layouts import GRADIENT
 from mha.parity.rule.problem import Problem
 from mha.parity.rule.rules import largest
@@ -67,8 +68,7 @@ def find_reasons(
     tokens = calls.tokens_alone(problem, theirs) if unsure else None
     if unsure and tokens is None and (other := calls.likely_calls(problem, theirs)):
         return Diagnosis((), f"why: {calls.describe_call(problem, other, theirs)}", 0, other.arguments)
-    known = CATALOGUE if problem.sizes.slots is None else CACHED_CATALOGUE
-    far, mistakes = max(row.ratio for row in wrong), (*known, *of_another_layer(others))
+    far, mistakes = max(row.ratio for row in wrong), (*catalogue_of(problem), *of_another_layer(others))
     with np.errstate(all="ignore"):
         exact, without = without_rounding(problem, steps, rows)
         explanations, tried, missed = attempts(exact, without, mistakes, far, effort, tokens is not None)
@@ -77,7 +77,8 @@ def find_reasons(
         perhaps = tuple(dataclasses.replace(one, sure=False) for one in explanations)
         return Diagnosis(perhaps, describe_open(ways.open), tried)
     sure = [one for one in explanations if one.sure]
-    swapped = "output" in steps and far >= SURE and not sure and problem.sizes.slots is None
+    of_layer = problem.sizes.slots is None and not isinstance(problem, KernelProblem)
+    swapped = "output" in steps and far >= SURE and not sure and of_layer
     if swapped and (expected := calls.over_samples(problem, steps["output"])):
         there, right = steps["output"], problem.expected("output")
         left = apart(there, expected.X) / apart(there, right.X)

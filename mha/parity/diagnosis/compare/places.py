@@ -7,11 +7,13 @@ from typing import Any
 import numpy as np
 
 from mha.core.tables import number
+from mha.parity.rule.kernel import BY_KEYS, KernelProblem
 from mha.parity.rule.layouts import CACHED, GRADIENT, INPUTS, MEANS, OF_INPUTS, OF_KEYS, OF_VALUES, PLACED, POOLED, kind
 from mha.parity.rule.problem import Problem
 from mha.parity.rule.rules import error
 
 ACROSS, DOWN = 60, 16  # a larger array is drawn in bins
+TILES = 128, 64, 32, 16  # numbers of rows that kernels compute at once
 LEGEND = "# differs, . the same, x differs in padding, - padding"
 
 
@@ -80,6 +82,8 @@ def describe_place(asked: Problem, name: str, wrong: np.ndarray, worst: Any) -> 
     """Describe where numbers are wrong, in words and as a picture; worst: the index of the worst number."""
     short, last = name.removeprefix(GRADIENT), "keys" if asked.sizes.slots is None else "slots"
     padding, labels = np.zeros(wrong.shape, bool), [f"sample {b}" for b in range(len(wrong))]
+    if isinstance(asked, KernelProblem):
+        return place_of_kernel(asked, name, wrong)
     if short in ("output", *OF_INPUTS, INPUTS):
         rows = {"keys": "keys", "values": "keys", INPUTS: "tokens"}.get(short, "queries")
         padding |= ~no_padding(asked, short, wrong.shape)
@@ -104,6 +108,42 @@ def describe_place(asked: Problem, name: str, wrong: np.ndarray, worst: Any) -> 
         axes, labels = ["samples", "heads", rows, ""], [f"sample {b}, head {h}" for b in range(B) for h in range(H)]
         grid, gray = (X.any(3).reshape(B * H, T) for X in (wrong, padding))  # (B*H, T)
     return words(wrong, padding, axes), picture(np.asarray(grid), np.asarray(gray), labels, rows)
+
+
+def place_of_kernel(asked: KernelProblem, name: str, wrong: np.ndarray) -> tuple[str, tuple[str, ...]]:
+    """Describe where numbers of a kernel's array are wrong: of which samples or texts, heads and rows."""
+    wrong = np.asarray(asked.by_heads(name, wrong).any(3))  # (B, H, T)
+    visible, (B, H, T) = asked.pairs_that_count, wrong.shape
+    if name in BY_KEYS:
+        rows, padding = "keys", np.asarray(~visible.any(2).reshape(B, H, -1, T).any(2))  # (B, G, K)
+    else:
+        rows, padding = "queries", np.asarray(~visible.any(3))  # (B, H, Q)
+    labels = [f"sample {b}, head {h}" for b in range(B) for h in range(H)]
+    found = "; ".join(
+        filter(None, [words(wrong, padding, ["samples", "heads", rows]), tile(np.asarray(wrong.any((0, 1))))])
+    )
+    return found, picture(wrong.reshape(B * H, T), padding.reshape(B * H, T), labels, rows)
+
+
+def tile(wrong: np.ndarray) -> str:
+    """Say which tile the wrong ones of some rows, booleans (T,), repeat by, or begin at; "" = none."""
+    T, rows = len(wrong), np.flatnonzero(wrong)
+    if not rows.size or rows.size == T:
+        return ""
+    first = int(rows[0])
+    n = next((n for n in range(2, T // 2 + 1) if (wrong[n:] == wrong[:-n]).all()), None)
+    if n is not None:
+        some = f"every {ordinal(n)} row from {first}" if wrong[:n].sum() == 1 else f"the same rows of every {n}"
+        return f"{some}: a tile of {n}"
+    n = next((n for n in TILES if first and first % n == 0), None)
+    whole = wrong[first:].all() or (n is not None and rows.size == n and wrong[first : first + n].all())
+    return f"from row {first} on, where a tile of {n} begins" if whole and n is not None else ""
+
+
+def ordinal(n: int) -> str:
+    """Return a number as an ordinal: 32nd."""
+    ending = "th" if n // 10 % 10 == 1 else {1: "st", 2: "nd", 3: "rd"}.get(n % 10, "th")
+    return f"{n}{ending}"
 
 
 def place_of_weight(asked: Problem, name: str, wrong: np.ndarray) -> tuple[str, tuple[str, ...]]:

@@ -47,6 +47,7 @@ class Row:
         note: further words, in a line.
         rounding: of an output in half precision that is not far off, how it rounds: the nearest style of right code,
             what that leaves, and by what it is judged.
+        title: its name in the report, "" = its own name.
         rest: in half precision, the worst of all that is measured, by its own bound.
     """
 
@@ -57,6 +58,7 @@ class Row:
     note: str = ""
     rounding: Rounding | None = None
     rest: float = 0.0
+    title: str = ""
 
     @property
     def ratio(self) -> float:
@@ -127,12 +129,12 @@ class Report:
         for row in self.rows:
             verdict = "same" if row.passed else "DIFFERS"
             if row.place is None:
-                table.add_row(row.name, number(row.ratio), verdict, "", "", "", row.note)
+                table.add_row(row.title or row.name, number(row.ratio), verdict, "", "", "", row.note)
             else:
                 place = row.place
                 values = number(place.theirs), number(place.expected)
                 where = "; ".join(filter(None, [place.where, row.note]))
-                table.add_row(row.name, number(row.ratio), verdict, str(place.index), *values, where)
+                table.add_row(row.title or row.name, number(row.ratio), verdict, str(place.index), *values, where)
         yield table
         first = self.first
         if first is None:
@@ -155,9 +157,9 @@ class Report:
 def describe_row(row: Row) -> str:
     """Describe a row that differs in a sentence."""
     if row.place is None:
-        return f"{row.name}: {row.note}"
+        return f"{row.title or row.name}: {row.note}"
     place = row.place
     return (
-        f"{row.name}, {place.count} of {place.of} numbers; worst at {place.index}: theirs "
+        f"{row.title or row.name}, {place.count} of {place.of} numbers; worst at {place.index}: theirs "
         f"{number(place.theirs)}, expected {number(place.expected)}"
     )

@@ -141,7 +141,7 @@ class Bench:
         right = self.problem.expected(name)
         if self.samples == self.rows == self.plan.features == ALL:
             return right
-        return right.part(self.cut(name, right.X), self.samples, self.rows, by_rows)
+        return right.part(functools.partial(self.cut, name), self.samples, self.rows, by_rows)
 
     def of_rows(self, name: str, X: Array) -> Array:
         """Take the queries to compute from a step (B, Q, D) or (B, H, Q, any) that has all."""

@@ -163,13 +163,15 @@ GRADIENT_MISTAKES = (
                     "of both": SCALED, "of queries": SCALED[:1], "of keys": SCALED[1:]}.items()}),
         Mistake("the scale is applied twice in gradients", "gradients of queries and keys have it twice", (),
                 one(partial(rescale, lambda back: back.plan.scale, SCALED)))),
-    Mistake("gradients of kernels are transposed", "the gradient of a square kernel is (out, in)", (),
-            {"of all": partial(transpose, PROJECTIONS),
-             **{name: partial(transpose, (name,)) for name in PROJECTIONS},
-             "of W_q, W_k and W_v": partial(transpose, PROJECTIONS[:3])}),
-    Mistake("gradients of weights are means", "sums over samples or tokens are divided by their number", (),
-            {f"{kind} {how}": partial(of_parameters, factor, ends) for kind, ends in KINDS.items()
-             for how, factor in MEANS.items()}),
+    *only_where(
+        lambda back: back.plan.projects,
+        Mistake("gradients of kernels are transposed", "the gradient of a square kernel is (out, in)", (),
+                {"of all": partial(transpose, PROJECTIONS),
+                 **{name: partial(transpose, (name,)) for name in PROJECTIONS},
+                 "of W_q, W_k and W_v": partial(transpose, PROJECTIONS[:3])}),
+        Mistake("gradients of weights are means", "sums over samples or tokens are divided by their number", (),
+                {f"{kind} {how}": partial(of_parameters, factor, ends) for kind, ends in KINDS.items()
+                 for how, factor in MEANS.items()})),
     Mistake("gradients are added twice", "those of the step before were not set to 0, or a loss counts twice", (),
             {"those of weights": partial(of_parameters, lambda back: 2.0, PARAMETERS),
              "all": partial(rescale, lambda back: 2.0, OUTPUT)}),

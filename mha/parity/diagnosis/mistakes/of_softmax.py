@@ -68,7 +68,7 @@ def cap_hidden(names: frozenset[str] | None, last: bool, plan: Plan) -> Plan | N
 
     def softmax(plan: Plan, scores: Array, visible: Array) -> Array:
         low = least + (0 if last or plan.score_bias is None else pieces.finite_bias(plan))
-        scores = np.where(plan.visible(chosen), scores, low).astype(scores.dtype)
+        scores = np.where(plan.visible(chosen & plan.hiding.keys()), scores, low).astype(scores.dtype)
         return right(plan, scores, plan.visible(plan.hiding.keys() - chosen))
 
     return replace(made, softmax=softmax)

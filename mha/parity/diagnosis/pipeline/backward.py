@@ -75,7 +75,12 @@ def add(rows: Array) -> Array:
 
 
 def through_dense(back: "Backward", name: str, X: Array, by_result: Array) -> tuple[Array, Steps]:
-    """Return the gradients of a projection by its input (B, T, in), and by its weights; by_result: (B, T, out)."""
+    """Return the gradients of a projection by its input (B, T, in), and by its weights; by_result: (B, T, out).
+
+    A kernel projects nothing.
+    """
+    if not back.plan.projects:
+        return by_result, {}
     kernel = widen(back.plan.weights[f"{name}.kernel"])
     by_weights = {f"{name}.kernel": np.tensordot(X, by_result, ((0, 1), (0, 1)))}  # (in, out)
     if f"{name}.bias" in back.plan.weights:

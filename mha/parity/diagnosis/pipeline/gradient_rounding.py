@@ -17,7 +17,8 @@ import numpy as np
 from mha.parity.diagnosis.pipeline.backward import Backward, backward
 from mha.parity.diagnosis.pipeline.pieces import Array, Steps, beside_sinks
 from mha.parity.diagnosis.pipeline.plan import Plan, make_plan, replace
-from mha.parity.rule.layouts import INPUTS, OF_INPUTS
+from mha.parity.rule.kernel import KernelProblem
+from mha.parity.rule.layouts import GRADIENT, INPUTS, OF_INPUTS
 from mha.parity.rule.problem import Expected, Means, Problem
 from mha.parity.rule.rounding import Into, one_by_one, shares_of, through
 from mha.parity.rule.rules import UNIT, bound, mean_bound, mean_error
@@ -47,11 +48,24 @@ class HalfGradients(Problem):
         vars(self).pop("rounded_gradients", None)
 
 
+class HalfKernelGradients(HalfGradients, KernelProblem):
+    """The same for a kernel, whose limits are those of each text and head."""
+
+    def expected_gradient(self, name: str, oracle: Array, base: Array, scale: float) -> Expected:
+        """Return the expected gradient, and its bounds."""
+        others = base, *(found[name] for found in self.rounded_gradients)
+        limits = np.max([self.limits(GRADIENT + name, oracle, X) for X in others], 0)
+        return self.within(limits, oracle)._replace(means=bounds_of(self, name, oracle, base, scale)[1])
+
+
+WITH_ROUNDING = {Problem: HalfGradients, KernelProblem: HalfKernelGradients}
+
+
 def with_rounded_gradients(asked: Problem) -> Problem:
     """Turn a call in half precision into `HalfGradients`; any other, and one with a cache, is returned unchanged."""
-    if UNIT[asked.config.dtype] < UNIT["float16"] or type(asked) is not Problem:
+    if UNIT[asked.config.dtype] < UNIT["float16"] or type(asked) not in WITH_ROUNDING:
         return asked
-    made = object.__new__(HalfGradients)
+    made: Any = object.__new__(WITH_ROUNDING[type(asked)])
     vars(made).update(vars(asked))  # what was computed so far, too
     return made
 

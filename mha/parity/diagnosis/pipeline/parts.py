@@ -7,7 +7,7 @@ import numpy as np
 
 from mha.parity.diagnosis.pipeline.pieces import Array, Steps, norm, regroup, split, widen
 from mha.parity.diagnosis.pipeline.plan import Plan
-from mha.parity.rule.layouts import CACHED, MEANS, PAIRS, PLACED, means
+from mha.parity.rule.layouts import CACHED, LSE, MEANS, PAIRS, PLACED, means
 
 ROLES = {"q": "queries", "k": "keys", "v": "values"}
 
@@ -22,7 +22,7 @@ PARTS: dict[str, tuple[str, ...]] = {
 
 PART_OF = {
     **{f"{step}_{role}": role for step in ("W", "split", "norm", "rotate") for role in ROLES},
-    "tempered_q": "q", **dict.fromkeys(PAIRS, "scores"), "weights": "weights", MEANS: "weights",
+    "tempered_q": "q", **dict.fromkeys(PAIRS, "scores"), "weights": "weights", MEANS: "weights", LSE: "weights",
     "pooled": "pooled", "head_gated": "pooled", "gated": "pooled", "merged": "output", "output": "output",
     **dict.fromkeys(CACHED, "cache"),
 }  # fmt: skip
@@ -41,7 +41,10 @@ def compute(part: str, plan: Plan, before: dict[str, Array]) -> tuple[Steps, Arr
     if part == "weights":
         weights = plan.after(plan.softmax(plan, before["scores"], plan.visible()))
         given = plan.by_slots(weights.astype(plan.queries.dtype))
-        return {"weights": given, MEANS: means(given)}, weights
+        steps = {"weights": given, MEANS: means(given)}
+        if not plan.projects:  # a kernel may give it
+            steps[LSE] = plan.log_sum_exp(plan, before["scores"], plan.visible())
+        return steps, weights
     if part == "pooled":
         values = plan.read_slots("v", before["v"])
         weights, values = before["weights"], plan.share_values(values, plan.heads // plan.groups)

@@ -8,6 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from mha.parity.rule.heads import log_sum_exp as sums_of_exponentials
+from mha.parity.rule.heads import merge as merge
+from mha.parity.rule.heads import split as split
 from mha.parity.rule.rounding import as_it_is
 
 Array = np.ndarray
@@ -22,18 +25,6 @@ def widen(X: Array) -> Array:
 def as_new(plan: Any, role: str, X: Array) -> Array:
     """Return new keys or values unchanged, as a cache takes them."""
     return X
-
-
-def split(X: Array, heads: int) -> Array:
-    """Split the features into heads: (B, T, H*d) -> (B, H, T, d)."""
-    B, T, width = X.shape
-    return X.reshape(B, T, heads, width // heads).transpose(0, 2, 1, 3)  # (B, H, T, d)
-
-
-def merge(X: Array) -> Array:
-    """Merge the heads: (B, H, T, d) -> (B, T, H*d)."""
-    B, H, T, d = X.shape
-    return X.transpose(0, 2, 1, 3).reshape(B, T, H * d)  # (B, T, H*d)
 
 
 def regroup(X: Array, heads: int) -> Array:
@@ -126,6 +117,11 @@ def beside_sinks(plan: Any, X: Array, number: Any = None) -> Array:
         return X
     column = widen(sinks)[:, None, None] if number is None else number
     return np.concatenate([X, np.broadcast_to(column, (*X.shape[:3], 1)).astype(X.dtype)], 3)  # (B, H, Q, K + 1)
+
+
+def log_sum_exp(plan: Any, scores: Array, visible: Array) -> Array:
+    """Return the logarithm of the sum of the exponentials of visible scores and of sinks, (B, H, Q, 1)."""
+    return sums_of_exponentials(scores, visible, plan.weights.get("sinks"))
 
 
 def scores(plan: Any, q: Array, k: Array) -> Array:

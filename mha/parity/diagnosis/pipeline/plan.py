@@ -17,6 +17,7 @@ from mha.parity.diagnosis.pipeline.pieces import (
     as_new,
     bend,
     cap,
+    log_sum_exp,
     merge,
     regroup,
     root,
@@ -109,6 +110,7 @@ class Plan:
     cap: Callable[..., Array] = cap
     bend: Callable[..., Steps] = bend
     softmax: Callable[..., Array] = softmax
+    log_sum_exp: Callable[..., Array] = log_sum_exp  # of a kernel
     axis: int = 3  # of the softmax, in (B, H, Q, K)
     after: Callable[[Array], Array] = as_it_is  # changes the weights
     blanked: bool = True  # whether values that no query sees become 0
@@ -123,6 +125,11 @@ class Plan:
     stored: Callable[..., Array] = as_new
     read: Callable[..., Array] = as_new
     computed: dict[tuple[Any, ...], tuple[Any, ...]] = dataclasses.field(default_factory=dict)  # by `once`, shared
+
+    @property
+    def projects(self) -> bool:
+        """Return whether there are projections around attention: a kernel has none."""
+        return "W_o.kernel" in self.weights
 
     @property
     def num_keys(self) -> int:
@@ -154,7 +161,9 @@ class Plan:
         return self.rounded(np.matmul(self.into_product(A), self.into_product(B)).astype(dtype, copy=False))
 
     def output(self, merged: Array) -> Array:
-        """Return merged heads (B, Q, H*dv) @ kernel + bias, in the features to compute."""
+        """Return merged heads (B, Q, H*dv) @ kernel + bias, in the features to compute; a kernel projects nothing."""
+        if not self.projects:
+            return merged[..., self.features]
         kernel = self.once("features", lambda X: X[..., self.features], self.weights["W_o.kernel"])
         return self.add_bias("W_o", self.product(merged, kernel), self.features)
 
@@ -164,7 +173,9 @@ class Plan:
         return X if bias is None else self.rounded(X + bias[features])
 
     def project(self, name: str, X: Array) -> Array:
-        """Project inputs (B, T, any), the samples to compute; each product is computed once."""
+        """Project inputs (B, T, any), the samples to compute, where the plan does; each product is computed once."""
+        if not self.projects:
+            return self.of_samples(X)
         how, kernel = (self.into_product, self.rounded), self.weights[f"{name}.kernel"]
         return self.add_bias(name, self.once(how, lambda *_: self.product(self.of_samples(X), kernel), X, kernel))
 
@@ -229,7 +240,7 @@ def make_plan(
         config=config,
         weights={name: X.astype(kind, copy=False) for name, X in problem.layer.weights.items()},
         queries=problem.queries.astype(kind), keys=problem.keys.astype(kind), values=problem.values.astype(kind),
-        score_bias=None if bias is None else four_axes(bias).astype(kind), gates=gates,
+        score_bias=None if bias is None else four_axes(bias).astype(np.promote_types(kind, np.float32)), gates=gates,
         scale=config.key_dim**-0.5 if config.scale is None else config.scale,
         softcap=config.softcap, norms={role: own for role, own in norms.items() if own},
         frequencies=None if config.rotary is None else np.array(config.rotary.angles()),

@@ -8,11 +8,13 @@ import numpy as np
 
 from mha.parity.diagnosis.mistakes.mistake import Form, Mistake, State, forms_of
 from mha.parity.diagnosis.mistakes.of_gradients import GRADIENT_MISTAKES, with_dropout
+from mha.parity.diagnosis.mistakes.of_tiles import GRADIENTS_OF_TILES
 from mha.parity.diagnosis.pipeline.backward import Backward, backward
 from mha.parity.diagnosis.pipeline.pieces import Array, Steps
 from mha.parity.diagnosis.pipeline.plan import make_plan
 from mha.parity.diagnosis.search.time_budget import Effort, describe_untried
 from mha.parity.diagnosis.search.verdicts import REFUTED, MistakeVerdict, apart, floor
+from mha.parity.rule.kernel import KernelProblem
 from mha.parity.rule.layouts import GRADIENT, INPUTS, OF_INPUTS
 from mha.parity.rule.problem import Expected, Problem, rounding_scale
 from mha.parity.rule.rules import bound, error, fraction
@@ -45,9 +47,9 @@ class Gradients:
 
     def run(self) -> list[tuple[State, MistakeVerdict]]:
         """Search for one mistake, then for two: return those that give their gradients, with their verdicts."""
-        forms = [
-            form for form in forms_of([*GRADIENT_MISTAKES, *self.of_dropout()]) if form.change(self.oracle) is not None
-        ]
+        kernels = GRADIENTS_OF_TILES if isinstance(self.problem, KernelProblem) else ()
+        known = forms_of([*GRADIENT_MISTAKES, *kernels, *self.of_dropout()])
+        forms = [form for form in known if form.change(self.oracle) is not None]
         pairs = (pair for pair in itertools.combinations(forms, 2) if pair[0].place != pair[1].place)
         return self.among([(form,) for form in forms]) or self.among(list(pairs))
 

@@ -17,6 +17,7 @@ from mha.parity.diagnosis.mistakes.of_precision import ROUNDINGS
 from mha.parity.diagnosis.pipeline.pieces import Array, widen
 from mha.parity.diagnosis.search.explanations import Explanation, explain, merge_alike
 from mha.parity.diagnosis.search.sample import Focus, blank_unused, ratios
+from mha.parity.rule.kernel import KernelProblem
 from mha.parity.rule.problem import Problem
 from mha.parity.rule.rules import error, fraction
 
@@ -179,6 +180,8 @@ def pooled_heads(problem: Problem, theirs: Mapping[str, Array]) -> Array | None:
     if "pooled" in theirs:
         return theirs["pooled"].astype(np.float64)
     weights, config = problem.layer.weights, problem.config
+    if isinstance(problem, KernelProblem):  # its output is nothing else
+        return problem.by_heads("output", theirs["output"]).astype(np.float64) if "output" in theirs else None
     merged = theirs.get("merged")
     if merged is None:
         kernel, output = weights["W_o.kernel"].astype(np.float64), theirs.get("output")
