@@ -1,4 +1,4 @@
-"""The command line: `mha demo`, `explain`, `heads`, `page`, `parity`, `bench`, `compare`, `audit` and the others."""
+"""The command line: `mha demo`, `explain`, `heads`, `page`, `parity`, `kernel`, `bench`, `compare` and the others."""
 
 import io
 import os
@@ -18,6 +18,7 @@ from mha.cli import (
     explain,
     grade,
     heads,
+    kernel,
     page,
     parity,
     terminal,
@@ -53,6 +54,7 @@ def main(
       MHA_BACKEND=torch mha demo
       mha explain --values
       mha parity --backends torch,jax
+      mha kernel flash.py:attend --backend torch
       mha weights show model.safetensors
       mha compare a.safetensors b.safetensors
       mha audit record.safetensors
@@ -78,6 +80,7 @@ app.command(name="explain")(terminal.command(explain.show))
 app.command()(terminal.command(heads.heads))
 app.command(name="backends")(terminal.command(backends.show))
 app.command(name="parity")(terminal.command(parity.compare))
+app.command()(terminal.command(kernel.kernel))
 app.command()(terminal.command(bench.bench))
 app.command()(terminal.command(weights.convert))
 app.command()(terminal.command(compare.compare))

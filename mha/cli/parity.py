@@ -14,6 +14,7 @@ from rich.table import Table
 import mha
 from mha.cli import terminal
 from mha.cli.backends import Backends, choose_backends
+from mha.cli.results import Html, Junit, ResultFiles
 from mha.core import dispatch
 from mha.core.options import checks
 from mha.core.options.config import DTYPES
@@ -22,7 +23,6 @@ from mha.core.tables import plain_table
 from mha.parity import Result
 from mha.parity.cases import devices
 from mha.parity.cases.run import groups as groups_of
-from mha.parity.cases.run import pages
 from mha.parity.cases.run.workers import Runner, RunOutcome
 from mha.parity.cases.suite import ALL_CASES
 
@@ -56,12 +56,8 @@ def compare(
         str | None,
         typer.Option("--json", metavar="FILE", help="Also write all versions and results to FILE; - is stdout."),
     ] = None,
-    junit: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Also write every result as JUnit's XML to FILE.")
-    ] = None,
-    html: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Also write every result as a page for browsers to FILE.")
-    ] = None,
+    junit: Junit = None,
+    html: Html = None,
 ) -> None:
     """Check that the backends compute the same numbers.
 
@@ -99,9 +95,7 @@ def compare(
         runner = Runner(**_runner_options(suite, case, dtype, known), pythons=pythons, limit=limit)
         run = partial(_run, runner, names)
     file = terminal.json_file(to)
-    xml, page = (
-        terminal.writable(option, name) if name else None for option, name in (("--junit", junit), ("--html", html))
-    )
+    files = ResultFiles("mha parity", junit, html)
     outcomes = run()
     results = [result for outcome in outcomes for result in outcome.results]
     failed = [result for result in results if not result.passed]
@@ -118,10 +112,7 @@ def compare(
         terminal.fail("nothing was compared: no backend has such a case in such a dtype")
     if to is not None:
         terminal.write_json(file, _report(outcomes, results))
-    if xml:
-        terminal.write(xml, pages.junit(results))
-    if page:
-        terminal.write(page, pages.html(results, {one.backend: one.about for one in outcomes}))
+    files.write(results, {one.backend: one.about for one in outcomes})
     raise typer.Exit(1 if failed else 0)
 
 

@@ -1,5 +1,6 @@
-"""Tools for other people's tests: `assert_parity` runs the cases of `mha parity` on an implementation of theirs."""
+"""Tools for other people's tests: `assert_parity` for layers, `assert_kernel` for kernels, each with many cases."""
 
 from mha.parity.testing.check import Outcome, assert_parity
+from mha.parity.testing.kernels.check_kernel import KernelOutcome, assert_kernel, kernel_cases
 
-__all__ = ["Outcome", "assert_parity"]
+__all__ = ["KernelOutcome", "Outcome", "assert_kernel", "assert_parity", "kernel_cases"]

@@ -60,9 +60,9 @@ def choose_cases(
     options = None if of is None else options_of(of)
     added = [] if options is None or decodings else long_sequences(options)
     every = (*EVERY, *added) if decodings is None else decodings(options)
-    names = None if cases is None else [_check_case_name(name, every) for name in _as_list(cases)]
+    names = None if cases is None else [check_case_name(name, every, "mha.parity.CASES") for name in as_list(cases)]
     rare = ALL_CASES[len(CASES) :] if quick else ()
-    known = DTYPES if dtypes is None else [checks.choice("dtypes", dtype, DTYPES) for dtype in _as_list(dtypes)]
+    known = DTYPES if dtypes is None else [checks.choice("dtypes", dtype, DTYPES) for dtype in as_list(dtypes)]
     own = of.config.dtype if isinstance(of, MultiHeadAttention) else None
     if own is not None and own not in known:
         raise ValueError(f"dtypes is {', '.join(known)}, expected {own}, which is the layer's, or None")
@@ -224,18 +224,19 @@ def check_arguments(names: Any) -> tuple[str, ...]:
     """Return the names of arguments of a call, checked; TypeError or ValueError if one is none."""
     if not isinstance(names, Collection):
         raise TypeError(f"takes is {checks.brief(names)}, expected names of {', '.join(ROWS)}")
-    return tuple(checks.choice("takes", name, tuple(ROWS), {}) for name in _as_list(names))
+    return tuple(checks.choice("takes", name, tuple(ROWS), {}) for name in as_list(names))
 
 
-def _as_list(names: Any) -> list[Any]:
+def as_list(names: Any) -> list[Any]:
+    """Return one name, or several, as a list."""
     return [names] if isinstance(names, str) else list(names)
 
 
-def _check_case_name(name: Any, cases: Collection[Case]) -> str:
-    """Return the name of one of these cases, checked; ValueError if it is none."""
+def check_case_name(name: Any, cases: Collection[Any], source: str) -> str:
+    """Return the name of one of these cases, checked; ValueError if it is none. source: what lists them, in words."""
     known = [case.name for case in cases]
     if name not in known:
         near = difflib.get_close_matches(str(name), known, 1)
         meant = f"; did you mean {near[0]!r}?" if near else ""
-        raise ValueError(f"cases has {name!r}, expected names of mha.parity.CASES, such as {known[1]!r}{meant}")
+        raise ValueError(f"cases has {name!r}, expected names of {source}, such as {known[1]!r}{meant}")
     return str(name)

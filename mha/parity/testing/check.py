@@ -2,9 +2,9 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -31,7 +31,16 @@ from mha.parity.testing.cases import (
 from mha.parity.testing.decoding import decodings, report_on
 from mha.parity.testing.implementations import Implementation, own, read_implementation
 
+Case, Result = TypeVar("Case"), TypeVar("Result")
 LISTED = 4  # names of cases in a long list, at most
+
+
+class Compared(NamedTuple, Generic[Case, Result]):
+    """What became of some cases: results, the reasons for those that were left out, by name, and errors."""
+
+    results: dict[Case, Result]
+    left_out: dict[str, str]
+    raised: dict[Case, Exception]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,7 +75,7 @@ class Outcome:
         worst = max((report.ratio for report in self.reports.values()), default=0.0)
         first = f"{plural(len(self.reports), 'case')} the same, the largest ratio {number(worst)}"
         seen = [text(self.sight)] if self.sight else []
-        return "\n".join([first, *_describe_left_out(self.left_out), *filter(None, [self.note]), *seen])
+        return "\n".join([first, *describe_left_out(self.left_out), *filter(None, [self.note]), *seen])
 
 
 def assert_parity(
@@ -137,21 +146,21 @@ def assert_parity(
     of = it.attention if attention is None else attention
     layer = of.to(it.backend) if isinstance(of, MultiHeadAttention) else None
     rows = it.empty_rows if empty_rows is None else checks.flag("empty_rows", empty_rows)
-    reports, left_out, raised, trials, places = {}, {}, {}, {}, {}
+    trials, places = dict[str, Trial](), dict[str, str]()
     table = decodings if it.decodes else None
-    for case, dtype in choose_cases(it.backend, suite, cases, dtypes, of, checks.flag("causal", causal), table):
-        label = f"{dtype}, {case.name}"
-        try:
-            if it.decodes:
-                trials[label] = trial(case, dtype, it.backend, layer, it.alone, True)
-                reports[label], places[label] = report_on(it, trials[label], rows)
-                continue
-            trials[label] = replace_by_mask(trial(case, dtype, it.backend, layer, it.alone, rows), it.takes, causal)
-            reports[label] = compare_case(it, trials[label], layout, causal)
-        except NotImplementedError as reason:
-            left_out[label] = str(reason) or "NotImplementedError"
-        except Exception as problem:
-            raised[label] = problem
+    chosen = choose_cases(it.backend, suite, cases, dtypes, of, checks.flag("causal", causal), table)
+    by_label = {f"{dtype}, {case.name}": (case, dtype) for case, dtype in chosen}
+
+    def compare(label: str) -> Report:
+        case, dtype = by_label[label]
+        if it.decodes:
+            trials[label] = trial(case, dtype, it.backend, layer, it.alone, True)
+            report, places[label] = report_on(it, trials[label], rows)
+            return report
+        trials[label] = replace_by_mask(trial(case, dtype, it.backend, layer, it.alone, rows), it.takes, causal)
+        return compare_case(it, trials[label], layout, causal)
+
+    reports, left_out, raised = compare_all(by_label, compare)
     different = [label for label, report in reports.items() if not report]
     if different or raised or not reports:
         cause = next(iter(raised.values()), None)
@@ -161,6 +170,19 @@ def assert_parity(
     note = f"{', '.join(zero)} are all 0: a mistake in them would not show" if zero else ""
     calls = [(trials[label].problem, [row.name for row in report.rows]) for label, report in reports.items()]
     return Outcome(reports, left_out, note, partial(sight, calls))
+
+
+def compare_all(cases: Iterable[Case], compare: Callable[[Case], Result]) -> Compared[Case, Result]:
+    """Compare each case, whatever becomes of the others; NotImplementedError leaves one out, with its words."""
+    found: Compared[Case, Result] = Compared({}, {}, {})
+    for case in cases:
+        try:
+            found.results[case] = compare(case)
+        except NotImplementedError as reason:
+            found.left_out[str(case)] = str(reason) or "NotImplementedError"
+        except Exception as problem:
+            found.raised[case] = problem
+    return found
 
 
 def compare_case(it: Implementation, tried: Trial, layout: str | None, by_itself: bool) -> Report:
@@ -202,7 +224,7 @@ def failure(
     for label, problem in raised.items():
         by_text.setdefault(one_line(problem), []).append(label)
     for words, labels in by_text.items():
-        lines += [f"{name} raised in {_name_some(labels, of)}: {words}", *_describe_errors(labels, reports, trials)]
+        lines += [f"{name} raised in {name_some(labels, of)}: {words}", *_describe_errors(labels, reports, trials)]
     if raised and reports:
         lines.append("calls that it is not made for are left out if it raises NotImplementedError, or by cases=[...]")
     if different:
@@ -210,7 +232,7 @@ def failure(
         dtype, _, case = first.partition(", ")
         made = repr(tried.attention).partition("  #")[0] if of_suite else "the layer"
         lines += [
-            f"{name} differs in {_name_some(different, of)}",
+            f"{name} differs in {name_some(different, of)}",
             "",
             f"{first}: {made} called with queries, keys, values{_call(tried)}",
             *filter(None, [places.get(first)]),
@@ -218,7 +240,7 @@ def failure(
             str(reports[first]),
             "",
         ]
-    return "\n".join([*lines, *_describe_left_out(left_out)]).rstrip()
+    return "\n".join([*lines, *describe_left_out(left_out)]).rstrip()
 
 
 def _describe_errors(labels: list[str], reports: Mapping[str, Report], trials: Mapping[str, Trial]) -> Iterator[str]:
@@ -245,16 +267,16 @@ def _shapes(tried: Trial) -> set[str]:
 
 def _call(tried: Trial) -> str:
     """Describe the arguments of a call beside its inputs."""
-    return "".join(f", {name}={_brief(value)}" for name, value in tried.call.items())
+    return "".join(f", {name}={brief(value)}" for name, value in tried.call.items())
 
 
-def _name_some(labels: list[str], of: int) -> str:
+def name_some(labels: list[str], of: int) -> str:
     """Describe some of all cases: their number, and the first names."""
     more = "; ..." if len(labels) > LISTED else ""
     return f"{len(labels)} of {plural(of, 'case')} ({'; '.join(labels[:LISTED])}{more})"
 
 
-def _describe_left_out(left_out: Mapping[str, str]) -> list[str]:
+def describe_left_out(left_out: Mapping[str, str]) -> list[str]:
     """Return a line for each reason why cases are left out."""
     by_reason: dict[str, list[str]] = {}
     for label, reason in left_out.items():
@@ -262,7 +284,7 @@ def _describe_left_out(left_out: Mapping[str, str]) -> list[str]:
     return [f"left out, {reason}: {'; '.join(labels)}" for reason, labels in by_reason.items()]
 
 
-def _brief(value: Any) -> str:
+def brief(value: Any) -> str:
     """Describe an argument of a call: lists of integers in full, other arrays by dtype and shape."""
     if isinstance(value, np.ndarray) and value.dtype.kind in "iu":
         return str(value.tolist())

@@ -16,9 +16,9 @@ td, th { padding: 0.1rem 0.8rem 0.1rem 0; } td.number { text-align: right; font-
 """
 
 
-def junit(results: Iterable[Result]) -> bytes:
-    """Write results as JUnit's XML: a suite for each backend, a case for each result."""
-    root = Element("testsuites", name="mha parity")
+def junit(results: Iterable[Result], title: str) -> bytes:
+    """Write results as JUnit's XML: a suite for each backend, a case for each result; title: of all of them."""
+    root = Element("testsuites", name=title)
     for backend, group in itertools.groupby(results, lambda result: result.backend):
         several = list(group)
         failures = str(sum(not result.passed for result in several))
@@ -31,18 +31,25 @@ def junit(results: Iterable[Result]) -> bytes:
     return ElementTree.tostring(root, "utf-8", xml_declaration=True)
 
 
-def html(results: list[Result], about: dict[str, dict[str, str]]) -> bytes:
-    """Write results as one page without scripts; about: for each backend, the names of what ran and their versions."""
+def html(results: list[Result], about: dict[str, dict[str, str]], title: str, report: str = "") -> bytes:
+    """Write results as one page without scripts, with a title, and a report as text.
+
+    about: for each backend, the names of what ran and their versions.
+    """
     page = Element("html", lang="en")
     head, body = SubElement(page, "head"), SubElement(page, "body")
     SubElement(head, "meta", charset="utf-8")
     SubElement(head, "meta", name="viewport", content="width=device-width")
-    _text(head, "title", "mha parity")
+    _text(head, "title", title)
     _text(head, "style", STYLE)
-    _text(body, "h1", "mha parity")
+    _text(body, "h1", title)
     failed = sum(not result.passed for result in results)
     said = f"{failed} of {len(results)} results failed." if failed else f"{len(results)} results, all within bounds."
     _text(body, "p", said, **{"class": "failed"} if failed else {})
+    if report:
+        SubElement(SubElement(body, "div", {"class": "wide"}), "pre").text = "\n".join(
+            map(_printable, report.split("\n"))
+        )
     for backend, group in itertools.groupby(results, lambda result: result.backend):
         several = list(group)
         _text(body, "h2", backend)

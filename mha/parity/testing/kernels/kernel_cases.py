@@ -1,0 +1,256 @@
+"""The cases of kernels as data: sizes, options and numbers of one call each, and the arrays that it gets.
+
+Letters: B samples, H heads of queries, G of keys and values, T tokens (Q queries, K keys), d and dv widths of a head.
+"""
+
+import dataclasses
+import zlib
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from mha.core.options.config import numpy_dtype
+from mha.core.options.names import FloatName
+from mha.parity.rule.heads import at_least_float32
+
+Arrays = dict[str, np.ndarray]
+HALVES: tuple[FloatName, ...] = ("bfloat16", "float16")
+HUGE = {"float16": 3e4}  # in keys that nobody sees; in other dtypes 1e30
+
+
+@dataclasses.dataclass(frozen=True)
+class KernelCase:
+    """One call of a kernel.
+
+    Attributes:
+        about: the fields without which the case shows nothing: "size", "width", "heads", or options by their names.
+            Other options are left out where a kernel does not take them.
+        causal, window, scale, softcap, bias, lengths: the options of the call. bias, lengths: whether there are some.
+        mask: a name in `MASKS`; sinks: their magnitude, 0 = none; numbers: a name in `NUMBERS`.
+        memory: where the arrays of the inputs lie: "transposed", "stride 0", "NaN around", "freed NaN".
+        texts, key_texts: in a packed call, the number of tokens of each text; () = of T and of T // 2 tokens.
+        also: further dtypes in the quick suite; rare: whether it is in the full suite alone.
+    """
+
+    name: str
+    about: tuple[str, ...] = ()
+    batch: int = 2
+    heads: int = 4
+    groups: int = 4
+    queries: int = 65
+    keys: int = 65
+    width: int = 16
+    value_width: int | None = None
+    causal: Any = False
+    window: tuple[int | None, int | None] | None = None
+    scale: float | None = None
+    softcap: float | None = None
+    mask: str = ""
+    bias: bool = False
+    lengths: bool = False
+    sinks: float = 0.0
+    numbers: str = ""
+    memory: str = ""
+    texts: tuple[int, ...] = ()
+    key_texts: tuple[int, ...] = ()
+    also: tuple[FloatName, ...] = ()
+    rare: bool = False
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """Return the names of the options that the call has."""
+        names = ("causal", "window", "scale", "softcap", "mask", "bias", "lengths", "sinks")
+        return tuple(name for name in names if getattr(self, name) not in (None, False, "", 0.0))
+
+    @property
+    def numbers_in_all(self) -> int:
+        """Return how large the call is: the number of scores and of features."""
+        tokens = self.queries * self.keys + (self.queries + self.keys) * self.width
+        return max(self.batch, 1) * self.heads * max(tokens, 1)
+
+    def arrays(self, dtype: FloatName, empty_rows: bool = True) -> Arrays:
+        """Draw the arrays of the call, the same for each name: q, k, v and cotangent (B, H or G, T, d), and options.
+
+        empty_rows: whether a length may be 0. A packed call has one sample, and `cu_seqlens` and `cu_seqlens_k`.
+        """
+        rng, kind = np.random.default_rng(zlib.crc32(self.name.encode())), numpy_dtype(dtype)
+        B, H, G, Q, K = self.batch, self.heads, self.groups, self.queries, self.keys
+        d, dv = self.width, self.width if self.value_width is None else self.value_width
+        if self.texts:
+            B, Q, K = 1, sum(self.texts), sum(self.key_texts or self.texts)
+        shapes = {"q": (B, H, Q, d), "k": (B, G, K, d), "v": (B, G, K, dv), "cotangent": (B, H, Q, dv)}
+        found = {name: rng.standard_normal(shape) for name, shape in shapes.items()}
+        scale = d**-0.5 if self.scale is None else self.scale
+        if self.numbers in NUMBERS:
+            NUMBERS[self.numbers](found, scale)
+        found = {name: X.astype(kind) for name, X in found.items()}
+        if self.bias:
+            wide = at_least_float32(dtype) if self.bias == "float32" else kind
+            found["bias"] = rng.standard_normal((B, H, Q, K)).astype(wide)
+        if self.sinks:
+            found["sinks"] = (self.sinks * rng.standard_normal(H)).astype(kind)
+        if self.mask:
+            found["mask"] = MASKS[self.mask](rng, B, H, Q, K)
+        if self.lengths:
+            halves = np.arange(B) * K // 2  # no key, half of them, all
+            found["lengths"] = np.maximum(halves, 0 if empty_rows else 1).astype(np.int32)
+            hidden = np.arange(K) >= found["lengths"][:, None, None, None]  # (B, 1, 1, K)
+            filled = {"hidden huge": HUGE.get(dtype, 1e30), "hidden NaN": np.nan}.get(self.numbers)
+            for name in ("k", "v") if filled is not None else ():
+                found[name][np.broadcast_to(hidden[:, :, 0, :, None], found[name].shape)] = filled
+        if self.texts:
+            ends = {"cu_seqlens": self.texts, "cu_seqlens_k": self.key_texts or self.texts}
+            found |= {name: np.cumsum([0, *texts]).astype(np.int32) for name, texts in ends.items()}
+        return found
+
+
+def large_scores(found: Arrays, scale: float) -> None:
+    """Make scores some 30 times as large."""
+    found["q"] *= 30
+
+
+def low_scores(found: Arrays, scale: float) -> None:
+    """Shift all scores to about -120, where exponentials without the maximum are 0 in float32."""
+    found["q"][..., 0], found["k"][..., 0] = 120 / scale, -1
+
+
+def growing_scores(found: Arrays, scale: float) -> None:
+    """Let scores grow by 40 from the first key to the last, so that each tile has a larger maximum."""
+    found["q"][..., 0], found["k"][..., 0] = 40 / scale, np.linspace(0, 1, found["k"].shape[2])
+
+
+def equal_keys(found: Arrays, scale: float) -> None:
+    """Make all keys equal, so that all weights are."""
+    found["k"][:] = found["k"][:, :, :1]
+
+
+def small_values(found: Arrays, scale: float) -> None:
+    """Make the values of every second head small: its errors disappear in a bound over all heads."""
+    found["v"][:, 1::2] *= 1e-4
+
+
+NUMBERS: dict[str, Callable[[Arrays, float], None]] = {
+    "large": large_scores, "low": low_scores, "growing": growing_scores, "equal": equal_keys, "small": small_values,
+}  # fmt: skip
+
+
+def mask_of_pairs(rng: np.random.Generator, B: int, H: int, Q: int, K: int) -> np.ndarray:
+    """Hide three of ten pairs, in all heads; the first key is seen."""
+    return seeing(rng.random((B, 1, Q, K)) < 0.7)
+
+
+def mask_of_heads(rng: np.random.Generator, B: int, H: int, Q: int, K: int) -> np.ndarray:
+    """Hide other pairs in each head."""
+    return seeing(rng.random((B, H, Q, K)) < 0.7)
+
+
+def mask_of_keys(rng: np.random.Generator, B: int, H: int, Q: int, K: int) -> np.ndarray:
+    """Hide the same keys from all queries."""
+    return np.repeat(seeing(rng.random((B, 1, 1, K)) < 0.7), Q, 2)  # (B, 1, Q, K)
+
+
+def mask_of_blocks(rng: np.random.Generator, B: int, H: int, Q: int, K: int) -> np.ndarray:
+    """Hide whole blocks of 64 pairs by 64, of which a row sees some that are far apart."""
+    blocks = rng.random((B, 1, -(-Q // 64), -(-K // 64))) < 0.5
+    return seeing(blocks.repeat(64, 2).repeat(64, 3)[:, :, :Q, :K])  # (B, 1, Q, K)
+
+
+def mask_with_empty_rows(rng: np.random.Generator, B: int, H: int, Q: int, K: int) -> np.ndarray:
+    """Hide all keys from one query, and from the whole last sample."""
+    mask = mask_of_pairs(rng, B, H, Q, K)
+    mask[0, :, Q // 3], mask[-1] = False, False
+    return mask
+
+
+def seeing(mask: np.ndarray) -> np.ndarray:
+    """Let each query see the first key."""
+    mask[..., :1] = True
+    return mask
+
+
+MASKS = {
+    "pairs": mask_of_pairs, "heads": mask_of_heads, "keys": mask_of_keys, "blocks": mask_of_blocks,
+    "empty rows": mask_with_empty_rows,
+}  # fmt: skip
+
+
+def of_size(name: str, queries: int, keys: int | None = None, **fields: Any) -> KernelCase:
+    """Make a case about a number of tokens; keys None = as many as queries."""
+    return KernelCase(name, ("size",), queries=queries, keys=queries if keys is None else keys, **fields)
+
+
+def case(name: str, *about: str, tokens: int = 65, **fields: Any) -> KernelCase:
+    """Make a case about options, numbers or memory, with as many keys as queries."""
+    return KernelCase(name, about, **{"queries": tokens, "keys": tokens} | fields)
+
+
+LONG = {"batch": 1, "heads": 2, "groups": 1}
+KERNEL_CASES = (
+    case("plain", also=("float64", *HALVES)),
+    of_size("1 token", 1, width=8),
+    of_size("31 tokens", 31, causal=True),
+    of_size("32 tokens", 32, rare=True),
+    of_size("33 tokens", 33, groups=2),
+    of_size("63 tokens", 63, rare=True),
+    of_size("64 tokens", 64, causal=True, width=64),
+    of_size("127 tokens", 127, rare=True),
+    of_size("128 tokens", 128, groups=2, also=("bfloat16",)),
+    of_size("129 tokens", 129, rare=True),
+    of_size("193 tokens", 193, rare=True),
+    of_size("257 tokens", 257, causal=True, batch=1),
+    of_size("33 queries, 65 keys", 33, 65, causal=True),
+    of_size("65 queries, 33 keys", 65, 33, groups=2, causal=True),
+    of_size("64 queries, 192 keys", 64, 192, rare=True),
+    of_size("1 query, 704 keys", 1, 704, groups=2, batch=1),
+    of_size("704 tokens, mask of blocks", 704, mask="blocks", **LONG),
+    of_size("192 tokens, mask of blocks", 192, mask="blocks", **LONG, width=32),
+    case("width 40", "width", width=40, tokens=32),
+    case("width 80", "width", width=80, tokens=63),
+    case("width 96", "width", width=96, rare=True),
+    case("width 128", "width", width=128, tokens=31, rare=True),
+    case("width 256", "width", width=256, tokens=33, batch=1),
+    case("6 heads of 2", "heads", heads=6, groups=2, also=("float64",)),
+    case("6 heads of 3", "heads", heads=6, groups=3, causal=True, also=("bfloat16",)),
+    case("4 heads of 1", "heads", heads=4, groups=1),
+    case("causal", "causal", groups=2, causal=True, tokens=63, also=HALVES),
+    case("scores x 30", groups=2, numbers="large", tokens=63),
+    case("scores near -120", numbers="low", tokens=127),
+    case("growing maximum", numbers="growing", tokens=193),
+    case("equal keys", numbers="equal", tokens=129),
+    case("small values in every second head", groups=2, numbers="small", also=("bfloat16",)),
+    case("mask of pairs", "mask", mask="pairs", also=("bfloat16",)),
+    case("mask of heads", "mask", groups=2, mask="heads", tokens=33, width=96),
+    case("mask of keys", "mask", mask="keys", tokens=127),
+    case("mask that hides a row and a sample", "mask", mask="empty rows"),
+    case("mask, causal", "mask", "causal", mask="pairs", causal=True, rare=True),
+    case("lengths", "lengths", groups=2, lengths=True, batch=3),
+    case("lengths, causal", "lengths", "causal", lengths=True, causal=True, batch=3, rare=True),
+    case("huge numbers in hidden keys", "lengths", lengths=True, batch=3, numbers="hidden huge"),
+    case("NaN in hidden keys", "lengths", "hidden NaN", lengths=True, batch=3, numbers="hidden NaN"),
+    case("bias", "bias", bias=True, also=("bfloat16",)),
+    case("bias, causal", "bias", "causal", bias=True, causal=True, tokens=33, rare=True),
+    case("float32 bias", "bias", "half", bias="float32", also=("bfloat16",)),
+    case("window (0, 0)", "window", window=(0, 0)),
+    case("window (5, None)", "window", window=(5, None), tokens=129),
+    case("window (40, 3)", "window", window=(40, 3), tokens=128),
+    case("window (9, 4), causal", "window", "causal", window=(9, 4), causal=True),
+    case("scale", "scale", scale=0.37),
+    case("cap", "softcap", groups=2, softcap=2.0, numbers="large"),
+    case("cap with bias", "softcap", "bias", softcap=1.5, bias=True),
+    case("cap with mask", "softcap", "mask", softcap=1.5, mask="pairs"),
+    case("sinks", "sinks", groups=2, sinks=1.0, also=("bfloat16",)),
+    case("sinks, large scores", "sinks", sinks=8.0, numbers="large", tokens=129),
+    case("transposed inputs", memory="transposed", tokens=33),
+    case("inputs of stride 0", memory="stride 0", tokens=33),
+    case("NaN around the inputs", memory="NaN around", tokens=33),
+    case("NaN in freed memory", memory="freed NaN", tokens=33, rare=True),
+    case("texts", "texts", texts=(1, 33, 64, 65)),
+    case("texts, causal", "texts", "causal", texts=(65, 1, 64, 33), causal=True, also=HALVES),
+    case("texts, other lengths of keys", "texts", "key texts", texts=(33, 1, 65), key_texts=(65, 33, 64)),
+    case("a long text", "texts", texts=(704, 33), heads=2, groups=1),
+    case("an empty text", "texts", texts=(33, 0, 64), rare=True),
+    of_size("no samples", 33, batch=0, rare=True),
+    case("values of another width", "value width", width=16, value_width=24, rare=True),
+    of_size("4096 keys", 64, 4096, **LONG, rare=True),
+)
