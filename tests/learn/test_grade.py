@@ -92,7 +92,7 @@ NAMES = {"W_q": "query", "W_o": "others.o"}
 @pytest.mark.parametrize(("hints", "said", "unsaid"), [
     (0, "level 1, masked softmax: differs", "hint:"),
     (1, "hint: the attention weights (B*H, Q, K); look at the axis of keys", "why:"),
-    (2, "why: lengths are one too long: j <= length instead of j < length", "none of the known"),
+    (2, "why: lengths are one too long: key j = length is seen fix: hide keys j >= length", "none of the known"),
 ])  # fmt: skip
 def test_hints(tmp_path, hints, said, unsaid):
     text = " ".join(str(graded(tmp_path, WRONG, "1-2", hints=hints)).split())

@@ -171,7 +171,7 @@ def imitated(monkeypatch, lefts, numbers=24):
     errors = np.zeros(exact["output"].size)
     errors[:numbers] = np.where(np.arange(numbers) % 3, 1e-2, -2e-2)
     errors = errors.reshape(exact["output"].shape)
-    listed = [Mistake(f"{left}", "", (), {"": lambda plan: plan}) for left in lefts]
+    listed = [Mistake(f"{left}", "", "", (), {"": lambda plan: plan}) for left in lefts]
     monkeypatch.setattr(precision, "ROUNDINGS", listed)
 
     def imitation(self, state, names):

@@ -192,5 +192,5 @@ class Submission:
 def without(one: Explanation, made: set[str]) -> Explanation:
     """Leave some mistakes out of an explanation."""
     kept = [at for at, name in enumerate(one.mistakes) if name not in made]
-    names, how, what = (tuple(each[at] for at in kept) for each in (one.mistakes, one.how, one.what))
-    return dataclasses.replace(one, mistakes=names, how=how, what=what)
+    fields = {name: tuple(getattr(one, name)[at] for at in kept) for name in judging.OF_EACH}
+    return dataclasses.replace(one, **fields)

@@ -28,6 +28,7 @@ from mha.parity.rule.problem import Problem, problem
 SEARCHED = 3  # of the cases that differ, so many are searched at most
 EMPTY = ("rows without keys are uniform", "rows without keys are NaN")
 INPUTS = ("queries", "keys", "values")
+OF_EACH = ("mistakes", "how", "what", "fix")  # what an explanation has for each of its mistakes
 FORMS = 64  # of mistakes together, so many are tried at most
 Named = dict[str, np.ndarray]
 
@@ -124,7 +125,8 @@ def why(wrong: Sequence[CaseVerdict], level: int) -> list[Explanation]:
 
 def certain(mistakes: dict[str, str]) -> Explanation:
     """Make an explanation of these mistakes, each with its effect in words, that leaves nothing over."""
-    return Explanation(tuple(mistakes), ("",) * len(mistakes), tuple(mistakes.values()), 0.0, 0.0, True)
+    unsaid = ("",) * len(mistakes)
+    return Explanation(tuple(mistakes), unsaid, tuple(mistakes.values()), 0.0, 0.0, True, fix=unsaid)
 
 
 LEFT_ON = certain({"dropout left on": "attention weights are dropped outside of training"})
@@ -134,9 +136,8 @@ NOTHING = certain({})
 def join(one: Explanation, other: Explanation) -> Explanation:
     """Join the mistakes of two explanations into one."""
     more = [at for at, name in enumerate(other.mistakes) if name not in one.mistakes]
-    pairs = ((one.mistakes, other.mistakes), (one.how, other.how), (one.what, other.what))
-    names, how, what = ((*own, *(theirs[at] for at in more)) for own, theirs in pairs)
-    return Explanation(names, how, what, max(one.ratio, other.ratio), max(one.left, other.left), True)
+    fields = {name: (*getattr(one, name), *(getattr(other, name)[at] for at in more)) for name in OF_EACH}
+    return Explanation(**fields, ratio=max(one.ratio, other.ratio), left=max(one.left, other.left), sure=True)
 
 
 @np.errstate(all="ignore")

@@ -109,34 +109,47 @@ def along(axis: int, plan: Plan) -> Plan:
 
 OF_STUDENTS = (
     Mistake("the softmax is over another axis", "weights add up to 1 over queries, heads or samples, not keys",
+            "take the softmax over the last axis, that of keys",
             ("weights",), {"over queries": partial(along, 2), "over heads": partial(along, 1)}),
     Mistake("the softmax overflows", "exponentials of large scores: subtract the largest score of each row first",
+            "subtract the largest score of each row first",
             ("weights",), one(partial(by_exponents, True))),
-    Mistake("the softmax is not normed", "weights do not add up to 1", ("weights",),
+    Mistake("the softmax is not normed", "weights do not add up to 1",
+            "divide the exponentials of scores by their sum over keys", ("weights",),
             {"exponentials": partial(by_exponents, False), "scores themselves": without_softmax}),
-    Mistake("the softmax is taken twice", "of weights, again", ("weights",), {"": twice, "of all keys": mask_twice}),
-    Mistake("weak mask fill", "hidden scores get a number that is not low enough, or add it", ("weights",),
+    Mistake("the softmax is taken twice", "of weights, again",
+            "take the softmax once", ("weights",), {"": twice, "of all keys": mask_twice}),
+    Mistake("weak mask fill", "hidden scores get a number that is not low enough, or add it",
+            "set hidden scores to -1e6 or lower before the softmax", ("weights",),
             {f"{fill:g}": partial(fill_hidden, fill, False) for fill in FILLS}),
-    *(Mistake(f"{name} is left out", f"there is no projection by {name}", (PART[name],),
+    *(Mistake(f"{name} is left out", f"there is no projection by {name}",
+              f"multiply by {name}.kernel", (PART[name],),
               one(partial(without_projection, name)))
       for name in PROJECTIONS),
-    *(Mistake(f"{source} is used for {name}, too", f"two projections share {source}", (PART[name],),
+    *(Mistake(f"{source} is used for {name}, too", f"two projections share {source}",
+              f"give {name} a projection of its own", (PART[name],),
               one(partial(again, name, source)))
       for name in PROJECTIONS for source in PROJECTIONS if name != source),
-    Mistake("keys and values are taken from queries", "it is self-attention, whatever comes in", ("k", "v"),
+    Mistake("keys and values are taken from queries", "it is self-attention, whatever comes in",
+            "project keys and values from what comes in as such", ("k", "v"),
             one(self_attention)),
-    *(Mistake(f"{source} are taken for {name}", f"{name} are not used", ("q", "k", "v"),
+    *(Mistake(f"{source} are taken for {name}", f"{name} are not used",
+              f"project {name} from what comes in as {name}", ("q", "k", "v"),
               one(partial(other_inputs, ("queries", source, source))))
       for name, source in (("keys", "values"), ("values", "keys"))),
-    Mistake("keys are pooled, not values", "the weights are multiplied by keys", ("v",), one(pools_keys)),
-    Mistake("the heads are added up", "their sum or mean is merged in place of each", ("output",),
+    Mistake("keys are pooled, not values", "the weights are multiplied by keys",
+            "multiply the weights by values", ("v",), one(pools_keys)),
+    Mistake("the heads are added up", "their sum or mean is merged in place of each",
+            "merge the heads side by side, (B, T, H*d)", ("output",),
             {"the sum": partial(by_heads, True), "the mean": partial(by_heads, False)}),
-    Mistake("the heads are merged in reverse", "the last head comes first", ("output",), one(reverse_heads)),
+    Mistake("the heads are merged in reverse", "the last head comes first",
+            "merge head 0 first", ("output",), one(reverse_heads)),
 )  # fmt: skip
 
 # Of these, a few samples do not show the numbers: all are computed.
 OVER_SAMPLES = forms_of(
-    [Mistake("the softmax is over another axis", "weights add up to 1 over samples, not keys", ("weights",),
+    [Mistake("the softmax is over another axis", "weights add up to 1 over samples, not keys",
+             "take the softmax over the last axis, that of keys", ("weights",),
              {"over samples": partial(along, 0)})]
 )  # fmt: skip
 

@@ -11,7 +11,7 @@ from mha.core.tables import lines, text, wrap
 from mha.learn.grade.levels import Level
 from mha.learn.grade.mistakes import of_level
 from mha.parity.diagnosis.mistakes.of_gradients import GRADIENT_MISTAKES
-from mha.parity.diagnosis.search.explanations import Explanation
+from mha.parity.diagnosis.search.explanations import Explanation, fixes
 
 PASSED, MISSING = "passed", "missing"
 STATUS = {
@@ -110,6 +110,7 @@ class LevelResult:
                 each = zip(one.mistakes, one.how, one.what, strict=True)
                 named = [f"{name}{f' ({how})' if how else ''}: {what}" for name, how, what in each]
                 yield f"  {'why' if one is self.explanations[0] else 'or'}: {'; and '.join(named)}"
+            yield from (f"  {line}" for line in fixes(self.explanations))
             if not self.explanations:
                 yield "  why: none of the known mistakes gives these numbers"
 

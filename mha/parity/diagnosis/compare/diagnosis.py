@@ -82,7 +82,8 @@ def find_reasons(
     if swapped and (expected := calls.over_samples(problem, steps["output"])):
         there, right = steps["output"], problem.expected("output")
         left = apart(there, expected.X) / apart(there, right.X)
-        sure = [Explanation((calls.SWAPPED,), ("",), (calls.SWAPPED_EFFECT,), expected.ratio(there), left, True)]
+        ratio, fix = expected.ratio(there), (calls.SWAPPED_FIX,)
+        sure = [Explanation((calls.SWAPPED,), ("",), (calls.SWAPPED_EFFECT,), ratio, left, True, fix=fix)]
     reason = f"none of {tried} tries among known mistakes gives these numbers{'; ' * bool(missed)}{missed}"
     note = "" if sure else f"why: unknown, {reason}; first to differ: {describe_row(wrong[0])}"
     if tokens is not None:

@@ -20,6 +20,7 @@ class Mistake:
     Attributes:
         name: for a diagnosis.
         what: the effect, in words.
+        fix: what right code does, as an order, in a line.
         parts: those of the pipeline that it changes; () = gradients alone.
         forms: functions by their words ("" if there is one): from a plan without the mistake, or a `Backward`, to one
             with it, or to None where the mistake is impossible.
@@ -28,6 +29,7 @@ class Mistake:
 
     name: str
     what: str
+    fix: str
     parts: tuple[str, ...]
     forms: Mapping[str, Change]
     rare: bool = False

@@ -140,69 +140,91 @@ AFTERWARDS = {
 ALIKE: Change = partial(uniform_over, True)
 
 GRADIENT_MISTAKES = (
-    *(Mistake(f"{name} are detached", f"no gradient flows back through {name}", (),
+    *(Mistake(f"{name} are detached", f"no gradient flows back through {name}",
+              f"let gradients flow through {name}: no detach, no stop_gradient", (),
               {"after the projection": stop(role), "before the projection": stop(name)})
       for role, name in ROLES.items()),
-    Mistake("attention weights are detached", "gradients take attention weights for constants", (),
+    Mistake("attention weights are detached", "gradients take attention weights for constants",
+            "let gradients flow through attention weights: no detach, no stop_gradient", (),
             one(stop("weights"))),
-    Mistake("a projection gets no gradient", "the gradients of its kernel and bias are 0", (),
+    Mistake("a projection gets no gradient", "the gradients of its kernel and bias are 0",
+            "use the kernel and bias themselves in the call, not copies or frozen ones", (),
             {name: stop(f"{name}.kernel", f"{name}.bias") for name in PROJECTIONS}
             | {"biases alone": stop(*(f"{name}.bias" for name in PROJECTIONS))}),
     *only_where(
         lambda back: back.plan.softcap is not None,
-        Mistake("the cap's derivative is forgotten", "gradients pass the cap as if it were not there", (),
+        Mistake("the cap's derivative is forgotten", "gradients pass the cap as if it were not there",
+                "multiply gradients by 1 - tanh(scores / cap) ** 2 at the cap", (),
                 one(partial(replace, through_cap=lambda back, by_capped: by_capped)))),
-    Mistake("gradients forget what hides keys", "hidden keys get gradients of weights that they do not have", (),
+    Mistake("gradients forget what hides keys", "hidden keys get gradients of weights that they do not have",
+            "hide the same keys where weights are computed again for gradients", (),
             {"": partial(unhide, False), "and sums have all keys": partial(unhide, True)}),
-    Mistake("the gradient of the softmax lacks its sum", "p * by_p instead of p * (by_p - sum(p * by_p))", (),
+    Mistake("the gradient of the softmax lacks its sum", "it is p * by_p",
+            "compute p * (by_p - sum(p * by_p)), the sum over keys", (),
             one(partial(replace, through_softmax=without_sum))),
     *only_where(
         lambda back: back.plan.config.pooling == "dot",
-        Mistake("the scale is forgotten in gradients", "gradients of queries or keys lack the scale of scores", (),
+        Mistake("the scale is forgotten in gradients", "gradients of queries or keys lack the scale of scores",
+                "multiply the gradients of queries and of keys by the scale", (),
                 {how: partial(rescale, lambda back: 1 / back.plan.scale, names) for how, names in {
                     "of both": SCALED, "of queries": SCALED[:1], "of keys": SCALED[1:]}.items()}),
-        Mistake("the scale is applied twice in gradients", "gradients of queries and keys have it twice", (),
+        Mistake("the scale is applied twice in gradients", "gradients of queries and keys have it twice",
+                "multiply the gradients of queries and of keys by the scale once", (),
                 one(partial(rescale, lambda back: back.plan.scale, SCALED)))),
     *only_where(
         lambda back: back.plan.projects,
-        Mistake("gradients of kernels are transposed", "the gradient of a square kernel is (out, in)", (),
+        Mistake("gradients of kernels are transposed", "the gradient of a square kernel is (out, in)",
+                "compute X.T @ by_Y, (in, out), for a kernel that X @ W uses", (),
                 {"of all": partial(transpose, PROJECTIONS),
                  **{name: partial(transpose, (name,)) for name in PROJECTIONS},
                  "of W_q, W_k and W_v": partial(transpose, PROJECTIONS[:3])}),
-        Mistake("gradients of weights are means", "sums over samples or tokens are divided by their number", (),
+        Mistake("gradients of weights are means", "sums over samples or tokens are divided by their number",
+                "sum over samples and tokens, and divide by nothing", (),
                 {f"{kind} {how}": partial(of_parameters, factor, ends) for kind, ends in KINDS.items()
                  for how, factor in MEANS.items()})),
-    Mistake("gradients are added twice", "those of the step before were not set to 0, or a loss counts twice", (),
+    Mistake("gradients are added twice", "those of the step before were not set to 0, or a loss counts twice",
+            "set gradients to 0 before each step, and count each loss once", (),
             {"those of weights": partial(of_parameters, lambda back: 2.0, PARAMETERS),
              "all": partial(rescale, lambda back: 2.0, OUTPUT)}),
-    Mistake("the loss is a mean", "gradients are those of a mean of the outputs, not of the sum", (),
+    Mistake("the loss is a mean", "gradients are those of a mean of the outputs, not of the sum",
+            "take the sum of output * cotangent as the loss", (),
             {how: partial(rescale, factor, OUTPUT) for how, factor in MEANS.items()}
             | {"over all numbers": partial(rescale, lambda back: 1 / back.cotangent.size, OUTPUT)}),
-    Mistake("gradients of shared heads are not summed", "a head of keys has the gradient of one of its heads", (),
+    Mistake("gradients of shared heads are not summed", "a head of keys has the gradient of one of its heads",
+            "sum the gradients of the H / G heads of queries that share a head of keys", (),
             {"the first of each group": partial(without_group_sum, False),
              "their mean": partial(without_group_sum, True)}),
     *only_where(
         lambda back: back.plan.frequencies is not None,
-        Mistake("gradients are not turned back", "the rotation is left out of gradients, or done again", (),
+        Mistake("gradients are not turned back", "the rotation is left out of gradients, or done again",
+                "turn gradients by the same angles, with the other sign of the sines", (),
                 {"not at all": partial(replace, turn_back=lambda back, role, by_X: by_X),
                  "turned again": partial(replace, turn_back=lambda back, *heads: rotate_heads(back.plan, *heads))})),
     Mistake("rows without keys are NaN", "the softmax of a row of minus infinity is NaN, and so are its "
-            "gradients, even where the loss leaves the row out or the NaN became 0 afterwards", (),
+            "gradients, even where the loss leaves the row out or the NaN became 0 afterwards",
+            "give such rows finite scores before the softmax, then blank what comes out", (),
             {f"{'a mask is added' if added else 'hidden scores are filled in'}{AFTERWARDS[kept]}":
              partial(in_empty_rows, divide_by_nothing, added, kept)
              for added in (True, False) for kept in AFTERWARDS if added or kept != "weights"}),
-    Mistake("rows without keys are uniform", "a query that sees no key has weights, and they have gradients", (),
+    Mistake("rows without keys are uniform", "a query that sees no key has weights, and they have gradients",
+            "give 0 to a query that sees no key, and let no gradient through it", (),
             {"hidden scores are filled in": partial(in_empty_rows, ALIKE, False, ""),
              "a mask is added": partial(in_empty_rows, ALIKE, True, ""),
              "a mask of -10000 is added": partial(in_empty_rows, partial(fill_hidden, -1e4, True), True, "")}),
-    Mistake("sinks get no gradient", "they are taken for constants", (), one(stop("sinks"))),
+    Mistake("sinks get no gradient", "they are taken for constants",
+            "give sinks -p_sink * sum(p * by_p), summed over queries and samples", (), one(stop("sinks"))),
     *only_where(
         lambda back: back.plan.norms,
-        Mistake("a norm is a constant in gradients", "gradients do not flow through what a norm divides by", (),
+        Mistake("a norm is a constant in gradients", "gradients do not flow through what a norm divides by",
+                "let gradients flow through the mean and the root that a norm computes", (),
                 one(partial(replace, through_norm=through_constant_norm)))),
 )  # fmt: skip
 DROPOUT = Mistake(
-    "dropout's scale in gradients alone", "gradients are multiplied by 1 / (1 - p), the output is not", (), {}
+    "dropout's scale in gradients alone",
+    "gradients are multiplied by 1 / (1 - p), the output is not",
+    "multiply by 1 / (1 - p) in the output and in gradients, or in neither",
+    (),
+    {},
 )
 
 

@@ -98,22 +98,28 @@ def regroup_merge(back: bool, plan: Plan) -> Plan:
 
 
 OF_HEADS = (
-    Mistake("the heads are interleaved", "columns are taken as (d, H) instead of (H, d)", ALL,
+    Mistake("the heads are interleaved", "columns are taken as (d, H)",
+            "reshape (B, T, H*d) to (B, T, H, d), the heads before the features of each; merge likewise", ALL,
             {"by the split": partial(replace, split=split_interleaved),
              "by the split and the merge": partial(replace, split=split_interleaved, merge=merge_interleaved),
              "in W_q, W_k, W_v": partial(interleave, QKV, True),
              "in W_q, W_k, W_v, the other way": partial(interleave, QKV, False),
              "in all four": partial(interleave, PROJECTIONS, True),
              "in all four, the other way": partial(interleave, PROJECTIONS, False)}),
-    *(Mistake(f"the heads of {name} are interleaved", f"{'rows' if name == 'W_o' else 'columns'} of {name} are taken "
-              "as (d, H) instead of (H, d)", (PART[name],),
+    *(Mistake(f"the heads of {name} are interleaved",
+              f"{'rows' if name == 'W_o' else 'columns'} of {name} are taken as (d, H)",
+              f"read the {'rows' if name == 'W_o' else 'columns'} of {name} as (H, d), head after head",
+              (PART[name],),
               {"": partial(interleave, (name,), True), "the other way": partial(interleave, (name,), False)})
       for name in PROJECTIONS),
-    Mistake("the split lacks the permute", "(B, T, H*d) is reshaped to (B, H, T, d) as it lies", ("q", "k", "v"),
+    Mistake("the split lacks the permute", "(B, T, H*d) is reshaped to (B, H, T, d) as it lies",
+            "reshape to (B, T, H, d), then swap the axes of T and H", ("q", "k", "v"),
             one(partial(replace, split=lambda X, heads: X.reshape(len(X), heads, X.shape[1], -1)))),  # (B, H, T, d)
-    Mistake("the merge lacks the permute", "(B, H, T, d) is reshaped to (B, T, H*d) as it lies", ("output",),
+    Mistake("the merge lacks the permute", "(B, H, T, d) is reshaped to (B, T, H*d) as it lies",
+            "swap the axes of H and T, then reshape to (B, T, H*d)", ("output",),
             one(partial(replace, merge=lambda X: X.reshape(len(X), X.shape[2], -1), rows=slice(None)))),  # (B, T, H*d)
     Mistake("another number of heads", "the features are split into more or fewer heads",
+            "split the features into as many heads as the model's configuration says",
             ("q", "k", "v", "scores", "weights"),
             {f"{heads} heads": partial(other_heads, heads)
              for heads in (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 64, 96, 128)}),
@@ -122,23 +128,29 @@ OF_HEADS = (
 
 OF_GROUPS = only_where(
     lambda plan: plan.groups not in (1, plan.heads),
-    Mistake("heads of keys are tiled, not repeated", "query head h reads head h % G instead of h // (H / G)",
+    Mistake("heads of keys are tiled, not repeated", "query head h reads head h % G, not h // (H / G)",
+            "repeat each head of keys H / G times in a row (repeat_interleave); so with values",
             ("scores", "pooled"),
             {"": partial(tile_heads, True, True), "alone": partial(tile_heads, True, False)}),
     Mistake("heads of values are tiled, not repeated", "query head h pools values of head h % G, with the right keys",
+            "repeat each head of values H / G times in a row (repeat_interleave), as those of keys",
             ("pooled",), one(partial(tile_heads, False, True))),
-    Mistake("heads of queries are split as (r, g)", "head r * G + g is taken for head g * (H / G) + r", ("q",),
+    Mistake("heads of queries are split as (r, g)", "head r * G + g is taken for head g * (H / G) + r",
+            "split queries as (G, H / G, d): the heads that share keys lie side by side", ("q",),
             {"": partial(regroup_split, True), "the other way": partial(regroup_split, False)}),
-    Mistake("heads are merged as (r, g)", "head g * (H / G) + r comes where head r * G + g should", ("output",),
+    Mistake("heads are merged as (r, g)", "head g * (H / G) + r comes where head r * G + g should",
+            "merge heads as (G, H / G, d): the heads that share keys lie side by side", ("output",),
             {"": partial(regroup_merge, False), "the other way": partial(regroup_merge, True)}),
 )  # fmt: skip
 
 
 OF_GATES = only_where(
     lambda plan: plan.gates is not None,
-    Mistake("gates of other heads", "the heads' factors come in another order", ("pooled",),
+    Mistake("gates of other heads", "the heads' factors come in another order",
+            "multiply what head h pools by gate h", ("pooled",),
             {"reversed": lambda plan: replace(plan, gates=plan.gates[:, ::-1]),
              "one head further": lambda plan: replace(plan, gates=np.roll(plan.gates, 1, 1))}),
-    Mistake("gates are forgotten", "the heads have no factors", ("pooled",),
+    Mistake("gates are forgotten", "the heads have no factors",
+            "multiply what each head pools by its gate", ("pooled",),
             one(lambda plan: replace(plan, gates=np.ones_like(plan.gates)))),
 )  # fmt: skip

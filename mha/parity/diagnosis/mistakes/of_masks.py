@@ -171,21 +171,27 @@ MOVED = frozenset({"mask"}), frozenset({"segments"}), frozenset({"segments", "ke
 
 OF_MASKS = (
     Mistake("the mask is tiled, not repeated", "what is meant for row h * B + b of (B*H) is in row b * H + h",
+            "repeat each mask for the heads of its sample (repeat_interleave): b * H + h has that of b",
             ("weights",),
             by_sample(heads_first, "lengths") | {"of heads of keys": partial(of_all_samples, groups_first, "")}),
     Mistake("the mask is broadcast over another axis", "its axis of samples is taken as another one, of as many",
+            "give the mask all its axes: (B, 1, Q, K), or (1, H, Q, K) if heads have their own",
             ("weights",), {how: partial(of_all_samples, change, "") for how, change in AXES.items()}
             | {"heads over samples": partial(change_mask, heads_over_samples)}),
-    Mistake("all samples have the mask of the first", "the mask lacks the axis of samples", ("weights",),
+    Mistake("all samples have the mask of the first", "the mask lacks the axis of samples",
+            "give the mask its axis of samples, (B, 1, Q, K), and read it by sample", ("weights",),
             by_sample(first_for_all)),
-    Mistake("masks are joined by or, not and", "a key is seen if one of the masks leaves it visible", ("weights",),
+    Mistake("masks are joined by or, not and", "a key is seen if one of the masks leaves it visible",
+            "join masks by `and`: a key is seen if every mask leaves it visible", ("weights",),
             {"": join_by_or}),
     Mistake("the bias is tiled, not repeated", "what is meant for row h * B + b of (B*H) is in row b * H + h",
+            "repeat each bias for the heads of its sample (repeat_interleave): b * H + h has that of b",
             ("scores", "weights"),
             {"": partial(of_bias, partial(of_samples_alone, heads_first)),
              "of heads of keys": partial(of_bias, partial(of_samples_alone, groups_first)),
              "with the mask": partial(of_joint_bias, heads_first)}),
     Mistake("the bias is broadcast over another axis", "its axis of samples is taken as another one, of as many",
+            "give the bias all its axes: (B, 1, Q, K), or (1, H, Q, K) if heads have their own",
             ("scores", "weights"), {how: partial(of_bias, change) for how, change in AXES.items()}
             | {"heads over samples": partial(of_bias, heads_over_samples)}),
 )  # fmt: skip

@@ -128,19 +128,23 @@ KERNELS = "W_q.kernel", "W_k.kernel"
 
 OF_PERMUTATIONS = only_where(
     rotates,
-    Mistake("rotary components of W_q and W_k are in another order", ONE, ("q", "k"),
+    Mistake("rotary components of W_q and W_k are in another order", ONE,
+            "permute the columns of W_q and W_k once, and only if file and code pair otherwise", ("q", "k"),
             in_both_ways({"": ("W_q", "W_k"),
                           "in the biases alone": ("W_q.bias", "W_k.bias"),
                           "with the scales of the norms": ("W_q", "W_k", "q_norm", "k_norm"),
                           "in the scales of the norms alone": ("q_norm", "k_norm")})),
-    *(Mistake(f"rotary components of {name} are in another order", ONE, (part,),
+    *(Mistake(f"rotary components of {name} are in another order", ONE,
+              f"permute the columns of {name} once, and only if file and code pair otherwise", (part,),
               in_both_ways({"": (name,), "in the bias alone": (f"{name}.bias",)}))
       for name, part in (("W_q", "q"), ("W_k", "k"))),
     Mistake("kernels are permuted without their biases", "columns of kernels alone are permuted for the other pairing",
+            "permute the biases with their kernels",
             ("q", "k"), in_both_ways({"of W_q and W_k": KERNELS} | {f"of {name[:3]}": (name,) for name in KERNELS}),
             rare=True),
     Mistake("rotary components are permuted in other blocks", "columns are permuted for the other pairing as if of "
-            "another number of heads, or over whole heads of which only a part turns", ("q", "k"),
+            "another number of heads, or over whole heads of which only a part turns",
+            "permute within each head: H heads of W_q, G of W_k, and in each what turns alone", ("q", "k"),
             {f"{which}: {way}{more}": partial(permute, block, roles, steps)
              for which, (block, roles) in BLOCKS.items() for way, interleave in WAYS.items()
              for more, steps in steps_of(interleave).items()}, rare=True),

@@ -71,26 +71,32 @@ SWITCHES = (
     "enable_tensor_float_32_execution(False) or MLX_ENABLE_TF32=0 is set"
 )
 ROUNDINGS = (
-    Mistake("TF32 arithmetic", f"matrix products keep 10 bits behind the leading one, unless {SWITCHES}", ALL_PARTS,
+    Mistake("TF32 arithmetic", f"matrix products keep 10 bits behind the leading one, unless {SWITCHES}",
+            "switch TF32 off, so that matrix products are in float32", ALL_PARTS,
             {"rounded": partial(replace, into_product=short(10, True)),
              "cut off": partial(replace, into_product=short(10, False))}),
-    *(Mistake(f"{dtype} arithmetic", f"numbers are rounded to {dtype} on the way", ALL_PARTS,
+    *(Mistake(f"{dtype} arithmetic", f"numbers are rounded to {dtype} on the way",
+              f"compute in the layer's own dtype, and cast nothing to {dtype} on the way", ALL_PARTS,
               {"in matrix products": partial(replace, into_product=through(dtype)), "everywhere": everything(dtype)})
       for dtype in ("bfloat16", "float16", "float32")),
-    Mistake("softmax in half precision", "scores or weights are rounded to half precision", ("weights",),
+    Mistake("softmax in half precision", "scores or weights are rounded to half precision",
+            "compute scores, their softmax and weights in float32", ("weights",),
             {f"{dtype}{', inside too' * inside}": partial(softmax_in, dtype, inside)
              for dtype in ("float16", "bfloat16") for inside in (False, True)}
             | {f"{dtype}, weights alone": partial(replace, after=through(dtype)) for dtype in ("float16", "bfloat16")}),
-    Mistake("heads in half precision", "queries, keys or values alone are rounded to it", ("scores", "pooled"),
+    Mistake("heads in half precision", "queries, keys or values alone are rounded to it",
+            "leave heads of queries, keys and values in the layer's own dtype", ("scores", "pooled"),
             {f"{role}, {dtype}": partial(heads_in, role, dtype)
              for role in ("queries", "keys", "values") for dtype in ("float16", "bfloat16")}),
-    Mistake("keys and values are rounded in a cache", "a cache stores them in fewer bits", ("scores", "pooled"),
+    Mistake("keys and values are rounded in a cache", "a cache stores them in fewer bits",
+            "store keys and values in the layer's own dtype", ("scores", "pooled"),
             {how: partial(replace, cached=function) for how, function in {
                 "bfloat16": through("bfloat16"), "int8, by token and head": to_int8((3,)),
                 "int8, by token": to_int8((1, 3)), "int8, by head": to_int8((2, 3))}.items()}),
     # In a layer of bfloat16 it is right: code for such models does it.
     *only_where(
         lambda plan: rotates(plan) and plan.config.dtype != "bfloat16",
-        Mistake("cosines and sines in bfloat16", "the rotation's cosines and sines are rounded to bfloat16", ("q", "k"),
+        Mistake("cosines and sines in bfloat16", "the rotation's cosines and sines are rounded to bfloat16",
+                "compute cosines and sines in float32, and do not cast them", ("q", "k"),
                 one(partial(replace, table=through("bfloat16"))))),
 )  # fmt: skip

@@ -73,22 +73,41 @@ def multiply(times: float, plan: Plan) -> Plan:
 
 
 # Of any number, see `search.numbers`.
-ANOTHER_SCALE = Mistake("another scale", "dot products are multiplied by another number", ("scores",), {})
-SCORES_MULTIPLIED = Mistake("scores are multiplied", "by a number, after the cap and the bias", ("weights",), {})
+ANOTHER_SCALE = Mistake(
+    "another scale",
+    "dot products are multiplied by another number",
+    "multiply the dot products by the model's scale, 1 / sqrt(d) if it has no other",
+    ("scores",),
+    {},
+)
+SCORES_MULTIPLIED = Mistake(
+    "scores are multiplied",
+    "by a number, after the cap and the bias",
+    "give scores to the softmax as they are after the cap and the bias",
+    ("weights",),
+    {},
+)
 
 
 OF_SCALE = (
-    Mistake("no scale", "dot products are not scaled", ("scores",),
-            one(lambda plan: multiply_scale(1 / plan.scale, plan))),
-    Mistake("the scale of D for that of d", "1 / sqrt(D) of the model instead of 1 / sqrt(d) of a head", ("scores",),
+    Mistake("no scale", "dot products are not scaled",
+            "multiply the dot products by the scale: 1 / sqrt(d), d the width of a head, or the model's own",
+            ("scores",), one(lambda plan: multiply_scale(1 / plan.scale, plan))),
+    Mistake("the scale of D for that of d", "dot products are multiplied by 1 / sqrt(D), D the width of the model",
+            "multiply the dot products by 1 / sqrt(d), d the width of a head", ("scores",),
             one(lambda plan: multiply_scale(plan.config.num_hiddens**-0.5 / plan.scale, plan))),
-    Mistake("the scale is applied twice", "dot products are scaled twice", ("scores",),
-            one(lambda plan: multiply_scale(plan.scale, plan))),
-    Mistake("the scale lacks its root", "1 / d instead of 1 / sqrt(d)", ("scores",),
+    Mistake("the scale is applied twice", "dot products are scaled twice",
+            "multiply the dot products by the scale once: 1 / sqrt(d), or the model's own",
+            ("scores",), one(lambda plan: multiply_scale(plan.scale, plan))),
+    Mistake("the scale lacks its root", "dot products are multiplied by 1 / d",
+            "multiply the dot products by 1 / sqrt(d), d the width of a head", ("scores",),
             one(lambda plan: multiply_scale(plan.config.key_dim**-1 / plan.scale, plan))),
-    Mistake("the bias of W_q is not scaled", "queries are scaled before their bias is added", ("q",),
+    Mistake("the bias of W_q is not scaled", "queries are scaled before their bias is added",
+            "add the bias of W_q first, then scale queries", ("q",),
             one(scale_before_bias)),
-    Mistake("the scale of the rotated width", "1 / sqrt(dim) of the components that turn instead of 1 / sqrt(d)",
+    Mistake("the scale of the rotated width",
+            "dot products are multiplied by 1 / sqrt(dim) of the components that turn",
+            "multiply the dot products by 1 / sqrt(d), d the whole width of a head",
             ("scores",), one(by_turning_width)),
 )  # fmt: skip
 
@@ -96,17 +115,24 @@ OF_SCALE = (
 OF_SCORES = (
     *only_where(
         lambda plan: plan.config.scale is not None,
-        Mistake("the default scale for the model's own", "1 / sqrt(d) where the model has another scale", ("scores",),
+        Mistake("the default scale for the model's own", "dot products are multiplied by 1 / sqrt(d)",
+                "multiply the dot products by the scale of the model's configuration", ("scores",),
                 one(lambda plan: multiply_scale(plan.config.key_dim**-0.5 / plan.scale, plan))),
-        Mistake("the default scale on top of the model's own", "both scales are applied", ("scores",),
+        Mistake("the default scale on top of the model's own", "both scales are applied",
+                "apply the model's own scale alone; give scale=1 to a function that scales by itself", ("scores",),
                 one(lambda plan: multiply_scale(plan.config.key_dim**-0.5, plan)))),
     *only_where(
         lambda plan: plan.softcap is not None,
-        Mistake("the cap comes after the bias", "the bias is capped too", ("scores",), one(cap_last)),
-        Mistake("the cap comes before the scale", "dot products are capped, then scaled", ("scores",), one(cap_first)),
-        Mistake("the cap is not multiplied back", "tanh(scores / cap) without the factor cap", ("scores",),
+        Mistake("the cap comes after the bias", "the bias is capped too",
+                "cap the scaled dot products first, then add the bias", ("scores",), one(cap_last)),
+        Mistake("the cap comes before the scale", "dot products are capped, then scaled",
+                "scale the dot products first, then cap them", ("scores",), one(cap_first)),
+        Mistake("the cap is not multiplied back", "scores are tanh(scores / cap), between -1 and 1",
+                "compute cap * tanh(scores / cap)", ("scores",),
                 one(cap_alone)),
-        Mistake("the cap is forgotten", "scores are not capped", ("scores",), one(partial(replace, softcap=None)))),
+        Mistake("the cap is forgotten", "scores are not capped",
+                "compute cap * tanh(scores / cap) of the scaled dot products",
+                ("scores",), one(partial(replace, softcap=None)))),
 )  # fmt: skip
 
 
@@ -187,23 +213,31 @@ def slopes_of_keys(rule: Rule, plan: Plan) -> Array | None:
 
 OF_BIASES = only_where(
     lambda plan: plan.score_bias is not None,
-    Mistake("the bias is scaled too", "the bias of scores is multiplied by the scale", ("scores",),
+    Mistake("the bias is scaled too", "the bias of scores is multiplied by the scale",
+            "scale the dot products first, then add the bias", ("scores",),
             {"by the scale": partial(multiply_bias, lambda plan: plan.scale),
              "by 1 / sqrt(d)": partial(multiply_bias, lambda plan: plan.config.key_dim**-0.5)}),
-    Mistake("the bias is not scaled", "the bias lacks the scale that the model gives it", ("scores",),
+    Mistake("the bias is not scaled", "the bias lacks the scale that the model gives it",
+            "multiply the bias by the scale, too, as the model does", ("scores",),
             {"by the scale": partial(multiply_bias, lambda plan: 1 / plan.scale),
              "by 1 / sqrt(d)": partial(multiply_bias, lambda plan: plan.config.key_dim**0.5)}),
-    Mistake("the bias is ignored", "scores get no bias", ("scores",), one(partial(multiply_bias, lambda plan: 0.0))),
-    Mistake("the bias has the other sign", "the bias of scores is subtracted", ("scores",),
+    Mistake("the bias is ignored", "scores get no bias",
+            "add the bias to the scaled dot products", ("scores",), one(partial(multiply_bias, lambda plan: 0.0))),
+    Mistake("the bias has the other sign", "the bias of scores is subtracted",
+            "add the bias to the scaled dot products, do not subtract it", ("scores",),
             one(partial(multiply_bias, lambda plan: -1.0))),
     Mistake("the distance of the bias has the other sign", "the bias of query i and key j is that of i - j, not j - i",
+            "count the distance as j - i, from the query to the key",
             ("scores",), one(mirror)),
-    Mistake("the bias is repeated over the batch, not tiled", "heads get the bias of other heads", ("scores",),
+    Mistake("the bias is repeated over the batch, not tiled", "heads get the bias of other heads",
+            "tile the biases of heads over the samples: row b * H + h has that of head h", ("scores",),
             one(repeat_for_samples)),
-    Mistake("another rule of ALiBi's slopes", "for a number of heads that is no power of 2", ("scores",),
+    Mistake("another rule of ALiBi's slopes", "for a number of heads that is no power of 2",
+            "make the slopes by the rule with which the model was trained", ("scores",),
             {how: partial(of_slopes, how) for how in RULES}),
     Mistake("ALiBi's slopes of other heads", "or of another number of heads, as where each of several devices makes "
-            "its own", ("scores",),
+            "its own",
+            "give head h slope h of all H heads, on every device", ("scores",),
             {how: partial(change_slopes, slopes) for how, slopes in {
                 "reversed": lambda rule, plan: rule(plan.heads)[::-1],
                 "one head further": lambda rule, plan: rule(plan.heads, 2),

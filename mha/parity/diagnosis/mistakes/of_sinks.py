@@ -63,23 +63,30 @@ def shift_weights(right: Any, plan: Plan, scores: Array, visible: Array) -> Arra
 BLOCKS = (*range(2, 17), 32, 64, 128, 256, 512)  # keys
 # Of any number of blocks, see `search.numbers`.
 SINKS_SEVERAL_TIMES = Mistake("sinks count several times", "as where each block of keys begins its sum with them",
+                              "add exp(sink - maximum) to the sum of a row once, not for every block",
                               ("weights",), {})  # fmt: skip
 
 OF_SINKS = only_where(
     lambda plan: "sinks" in plan.weights,
-    Mistake("sinks are forgotten", "the weights of a query add up to 1", ("weights",),
+    Mistake("sinks are forgotten", "the weights of a query add up to 1",
+            "add exp(sink of the head) to the sum of exponentials of each row", ("weights",),
             one(lambda plan: with_weights(plan, {"sinks": None}))),
-    Mistake("sinks are scaled", "they are multiplied by the scale of dot products", ("weights",),
+    Mistake("sinks are scaled", "they are multiplied by the scale of dot products",
+            "scale the dot products alone, and leave sinks as they are", ("weights",),
             one(partial(change_sinks, lambda plan, X: X * plan.scale if plan.config.pooling == "dot" else X))),
-    Mistake("sinks are capped", "the cap bends them, too", ("weights",),
+    Mistake("sinks are capped", "the cap bends them, too",
+            "cap the dot products alone, and leave sinks as they are", ("weights",),
             one(partial(change_sinks, lambda plan, X: X if plan.softcap is None else plan.cap(plan, X)))),
     Mistake("sinks are left out of the maximum", "the largest score is subtracted from scores alone, and sinks have "
-            "another share", ("weights",), one(shift_scores_alone)),
+            "another share",
+            "subtract the same number from a row's scores and from its sink", ("weights",), one(shift_scores_alone)),
     Mistake("sinks pool a value", "they are as a key that has a value, the weight of which does not vanish",
+            "drop the weight of the sink before values are pooled",
             ("weights",), {"that of the first key": partial(with_value, 0),
                            "that of the last key": partial(with_value, -1),
                            "with every weight one key further": shift_weights}),
-    Mistake("sinks of other heads", "they come in another order", ("weights",),
+    Mistake("sinks of other heads", "they come in another order",
+            "give head h sink h", ("weights",),
             {how: partial(change_sinks, change) for how, change in {
                 "reversed": lambda plan, X: X[::-1],
                 "as (r, g)": lambda plan, X: X.reshape(plan.groups, -1).T.ravel(),
@@ -90,5 +97,6 @@ OF_SINKS = only_where(
                 "one for the heads that share keys": lambda plan, X: np.repeat(X[:plan.groups], len(X) // plan.groups),
                 "that of h % G": lambda plan, X: np.tile(X[:plan.groups], len(X) // plan.groups)}.items()}),
     Mistake("a sink counts once for each block", "of keys in which its query sees any, as its sum is begun with a sink",
+            "add exp(sink - maximum) to the sum of a row once, not for every block",
             ("weights",), {f"blocks of {size}": partial(by_visits, size) for size in BLOCKS}, rare=True),
 )  # fmt: skip

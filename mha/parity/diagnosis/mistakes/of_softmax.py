@@ -159,45 +159,59 @@ def without_rescaling(size: int, sum_too: bool, right: Any, plan: Plan, scores: 
 
 
 OF_NAN = (
-    Mistake("rows without keys are NaN", "the softmax of a row of minus infinity divides 0 by 0", ("weights",),
+    Mistake("rows without keys are NaN", "the softmax of a row of minus infinity divides 0 by 0",
+            "give 0 to a query that sees no key: divide by the sum only where it is not 0", ("weights",),
             one(divide_by_nothing)),
     Mistake("dot products overflow float16", "they are made in float16 and scaled afterwards: what is above 65504 is "
-            "infinite, and its row NaN", ("scores", "weights"),
+            "infinite, and its row NaN",
+            "scale queries before the dot products, or make these in float32", ("scores", "weights"),
             {f"{keys}{', and NaN becomes 0' * blank}": partial(overflowing, hidden, blank)
              for keys, hidden in (("of keys that are seen", False), ("of hidden keys, too", True))
              for blank in (False, True)}, rare=True),
-    Mistake("NaN in padding comes through", "hidden values are multiplied by 0, and 0 * NaN is NaN", ("pooled",),
+    Mistake("NaN in padding comes through", "hidden values are multiplied by 0, and 0 * NaN is NaN",
+            "set hidden values to 0 before the weights multiply them", ("pooled",),
             one(partial(replace, blanked=False))),
 )  # fmt: skip
 
 
 OF_SOFTMAX = (
-    Mistake("the softmax is over another axis", "weights add up to 1 over queries or heads, not keys", ("weights",),
+    Mistake("the softmax is over another axis", "weights add up to 1 over queries or heads, not keys",
+            "take the softmax over the last axis of scores (B, H, Q, K), that of keys", ("weights",),
             {"over queries": partial(along, 2), "over heads": partial(along, 1)}),
-    Mistake("hidden keys are blanked after the softmax", "weights do not add up to 1", ("weights",),
+    Mistake("hidden keys are blanked after the softmax", "weights do not add up to 1",
+            "set hidden scores to minus infinity before the softmax", ("weights",),
             one(hide_after_softmax)),
-    Mistake("weights are averaged over the heads", "every head pools with the mean of all weights", ("weights",),
+    Mistake("weights are averaged over the heads", "every head pools with the mean of all weights",
+            "let each head pool with its own weights", ("weights",),
             one(partial(replace, after=lambda X: np.broadcast_to(X.mean(1, keepdims=True), X.shape)))),
     Mistake("rows without keys are uniform", "a query that sees no key sees all padding alike, as in the book",
+            "give 0 to a query that sees no key",
             ("weights",), {"": partial(uniform_over, True), "by its scores": partial(uniform_over, False)}),
-    Mistake("weak mask fill", "hidden scores get a number that is not low enough, or add it", ("weights",),
+    Mistake("weak mask fill", "hidden scores get a number that is not low enough, or add it",
+            "set hidden scores to minus infinity before the softmax, or to `finfo.min`", ("weights",),
             {f"{fill:g}{', added' * added}": partial(fill_hidden, fill, added) for fill in (-np.inf, *FILLS, *SMALL)
              for added in (False, True) if not added or fill in FILLS}),
     Mistake("booleans are added to the scores", "True adds 1 where a key is seen, and False hides nothing",
+            "add 0 where the mask is True and minus infinity where it is False",
             ("weights",), {"": partial(add_as_numbers, None), PARTLY: in_part(partial(add_as_numbers, PADDING))}),
     Mistake("hidden scores are capped", "the mask comes before the cap, which makes minus the cap of minus infinity",
+            "cap the scores first, then hide keys",
             ("weights",), {"": partial(cap_hidden, None, False),
                            PARTLY: in_part(partial(cap_hidden, PADDING, False))}),
     Mistake("the cap comes after the bias and the mask", "as ONNX' `Attention` first had it: the bias is capped, and "
-            "hidden keys have the score minus the cap", ("scores", "weights"),
+            "hidden keys have the score minus the cap",
+            "cap the scaled dot products first, then add the bias and hide keys", ("scores", "weights"),
             {"": partial(cap_hidden, None, True), PARTLY: in_part(partial(cap_hidden, PADDING, True))}),
     Mistake("1 is added to the sum of the softmax", "weights add up to less than 1, as beside a sink that is not there",
+            "divide by the sum of the exponentials alone",
             ("weights",), {"": partial(with_one_more, False),
                            "after the largest is subtracted": partial(with_one_more, True)}),
-    Mistake("the lowest number is added twice", "two masks add `finfo.min`: the sum is minus infinity", ("weights",),
+    Mistake("the lowest number is added twice", "two masks add `finfo.min`: the sum is minus infinity",
+            "join masks by `and` first, then set hidden scores once", ("weights",),
             {"for each mask": partial(lowest_for_each, frozenset()),
              "causal order and window are one mask": partial(lowest_for_each, frozenset({"order", "window"}))}),
     Mistake("the accumulator of blocks is not rescaled", "earlier blocks of keys keep the scale of their own maximum",
+            "multiply accumulator and sum by exp(old maximum - new maximum) at every block",
             ("weights",),
             {f"blocks of {size}{', nor the sum of weights' * sum_too}": partial(without_rescaling, size, sum_too)
              for size in BLOCKS for sum_too in (False, True)}),

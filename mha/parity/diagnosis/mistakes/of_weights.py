@@ -110,7 +110,15 @@ def of_another_layer(others: Mapping[str, Mapping[str, Array]]) -> list[Mistake]
         parts = (PART[chosen],) if chosen else tuple(PARTS)
         forms = {name: partial(take, weights, chosen) for name, weights in others.items()}
         what = f"{chosen or 'every weight'} of another layer of the same file"
-        made.append(Mistake(f"{chosen or 'all weights'} of another layer", what, parts, forms))
+        made.append(
+            Mistake(
+                f"{chosen or 'all weights'} of another layer",
+                what,
+                f"take {chosen or 'all weights'} of this layer: look at the layer's number in the names",
+                parts,
+                forms,
+            )
+        )
     return made
 
 
@@ -120,43 +128,59 @@ ORDERS = [order for order in itertools.permutations(QKV) if order != QKV]
 SETS = [names for count in (1, 2, 3, 4) for names in itertools.combinations(PROJECTIONS, count)]
 
 OF_KERNELS = (
-    *(Mistake(f"{name}.kernel is not transposed", f"the kernel of {name} is taken as (out, in)", (PART[name],),
+    *(Mistake(f"{name}.kernel is not transposed", f"the kernel of {name} is taken as (out, in)",
+              f"compute X @ {name}.kernel, (in, out); torch.nn.Linear wants the transpose", (PART[name],),
               one(partial(transpose_kernels, (name,)))) for name in PROJECTIONS),
-    Mistake("the kernels of W_q, W_k and W_v are not transposed", "all three are taken as (out, in)", ("q", "k", "v"),
+    Mistake("the kernels of W_q, W_k and W_v are not transposed", "all three are taken as (out, in)",
+            "compute X @ kernel, (in, out), for all three; torch.nn.Linear wants the transpose", ("q", "k", "v"),
             one(partial(transpose_kernels, QKV))),
-    Mistake("no kernel is transposed", "all four kernels are taken as (out, in)", ALL,
+    Mistake("no kernel is transposed", "all four kernels are taken as (out, in)",
+            "compute X @ kernel, (in, out), for all four; torch.nn.Linear wants the transpose", ALL,
             one(partial(transpose_kernels, PROJECTIONS))),
 )  # fmt: skip
 
 
 OF_ORDERS_AND_BIASES = (
-    Mistake("Q and K are swapped", "queries are projected as keys, and keys as queries", ("q", "k"),
+    Mistake("Q and K are swapped", "queries are projected as keys, and keys as queries",
+            "give queries and W_q to the projection of queries, keys and W_k to that of keys", ("q", "k"),
             {"kernels and biases": partial(reorder_weights, ("W_k", "W_q", "W_v"), ("kernel", "bias")),
              "kernels": partial(reorder_weights, ("W_k", "W_q", "W_v"), ("kernel",)),
              "inputs": partial(other_inputs, ("keys", "queries", "values"))}),
-    Mistake("K and V are swapped", "keys are projected as values, and values as keys", ("k", "v"),
+    Mistake("K and V are swapped", "keys are projected as values, and values as keys",
+            "give keys and W_k to the projection of keys, values and W_v to that of values", ("k", "v"),
             {"kernels and biases": partial(reorder_weights, ("W_q", "W_v", "W_k"), ("kernel", "bias")),
              "kernels": partial(reorder_weights, ("W_q", "W_v", "W_k"), ("kernel",)),
              "inputs": partial(other_inputs, ("queries", "values", "keys"))}),
-    Mistake("packed kernels in another order", "one array of Q, K and V is cut in another order", ("q", "k", "v"),
+    Mistake("packed kernels in another order", "one array of Q, K and V is cut in another order",
+            "cut the packed array in the order in which its parts lie, such as q, k, v", ("q", "k", "v"),
             {", ".join(order): partial(reorder_weights, order, ("kernel", "bias"))
              for order in ORDERS if sum(a == b for a, b in zip(order, QKV, strict=True)) == 0 or order[1] == "W_k"}),
     Mistake("packed heads are cut as packed kernels", "columns of q, k and v of one head, or group, after the other, "
-            "(H, 3, d) or (G, H / G + 2, d), are taken for all of q, then k, then v; or the other way", ("q", "k", "v"),
+            "(H, 3, d) or (G, H / G + 2, d), are taken for all of q, then k, then v; or the other way",
+            "cut as the columns lie: if group by group, reshape to (G, H / G + 2, d) first, else cut q, k, v",
+            ("q", "k", "v"),
             {f"{where}{', ' * bool(where and way)}{way}": partial(by_groups, not way, kinds)
              for where, kinds in {"": ("kernel", "bias"), "in the biases alone": ("bias",)}.items()
              for way in ("", "the other way")}),
     Mistake("packed biases in another order", "one array of three biases is cut in another order than the kernels",
+            "cut the packed bias in the same order as the packed kernel",
             ("q", "k", "v"), {", ".join(order): partial(reorder_weights, order, ("bias",)) for order in ORDERS}),
-    *(Mistake(f"{name}.bias is dropped", f"{name} adds no bias", (PART[name],), one(partial(without_bias, (name,))))
+    *(Mistake(f"{name}.bias is dropped", f"{name} adds no bias",
+              f"add {name}.bias after the product with {name}.kernel",
+              (PART[name],), one(partial(without_bias, (name,))))
       for name in PROJECTIONS),
-    Mistake("the biases of W_q, W_k and W_v are dropped", "the three add no bias", ("q", "k", "v"),
+    Mistake("the biases of W_q, W_k and W_v are dropped", "the three add no bias",
+            "add the biases of W_q, W_k and W_v after the products with their kernels", ("q", "k", "v"),
             one(partial(without_bias, QKV))),
     Mistake("W_o.bias is added several times", "by each of several devices, or for each head, before all is added up",
+            "add W_o.bias once, after the sum over all devices or heads",
             ("output",), {f"{times} times": partial(bias_again, times) for times in TIMES}
             | {"once for each head": partial(bias_again, None)}),
-    Mistake("every bias is dropped", "no projection adds its bias", ALL, one(partial(without_bias, PROJECTIONS))),
-    Mistake("biases are added twice", "by the projection, and again behind it", ALL,
+    Mistake("every bias is dropped", "no projection adds its bias",
+            "add the bias of each projection after the product with its kernel",
+            ALL, one(partial(without_bias, PROJECTIONS))),
+    Mistake("biases are added twice", "by the projection, and again behind it",
+            "add each bias once: in the projection or behind it, not both", ALL,
             {" and ".join(names): partial(biases_again, names) for names in SETS
              if {*names} - {"W_k", "W_o"} or names == ("W_k",)}, rare=True),
 )  # fmt: skip

@@ -23,6 +23,7 @@ class Explanation:
         left: the share of the error that they leave.
         sure: whether they explain it.
         also: other names that one mistake has in this layer, as 1 / d is a scale that is applied twice.
+        fix: what right code does instead of each, "" or () = not known.
     """
 
     mistakes: tuple[str, ...]
@@ -32,6 +33,7 @@ class Explanation:
     left: float
     sure: bool
     also: tuple[str, ...] = ()
+    fix: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         here = f"the same here as {' and '.join(self.also)}" if self.also else ""
@@ -44,9 +46,9 @@ class Explanation:
 
 def explain(state: State, ratio: float, left: float, sure: bool) -> Explanation:
     """Make the explanation by a set of mistakes; ratio, left, sure: as of an `Explanation`."""
-    fields = ((form.mistake.name, form.how, form.mistake.what) for form in state)
-    names, how, what = zip(*fields, strict=True)
-    return Explanation(names, how, what, ratio, left, sure)
+    fields = ((form.mistake.name, form.how, form.mistake.what, form.mistake.fix) for form in state)
+    names, how, what, fix = zip(*fields, strict=True)
+    return Explanation(names, how, what, ratio, left, sure, fix=fix)
 
 
 def merge_alike(explanations: Sequence[Explanation]) -> list[Explanation]:
@@ -60,6 +62,11 @@ def merge_alike(explanations: Sequence[Explanation]) -> list[Explanation]:
         how = tuple(" or ".join(few(list(dict.fromkeys(each)))) for each in forms)
         found.append(dataclasses.replace(alike[0], how=how))
     return found
+
+
+def fixes(sure: Sequence[Explanation]) -> list[str]:
+    """Say what right code does, a line for each mistake, if one explanation alone is sure."""
+    return [f"fix: {fix}" for fix in sure[0].fix if fix] if len(sure) == 1 else []
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -106,6 +113,8 @@ class Diagnosis:
             yield from lines("why: one of these, which all fit what was given", options)
         for one in sure:
             yield from lines(f"{'' if len(sure) > 1 else 'why: '}{one}", options)
+        for line in fixes([] if self.call else sure):  # another call may be the reason, too
+            yield from lines(line, options)
         if self.note:
             yield from lines(self.note, options)
         for one in self.explanations:

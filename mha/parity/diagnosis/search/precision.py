@@ -26,6 +26,7 @@ ROUGHLY = 0.8  # the same share, in a few queries
 ENOUGH = 24  # fewer numbers with errors prove nothing
 ROWS = 200  # rows of heads in which dropout is looked for
 DROPOUT = "some attention weights are 0, the rest is too large by 1 / (1 - p)"
+DROPOUT_FIX = "turn dropout off: eval(), training=False, or deterministic=True"
 ENUMERATED = 12  # keys of a query: up to so many, each set of dropped keys is tried
 
 
@@ -102,7 +103,8 @@ def dropout(problem: Problem, theirs: Mapping[str, Array]) -> list[Explanation]:
 
 def explain_dropout(p: float, left: float, sure: bool) -> Explanation:
     """Make the explanation of dropout by its p; ratio: still unknown."""
-    return Explanation(("dropout left on",), (f"p about {p:.2g}",), (DROPOUT,), np.inf, left, sure)
+    how, fix = (f"p about {p:.2g}",), (DROPOUT_FIX,)
+    return Explanation(("dropout left on",), how, (DROPOUT,), np.inf, left, sure, fix=fix)
 
 
 def find_dropout(problem: Problem, theirs: Mapping[str, Array]) -> Explanation | None:

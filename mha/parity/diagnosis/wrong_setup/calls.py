@@ -32,6 +32,7 @@ WORK = 2e9  # numbers to read for all values of an argument, at most
 EARLY = ("q", "k", "v")  # parts that no argument of a call changes, but for the rotation
 SWAPPED = "samples and tokens are swapped"
 SWAPPED_EFFECT = "attention goes over the first axis, as of PyTorch's layer without batch_first"
+SWAPPED_FIX = "attend over the second axis: batch_first=True, or swap the first two axes of what comes in"
 # The results of ports for a query that sees no key.
 EMPTY: dict[str, Change] = {
     "0": lambda plan: plan, "NaN": divide_by_nothing, "mean": partial(fill_hidden, -np.inf, False)
@@ -294,7 +295,7 @@ def without_keys(asked: Problem, described: Problem, theirs: Mapping[str, Array]
         return True
     steps = {name: X for name, X in theirs.items() if name in PART_OF}
     judge = Judge(replace(described, rows=rows, empty_rows=True), steps, Focus())
-    unseen = Mistake("what is seen where nothing is", "", ("weights",), EMPTY)
+    unseen = Mistake("what is seen where nothing is", "", "", ("weights",), EMPTY)
     return any(judge.verdict_on((form,)).ratio <= 1 for form in forms_of([unseen]))
 
 
