@@ -49,7 +49,7 @@ SECTIONS: dict[str, Known] = {
     "Precision": known(*of_precision.ROUNDINGS),
     "Decoding": known(*catalogue.OF_DECODING),
     "Gradients": known(*of_gradients.GRADIENT_MISTAKES, of_gradients.DROPOUT),
-    "Kernels of attention": known(*of_tiles.OF_TILES, *of_tiles.GRADIENTS_OF_TILES),
+    "Kernels of attention": known(*of_tiles.OF_TILES, *catalogue.OF_TEXTS, *of_tiles.GRADIENTS_OF_TILES),
 }  # fmt: skip
 
 ALIKE = re.compile(r"W_[qkvo]|^(queries|keys|values)\b|to the left|to the right|on both sides")

@@ -369,6 +369,29 @@ def test_wrong_kernels_are_noticed(backend):
         assert any(report is not None and not report for report in reports), name
 
 
+BESIDE_SINKS = (
+    "neither pooled values nor their sum are rescaled", "padding of the last tile counts", "tiles overlap by a key",
+    "only the last tile counts", "rows of the last, partial tile are 0",
+)  # fmt: skip
+IN_TEXTS = [name for name, kernel in kernel_zoo.wrong("numpy").items() if kernel.layout == "THD"]
+
+
+@pytest.mark.parametrize("array", ["output", "lse", "both"])
+@pytest.mark.parametrize(("option", "name"), [*(("sinks", name) for name in BESIDE_SINKS),
+                                              *(("cu_seqlens", name) for name in IN_TEXTS)])  # fmt: skip
+def test_a_mistake_is_named_beside_sinks_and_in_texts(option, name, array):
+    """By the output and by the log-sum-exp, each alone, and by both, of which one explanation has to give all."""
+    kernel, named = kernel_zoo.wrong("numpy")[name], []
+    for case in (case for case in able(kernel) if option in case.options):
+        drawn = draw(case, 1)
+        found, (inputs, more) = call("numpy", kernel, case, drawn, gradients=False), asked(kernel, case, drawn)
+        report = compare_kernel(found if array == "both" else {array: found[array]}, *inputs, **more)
+        if not report:
+            named.append((kernel.known,) in report.diagnosis.alternatives)
+    assert all(named)
+    assert named or (array, kernel.known) == ("output", "the log-sum-exp of other rows")
+
+
 def test_arrays_of_a_framework_are_taken(backend):
     right, (inputs, _) = two_keys("float32")
     own = [mha.tensor(X, backend=backend) for X in (right["output"], *inputs)]

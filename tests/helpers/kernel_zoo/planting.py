@@ -11,9 +11,9 @@ def plant(words, known="", base=Flash, **methods):
     WRONG[words] = flash(type("Wrong", (base,), methods))._replace(known=known)
 
 
-def plant_in_texts(words, **methods):
+def plant_in_texts(words, known="", **methods):
     """Put a packed kernel with other methods into the table."""
-    WRONG[words] = packed(type("Wrong", (Packed,), methods)(Flash()))
+    WRONG[words] = packed(type("Wrong", (Packed,), methods)(Flash()))._replace(known=known)
 
 
 def changed_call(**changes):

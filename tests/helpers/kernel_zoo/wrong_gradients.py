@@ -221,11 +221,36 @@ def without_last(self, of_queries, of_keys):
     return [*others, (rows, slice(columns.start, columns.stop - 1))]
 
 
+def without_last_tokens(self, of_queries, of_keys):
+    return [
+        (slice(rows.start, rows.stop - 1), slice(columns.start, columns.stop - 1))
+        for rows, columns in Packed.texts(self, of_queries, of_keys)
+    ]
+
+
+def sums_of_text_before(output, lse, options):
+    """The rows of a text get the log-sum-exp that is written one text earlier, and as far as there are rows."""
+    starts = options["cu_seqlens_q"]
+    before = np.arange(lse.shape[1]) + np.repeat(np.roll(starts[:-1], 1) - starts[:-1], np.diff(starts))
+    return output, lse[:, np.minimum(before, lse.shape[1] - 1)]
+
+
 def queries_starts(self, of_queries, of_keys):
     return Packed.texts(self, of_queries, of_queries)
 
 
-plant_in_texts("a text sees the last key of the one before", texts=with_previous)
-plant_in_texts("the last text lacks its last key", texts=without_last)
-plant_in_texts("keys begin where queries do", texts=queries_starts)
-plant_in_texts("the log-sum-exp of a text is in reverse", lse=lambda self, lse: lse[:, ::-1])
+plant_in_texts("a text sees the last key of the one before", "a text sees the one before it", texts=with_previous)
+plant_in_texts("the last text lacks its last key", "a text lacks its last token", texts=without_last)
+plant_in_texts("each text lacks its last token", "a text lacks its last token", texts=without_last_tokens)
+plant_in_texts("keys begin where queries do", "keys are cut where queries are", texts=queries_starts)
+plant_in_texts(
+    "the log-sum-exp of a text is in reverse", "the log-sum-exp of other rows", lse=lambda self, lse: lse[:, ::-1]
+)
+plant_in_texts(
+    "the log-sum-exp is that of the text before",
+    "the log-sum-exp of other rows",
+    __call__=lambda self, *arrays, **options: sums_of_text_before(*Packed.__call__(self, *arrays, **options), options),
+    backward=lambda self, q, k, v, output, lse, cotangent, **options: Packed.backward(
+        self, q, k, v, *Packed.__call__(self, q, k, v, **options), cotangent, **options
+    ),
+)

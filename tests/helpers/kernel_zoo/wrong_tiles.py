@@ -91,7 +91,7 @@ plant(
     last_seen=lambda self, call, rows: self.places(call, rows).min() if call.causal else call.ends.max(),
     base=type("Wide", (Flash,), {"__init__": lambda self: Flash.__init__(self, rows=64)}),
 )
-plant("rows of the last, partial tile are 0", store=unwritten(0))
+plant("rows of the last, partial tile are 0", "the last rows are not written", store=unwritten(0))
 plant("rows of the last, partial tile are NaN", store=unwritten(np.nan))
 plant(
     "places of keys overflow at 256",

@@ -14,6 +14,7 @@ from mha.parity.diagnosis.mistakes.of_scores import OF_BIASES, OF_SCALE, OF_SCOR
 from mha.parity.diagnosis.mistakes.of_segments import OF_SEGMENTS
 from mha.parity.diagnosis.mistakes.of_sinks import OF_SINKS
 from mha.parity.diagnosis.mistakes.of_softmax import OF_NAN, OF_SOFTMAX
+from mha.parity.diagnosis.mistakes.of_texts import OF_TEXTS
 from mha.parity.diagnosis.mistakes.of_tiles import OF_TILES
 from mha.parity.diagnosis.mistakes.of_weights import OF_KERNELS, OF_ORDERS_AND_BIASES
 from mha.parity.rule.kernel import KernelProblem
@@ -28,7 +29,7 @@ CATALOGUE = (
 )  # fmt: skip
 
 CACHED_CATALOGUE = (*OF_DECODING, *CATALOGUE)  # of calls with a cache
-KERNEL_CATALOGUE = (*OF_TILES, *CATALOGUE)  # of kernels
+KERNEL_CATALOGUE = (*OF_TILES, *OF_TEXTS, *CATALOGUE)  # of kernels
 
 
 def catalogue_of(asked: Problem) -> tuple[Mistake, ...]:

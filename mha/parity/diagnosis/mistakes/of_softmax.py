@@ -141,12 +141,23 @@ def lowest_for_each(together: frozenset[str], plan: Plan) -> Plan | None:
     return replace(plan, softmax=softmax)
 
 
-@softmax_change()
-def without_rescaling(size: int, sum_too: bool, right: Any, plan: Plan, scores: Array, visible: Array) -> Array:
+def without_rescaling(size: int, sum_too: bool, plan: Plan) -> Plan | None:
     """Sum blocks of keys one after the other, each by its largest score so far; sum_too: the sum of weights, too."""
+
+    def softmax(plan: Plan, scores: Array, visible: Array) -> Array:
+        shares, _, sums = sum_blocks(size, sum_too, plan, scores, visible)
+        return (shares / np.where(sums == 0, 1, sums)).astype(scores.dtype)
+
+    def log_sum_exp(plan: Plan, scores: Array, visible: Array) -> Array:
+        _, largest, sums = sum_blocks(size, sum_too, plan, scores, visible)
+        return largest + np.log(sums)
+
+    return None if size >= plan.num_keys else replace(plan, softmax=softmax, log_sum_exp=log_sum_exp)
+
+
+def sum_blocks(size: int, sum_too: bool, plan: Plan, scores: Array, visible: Array) -> tuple[Array, Array, Array]:
+    """Return exponentials less the largest score so far (B, H, Q, K), the largest, and their sum, (B, H, Q, 1)."""
     K = scores.shape[-1]
-    if size >= K:
-        return right(plan, scores, visible)
     low = np.where(visible, scores, -np.inf).astype(scores.dtype)
     largest = np.maximum.accumulate(np.maximum.reduceat(low, range(0, K, size), -1), -1)  # (B, H, Q, blocks)
     largest = np.maximum(largest, np.finfo(scores.dtype).min)
@@ -154,8 +165,7 @@ def without_rescaling(size: int, sum_too: bool, right: Any, plan: Plan, scores: 
     counted = pieces.beside_sinks(plan, shares if sum_too else np.exp(low - largest[..., -1:]), 0)
     if "sinks" in plan.weights:  # which are added to the sum last
         counted[..., -1:] = np.exp(pieces.widen(plan.weights["sinks"])[:, None, None] - largest[..., -1:])
-    sums = counted.sum(-1, keepdims=True)
-    return shares / np.where(sums == 0, 1, sums)
+    return shares, largest[..., -1:], counted.sum(-1, keepdims=True)
 
 
 OF_NAN = (

@@ -64,7 +64,7 @@ def with_last_values(size: int, plan: Plan) -> Plan | None:
 
 def padding_counts(size: int, plan: Plan) -> Plan | None:
     """Let each key that pads the last block have the score 0, and a value of 0."""
-    right, n = plan.softmax, -plan.num_keys % size
+    right, right_sum, n = plan.softmax, plan.log_sum_exp, -plan.num_keys % size
 
     def softmax(plan: Plan, scores: Array, visible: Array) -> Array:
         low = np.where(visible, scores, -np.inf)
@@ -73,17 +73,23 @@ def padding_counts(size: int, plan: Plan) -> Plan | None:
         with np.errstate(over="ignore"):
             return (right(plan, scores, visible) * (sums / (sums + n * np.exp(-largest)))).astype(scores.dtype)
 
-    return replace(plan, softmax=softmax) if n else None
+    def log_sum_exp(plan: Plan, scores: Array, visible: Array) -> Array:
+        return np.logaddexp(right_sum(plan, scores, visible), math.log(n))
+
+    return replace(plan, softmax=softmax, log_sum_exp=log_sum_exp) if n else None
 
 
 def overlapping(size: int, early: bool, plan: Plan) -> Plan | None:
-    """Count the first key of each block twice, or the last one; not those at the ends."""
+    """Count the first key of each block but the first twice, or the last one of each but the last."""
     if size >= plan.num_keys:
         return None
     twice = np.where((np.arange(plan.num_keys) + early) % size, 0, math.log(2))
-    twice[:: max(plan.num_keys - 1, 1)] = 0  # the first and the last key
-    right = plan.softmax
-    return replace(plan, softmax=lambda plan, X, visible: right(plan, (X + twice).astype(X.dtype), visible))
+    twice[-1 if early else 0] = 0  # no block is beside it
+
+    def with_twice(right: Callable[..., Array]) -> Callable[..., Array]:
+        return lambda plan, X, visible: right(plan, (X + twice).astype(X.dtype), visible)
+
+    return replace(plan, softmax=with_twice(plan.softmax), log_sum_exp=with_twice(plan.log_sum_exp))
 
 
 def padded_scale(width: Callable[[int], int], plan: Plan) -> Plan | None:
@@ -177,14 +183,21 @@ def hiding_blocks(seen: Callable[..., Array], **words: bool) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def with_sums_of(written: Array, plan: Plan) -> Plan:
+    """Leave the log-sum-exp 0 in rows that are not written, of (Q, 1)."""
+    right = plan.log_sum_exp
+    return replace(plan, log_sum_exp=lambda plan, *scores: np.where(written[plan.rows, :], right(plan, *scores), 0))
+
+
 def without_last_rows(size: int, plan: Plan) -> Plan | None:
     """Leave the queries of the last tile 0, which is not full."""
-    right, written = plan.softmax, plan.queries.shape[1] // size * size  # rows
+    right, rows = plan.softmax, np.arange(plan.queries.shape[1])[:, None]
+    written = rows < len(rows) // size * size  # (Q, 1)
 
     def softmax(plan: Plan, scores: Array, visible: Array) -> Array:
-        return np.where(numbers(plan)[0] < written, right(plan, scores, visible), 0).astype(scores.dtype)
+        return np.where(written[plan.rows, :], right(plan, scores, visible), 0).astype(scores.dtype)
 
-    return None if written == plan.queries.shape[1] else replace(plan, softmax=softmax)
+    return None if written.all() else with_sums_of(written, replace(plan, softmax=softmax))
 
 
 OF_TILES = (
