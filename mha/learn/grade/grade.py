@@ -192,5 +192,5 @@ class Submission:
 def without(one: Explanation, made: set[str]) -> Explanation:
     """Leave some mistakes out of an explanation."""
     kept = [at for at, name in enumerate(one.mistakes) if name not in made]
-    fields = {name: tuple(getattr(one, name)[at] for at in kept) for name in judging.OF_EACH}
+    fields: dict[str, Any] = {name: tuple(getattr(one, name)[at] for at in kept) for name in judging.OF_EACH}
     return dataclasses.replace(one, **fields)

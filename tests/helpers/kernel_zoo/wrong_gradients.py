@@ -239,9 +239,19 @@ def queries_starts(self, of_queries, of_keys):
     return Packed.texts(self, of_queries, of_queries)
 
 
+def right_backward_of_texts(self, q, k, v, output, lse, cotangent, **options):
+    right = Packed(Flash())
+    return right.backward(q, k, v, *right(q, k, v, **options), cotangent, **options)
+
+
 plant_in_texts("a text sees the last key of the one before", "a text sees the one before it", texts=with_previous)
 plant_in_texts("the last text lacks its last key", "a text lacks its last token", texts=without_last)
-plant_in_texts("each text lacks its last token", "a text lacks its last token", texts=without_last_tokens)
+plant_in_texts(
+    "each text lacks its last token",
+    "a text lacks its last token",
+    texts=without_last_tokens,
+    backward=right_backward_of_texts,
+)
 plant_in_texts("keys begin where queries do", "keys are cut where queries are", texts=queries_starts)
 plant_in_texts(
     "the log-sum-exp of a text is in reverse", "the log-sum-exp of other rows", lse=lambda self, lse: lse[:, ::-1]
@@ -250,7 +260,5 @@ plant_in_texts(
     "the log-sum-exp is that of the text before",
     "the log-sum-exp of other rows",
     __call__=lambda self, *arrays, **options: sums_of_text_before(*Packed.__call__(self, *arrays, **options), options),
-    backward=lambda self, q, k, v, output, lse, cotangent, **options: Packed.backward(
-        self, q, k, v, *Packed.__call__(self, q, k, v, **options), cotangent, **options
-    ),
+    backward=right_backward_of_texts,
 )

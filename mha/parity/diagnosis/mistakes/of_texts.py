@@ -73,10 +73,10 @@ def by_cuts(cuts: Mapping[str, Cut]) -> dict[str, Change]:
 ORDERED = {"order", "window"}
 PLACES = {  # how positions are counted: moved, lower_right
     "": (False, False),
-    "order is right": (False, False),
-    "order goes from there": (True, False),
-    "order is right, lower right": (False, True),
-    "order goes from there, lower right": (True, True),
+    "upper left of the right keys": (False, False),
+    "upper left of these keys": (True, False),
+    "lower right of the right keys": (False, True),
+    "lower right of these keys": (True, True),
 }
 
 
@@ -114,6 +114,12 @@ def in_reverse(ends: Ends, text: Array, rows: Array) -> Array:
     return (ends.first + ends.last)[text] - 1 - rows
 
 
+ROWS: dict[str, Callable[[Ends, Array, Array], Array]] = {
+    "of the text before": partial(of_neighbour, -1),
+    "of the text behind": partial(of_neighbour, 1),
+    "in reverse": in_reverse,
+}
+
 OF_TEXTS = only_where(
     lambda plan: "segments" in plan.hiding,
     Mistake("a text sees the one before it", "its keys begin one too early, at the last of the text before",
@@ -121,14 +127,13 @@ OF_TEXTS = only_where(
             by_cuts({"": with_key_before})),
     Mistake("a text lacks its last token", "its keys end one too early",
             "end the keys of text n before cu_seqlens_k[n + 1], not one earlier", ("weights",),
-            by_cuts({f"{where}{', and its query' * query}": partial(without_last, every, query)
-                     for where, every in (("the last text", False), ("each text", True)) for query in (False, True)})),
+            by_cuts({f"{what} of {where} text": partial(without_last, every, query)
+                     for what, query in (("the key", False), ("query and key", True))
+                     for where, every in (("the last", False), ("each", True))})),
     Mistake("keys are cut where queries are", "texts begin and end among keys where they do among queries",
             "cut keys and values at cu_seqlens_k, and queries at cu_seqlens_q", ("weights",),
             by_cuts({"": as_queries})),
     Mistake("the log-sum-exp of other rows", "a row has that of another row of its text, or of another text",
             "write the log-sum-exp of row i of text n to place cu_seqlens_q[n] + i", ("weights",),
-            {how: partial(sums_of_other_rows, order) for how, order in {
-                "of the text before": partial(of_neighbour, -1), "of the text behind": partial(of_neighbour, 1),
-                "in reverse": in_reverse}.items()}),
+            {how: partial(sums_of_other_rows, order) for how, order in ROWS.items()}),
 )  # fmt: skip
