@@ -43,6 +43,10 @@ def overlapping(self, call, rows):
     return [np.append(tile, tile[-1] + 1) for tile in Flash.seen_tiles(self, call, rows)]
 
 
+def beginning_early(self, call, rows):
+    return [np.append(tile[0] - 1, tile) if tile[0] else tile for tile in Flash.seen_tiles(self, call, rows)]
+
+
 def unwritten(value):
     def store(self, X, places, tile, add=False):
         Flash.store(self, X, places, tile if add or places[-1] < X.shape[2] else np.full_like(tile, value), add)
@@ -78,6 +82,7 @@ plant(
     backward=lambda self, *arrays, **options: Flash().backward(*arrays, **options),
 )
 plant("tiles overlap by a key", "blocks of keys overlap by a key", seen_tiles=overlapping)
+plant("tiles begin a key early", "blocks of keys overlap by a key", seen_tiles=beginning_early)
 plant(
     "tiles on the diagonal are skipped",
     "blocks are skipped too early",
