@@ -66,3 +66,23 @@ def test_a_report_says_how_texts_are_cut(name, how, options, sees):
     report = compare_kernel(attend(q, k, v, sees), q, k, v, **more)
     hows = {one.mistakes: one.how[0].split(" or ") for one in report.diagnosis.explanations if one.sure}
     assert how in hows.get((name,), ()), report
+
+
+ROWS = {
+    "of the text before": [12, 13, 14, 15, 15, 0, 1, 2, 3, 4, 5, 6, 5, 6, 7, 8],
+    "of the text behind": [5, 6, 7, 8, 9, 12, 13, 14, 15, 15, 15, 15, 0, 1, 2, 3],
+    "in reverse": [4, 3, 2, 1, 0, 11, 10, 9, 8, 7, 6, 5, 15, 14, 13, 12],
+}
+
+
+@pytest.mark.parametrize("how", ROWS)
+def test_a_report_says_whose_log_sum_exp_a_row_has(how):
+    rng = np.random.default_rng(0)
+    q, k, v = (rng.standard_normal((starts[-1], 2, 8)) for starts in (STARTS, KEY_STARTS, KEY_STARTS))
+    output, sums = attend(q, k, v, lambda n, i, j, a, b, c, d: c <= j < d)
+    more = {"layout": "THD", "cu_seqlens": STARTS, "cu_seqlens_k": KEY_STARTS}
+    assert compare_kernel((output, sums), q, k, v, **more)
+    report = compare_kernel((output, sums[:, ROWS[how]]), q, k, v, **more)
+    assert [(one.mistakes, one.how) for one in report.diagnosis.explanations if one.sure] == [
+        (("the log-sum-exp of other rows",), (how,))
+    ], report

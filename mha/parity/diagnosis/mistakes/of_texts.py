@@ -91,11 +91,6 @@ def without_last(every: bool, query_too: bool, queries: Ends, keys: Ends) -> tup
     return queries._replace(last=queries.last - (short & query_too)), keys._replace(last=keys.last - short)
 
 
-def as_queries(queries: Ends, keys: Ends) -> tuple[Ends, Ends]:
-    """Cut keys where queries are cut, as far as there are keys."""
-    return queries, Ends(*(np.minimum(X, keys.last.max()) for X in queries))
-
-
 def sums_of_other_rows(order: Callable[[Ends, Array, Array], Array], plan: Plan) -> Plan:
     """Give each row the log-sum-exp of another; order: from the ends of texts, and each row's text and own number."""
     right, text = plan.log_sum_exp, plan.segments[0]
@@ -132,7 +127,7 @@ OF_TEXTS = only_where(
                      for where, every in (("the last", False), ("each", True))})),
     Mistake("keys are cut where queries are", "texts begin and end among keys where they do among queries",
             "cut keys and values at cu_seqlens_k, and queries at cu_seqlens_q", ("weights",),
-            by_cuts({"": as_queries})),
+            by_cuts({"": lambda queries, keys: (queries, queries)})),
     Mistake("the log-sum-exp of other rows", "a row has that of another row of its text, or of another text",
             "write the log-sum-exp of row i of text n to place cu_seqlens_q[n] + i", ("weights",),
             {how: partial(sums_of_other_rows, order) for how, order in ROWS.items()}),
