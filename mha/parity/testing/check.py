@@ -31,7 +31,8 @@ from mha.parity.testing.cases import (
 from mha.parity.testing.decoding import decodings, report_on
 from mha.parity.testing.implementations import Implementation, own, read_implementation
 
-Case, Result = TypeVar("Case"), TypeVar("Result")
+Case = TypeVar("Case")
+Result = TypeVar("Result")
 LISTED = 4  # names of cases in a long list, at most
 
 
