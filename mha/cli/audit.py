@@ -1,5 +1,7 @@
 """`mha audit`: the attention layers of a recorded model, each judged by float64 NumPy."""
 
+import math
+from collections.abc import Iterator
 from typing import Annotated
 
 import typer
@@ -7,6 +9,9 @@ import typer
 from mha import parity
 from mha.cli import terminal, weights
 from mha.cli.names import user_layers
+from mha.cli.results import Html, Junit, ResultFiles
+from mha.parity import AuditReport, LayerRow, Result
+from mha.parity.diagnosis.compare.report import describe_row
 
 
 def audit(
@@ -29,6 +34,8 @@ def audit(
     json_file: Annotated[
         str | None, typer.Option("--json", metavar="FILE", help="Write the report as JSON to a file; - = stdout.")
     ] = None,
+    junit: Junit = None,
+    html: Html = None,
 ) -> None:
     """Judge each attention layer of a recorded model.
 
@@ -52,8 +59,26 @@ def audit(
     Exit code 0 if at least one layer was compared, and all that were called are known and the same; 1 if not; 2 if a
     file cannot be used, if no layer is known, or if the command is wrong.
     """
-    file = terminal.json_file(json_file)
+    file, files = terminal.json_file(json_file), ResultFiles("mha audit", junit, html)
     layers = user_layers("names", names, weights.layer_options(rotary, None, num_heads=num_heads), causal)
     with terminal.file_errors():
         report = parity.audit_record(record, like, layers, track=lambda events: terminal.track("Judging", events))
+    path, differing = (report.first.path, report.first.report) if report.first else ("", None)
+    files.write_report(report.model, report, results(report), differing, path)
     terminal.show(report, json_file, file)
+
+
+def results(report: AuditReport) -> Iterator[Result]:
+    """Yield a result for each layer that was called, and not left out."""
+    for row in report.layers:
+        if row.verdict != "not called" and not report.left_out(row):
+            yield layer_result(report.model, row)
+
+
+def layer_result(model: str, row: LayerRow) -> Result:
+    """Return the result of a layer, its error by its bound; a layer that is not known has failed."""
+    first = None if row.report is None else row.report.first
+    where = row.note or row.verdict if first is None else describe_row(first)
+    error = math.inf if row.ratio is None or row.verdict == "not known" else row.ratio
+    dtype = "" if row.report is None else row.report.dtype
+    return Result(model, row.kind, row.path or "the model", dtype, where, error, 1.0)

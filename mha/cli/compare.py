@@ -1,14 +1,19 @@
 """`mha compare`: the attention layers of two files, by their weights and their outputs; or two records of models."""
 
+import math
 import os
+from collections.abc import Iterator
 from typing import Annotated, Any
 
 import typer
 
 from mha import parity
 from mha.cli import terminal, weights
+from mha.cli.audit import layer_result
 from mha.cli.names import parse_names, user_layers
+from mha.cli.results import Html, Junit, ResultFiles
 from mha.models.records.reading import is_record
+from mha.parity import FilesReport, LayersReport, RecordsReport, Result
 from mha.weights import schemes
 
 SCHEME = f"auto (found from the names), {', '.join(schemes.SCHEMES)}."
@@ -60,6 +65,8 @@ def compare(
     json_file: Annotated[
         str | None, typer.Option("--json", metavar="FILE", help="Of records: write the report as JSON; - = stdout.")
     ] = None,
+    junit: Junit = None,
+    html: Html = None,
 ) -> None:
     """Compare the attention layers of two files, or two records of models.
 
@@ -100,6 +107,7 @@ def compare(
     Exit code 0 if the layers are the same, even if they are stored in another way or rounded; 1 if they differ; 2 if
     a file cannot be used, or if the command is wrong.
     """
+    files = ResultFiles("mha compare", junit, html)
     records = [is_record(name) for name in (a, b)]
     if any(records):
         if not all(records):
@@ -110,7 +118,7 @@ def compare(
         layers: Any = user_layers("names", names, options, causal)
         if names_b is not None:
             layers = layers, user_layers("names_b", names_b, options, causal)
-        _records(a, b, path, layers, json_file)
+        _records(a, b, path, layers, json_file, files)
     for option, given in (("--path", path), ("--causal", causal), ("--json", json_file)):
         if given:
             terminal.fail(f"{option} is for records, which A and B are not; leave it out")
@@ -119,11 +127,32 @@ def compare(
     said |= weights.layer_options(rotary, qk_norm, num_heads=num_heads)
     with terminal.file_errors():
         report = parity.compare_files(a, b, track=lambda pairs: terminal.track("Comparing", pairs), **said)
+    pairs = zip(report.layers, report.reports, strict=True)
+    prefix, differing = next(((pair[1][1], one.outputs) for pair, one in pairs if not one.agree), ("", None))
+    files.write_report("B", report, results_of_files(report), differing, prefix)
     terminal.console().print(report)
     raise typer.Exit(0 if report else 1)
 
 
-def _records(a: str, b: str, path: list[str] | None, layers: Any, json_file: str | None) -> None:
+def results_of_files(report: FilesReport) -> Iterator[Result]:
+    """Yield a result for each weight, and for each array that was computed with the weights, of each pair of layers."""
+    for (_, (_, prefix)), layers in zip(report.layers, report.reports, strict=True):
+        yield from results_of_layers(prefix or "B", layers)
+
+
+def results_of_layers(name: str, report: LayersReport) -> Iterator[Result]:
+    """Yield a result for each array of two layers; none fails where they are the same, though written another way."""
+    for row in (*report.rows, *report.beside):
+        difference = 0.0 if report or row.same else row.difference or math.inf
+        yield Result(name, "weight", row.name, row.dtypes[1], row.note or row.verdict, difference, 0.0)
+    if report.outputs is not None:
+        for step in report.outputs.rows:
+            where = step.note if step.place is None else step.place.where
+            error = min(step.ratio, 1.0) if report else step.ratio
+            yield Result(name, "output", step.title or step.name, report.outputs.dtype, where, error, 1.0)
+
+
+def _records(a: str, b: str, path: list[str] | None, layers: Any, json_file: str | None, files: ResultFiles) -> None:
     """Compare two records, and end the command."""
     file = terminal.json_file(json_file)
     pairs = [one.split("=") for one in path or ()]
@@ -133,4 +162,17 @@ def _records(a: str, b: str, path: list[str] | None, layers: Any, json_file: str
     said = {ours: theirs or None for ours, theirs in pairs}
     with terminal.errors():
         report = parity.compare_records(a, b, said, layers, track=lambda steps: terminal.track("Comparing", steps))
+    path_of_layer, differing = (report.layer.path, report.layer.report) if report.layer else ("", None)
+    files.write_report(report.models[1].name, report, results_of_records(report), differing, path_of_layer)
     terminal.show(report, json_file, file)
+
+
+def results_of_records(report: RecordsReport) -> Iterator[Result]:
+    """Yield a result for each input and output of a module, and for each layer that is wrong in B alone."""
+    name = report.models[1].name
+    for row in report.rows:
+        error = {"same": row.ratio, "differs": row.ratio, "another cut": 0.0}.get(row.verdict, math.inf)
+        where = row.note or ("" if row.verdict in ("same", "differs") else row.verdict)
+        yield Result(name, row.what, row.path or "the model", "", where, error, 1.0)
+    for layer in report.wrong:
+        yield layer_result(name, layer)

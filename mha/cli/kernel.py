@@ -14,7 +14,7 @@ import typer
 import mha
 from mha.cli import terminal
 from mha.cli.backends import choose_backends
-from mha.cli.results import Html, Junit, ResultFiles
+from mha.cli.results import Html, Junit, ResultFiles, find
 from mha.core import dispatch
 from mha.core.options.names import BackendName
 from mha.parity import Result, one_line
@@ -82,7 +82,8 @@ def kernel(
     words = ran.describe()
     terminal.console().print(words)
     version = dispatch.version(dispatch.FRAMEWORKS[name].needs[0]) or ""
-    files.write(list(results(name, ran)), {name: {"mha": mha.__version__, name: version}}, words)
+    about = {name: {"mha": mha.__version__, name: version}}
+    files.write(list(results(name, ran)), about, find(ran.smallest and ran.smallest[1], words))
     raise typer.Exit(0 if ran.passed else 1)
 
 

@@ -1,6 +1,7 @@
 """`mha audit` and `mha compare` of records: what they print, and their exit codes."""
 
 import json
+from xml.etree import ElementTree
 
 import audited
 import numpy as np
@@ -89,6 +90,47 @@ def test_json(files, monkeypatch, name, other):
     assert run("compare", name, name, "--json", "report.json").exit_code == 0
     assert json.loads((files / "report.json").read_text())["same"] is True
     assert json.loads(run("audit", "llama", "--json", "-").stdout)["same"] is True
+
+
+def results_of(folder, code, *arguments):
+    """Run a command that writes its results: the XML, the names of failures, and the page before the whole report."""
+    result = run(*arguments, "--junit", "results.xml", "--html", "results.html")
+    assert result.exit_code == code, result.output
+    root = ElementTree.parse(folder / "results.xml").getroot()
+    failed = [case.get("name") for case in root.iter("testcase") if case.find("failure") is not None]
+    page = (folder / "results.html").read_text(encoding="utf-8")
+    assert "<table" in page
+    assert len(page) < 1_000_000
+    return root, failed, page[: page.index("<pre")]
+
+
+def test_results_of_an_audit(files, monkeypatch):
+    monkeypatch.chdir(files)
+    root, failed, first = results_of(files, 0, "audit", "llama")
+    names = [f"float32, layers.{at}.self_attn" for at in range(3)]
+    assert ([case.get("name") for case in root.iter("testcase")], failed) == (names, [])
+    assert ("the same: 3 layers" in first, 'class="wrong"' in first, first.count("<rect")) == (True, False, 3)
+    _, failed, first = results_of(files, 1, "audit", "mistaken", "--json", "report.json")
+    assert failed == names[1:2]
+    assert "first to differ: layers.1.self_attn: merged, " in first
+    assert "why: " in first
+    assert first.count("<svg") == 2
+    assert json.loads((files / "report.json").read_text())["first"] == "layers.1.self_attn"
+
+
+def test_results_of_two_records(files, monkeypatch):
+    monkeypatch.chdir(files)
+    root, failed, first = results_of(files, 0, "compare", "right", "same")
+    assert (len(list(root.iter("testcase"))), failed) == (28, [])
+    root, failed, first = results_of(files, 1, "compare", "right", "wrong")
+    assert failed == ["blocks.1.after"]
+    assert "the difference begins at blocks.1.after" in first
+    assert first.count('class="wrong"') == 1
+    _, failed, first = results_of(files, 1, "compare", "llama", "mistaken")
+    assert "float32, layers.1.self_attn" in failed
+    assert "first to differ: layers.1.self_attn: merged, " in first
+    assert "why: " in first
+    assert first.count("<svg") == 2
 
 
 def test_a_record_and_weights_are_not_compared(files, tmp_path, monkeypatch):

@@ -1,6 +1,7 @@
 """Assert that a kernel is right: run it on each case, and compare by the rule."""
 
 import dataclasses
+import functools
 import time
 from collections.abc import Callable
 from typing import Any, Unpack
@@ -11,7 +12,7 @@ from mha.parity import Report
 from mha.parity.rule.layouts import GRADIENT, LSE
 from mha.parity.testing.check import compare_all, describe_left_out
 from mha.parity.testing.kernels.calling import must_be_function
-from mha.parity.testing.kernels.failing import failure
+from mha.parity.testing.kernels.failing import failure, smallest_wrong
 from mha.parity.testing.kernels.planning import KernelOptions, plan_calls, with_options
 from mha.parity.testing.kernels.running import KernelCall
 
@@ -128,9 +129,14 @@ class KernelRun:
         """Return whether some case was compared, and none is wrong."""
         return bool(self.reports) and not self.raised and all(self.reports.values())
 
+    @functools.cached_property
+    def smallest(self) -> tuple[KernelCall, Report] | None:
+        """Return the smallest case that differs, with a report that explains all of them; None if none does."""
+        return smallest_wrong(self.reports)
+
     def describe(self) -> str:
         """Return the report in words."""
-        lines = [failure(self.name, self.reports, self.raised)]
+        lines = [failure(self.name, self.reports, self.raised, self.smallest)]
         if self.passed:
             worst = number(max(report.ratio for report in self.reports.values()))
             cases = plural(len(self.reports), "case")

@@ -10,11 +10,25 @@ from mha.parity.testing.kernels.explaining import explain_all
 from mha.parity.testing.kernels.running import KernelCall
 
 
-def failure(name: str, reports: Mapping[KernelCall, Report], raised: Mapping[KernelCall, Exception]) -> str:
-    """Write the message of a failure; name: of the kernel."""
+def smallest_wrong(reports: Mapping[KernelCall, Report]) -> tuple[KernelCall, Report] | None:
+    """Return the smallest case that differs, with a report that explains all that differ; None if none does."""
+    if all(reports.values()):
+        return None
+    first = smallest([call for call, report in reports.items() if not report])
+    return first, dataclasses.replace(reports[first], explain=lambda: explain_all(reports))
+
+
+def failure(
+    name: str,
+    reports: Mapping[KernelCall, Report],
+    raised: Mapping[KernelCall, Exception],
+    first: tuple[KernelCall, Report] | None,
+) -> str:
+    """Write the message of a failure; name: of the kernel; first: as of `smallest_wrong`."""
     if not (reports or raised):
         return f"{name}: nothing was compared, every case is left out"
-    return "\n".join([*describe_errors(name, list(reports), raised), *describe_wrong(name, reports, len(raised))])
+    lines = [*describe_errors(name, list(reports), raised)]
+    return "\n".join(lines if first is None else [*lines, *describe_wrong(name, reports, len(raised), *first)])
 
 
 def describe_errors(name: str, compared: Sequence[KernelCall], raised: Mapping[KernelCall, Exception]) -> Iterator[str]:
@@ -32,13 +46,11 @@ def describe_errors(name: str, compared: Sequence[KernelCall], raised: Mapping[K
             yield f"  {option} leaves them out, if it is not made for them"
 
 
-def describe_wrong(name: str, reports: Mapping[KernelCall, Report], errors: int) -> Iterator[str]:
+def describe_wrong(
+    name: str, reports: Mapping[KernelCall, Report], errors: int, first: KernelCall, report: Report
+) -> Iterator[str]:
     """Yield lines about the cases that differ: the smallest, and what all have; errors: how many others raised."""
     wrong, right = ([call for call, report in reports.items() if bool(report) is same] for same in (False, True))
-    if not wrong:
-        return
-    first = smallest(wrong)
-    report = dataclasses.replace(reports[first], explain=lambda: explain_all(reports))
     yield f"{name} differs in {name_some([*map(str, wrong)], len(reports) + errors)}"
     yield f"the smallest is {first}: {first.describe()}"
     yield f"this case alone: cases={first.case.name!r}, dtypes={first.dtype!r}"
