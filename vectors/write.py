@@ -18,6 +18,9 @@ from mha.names import FloatName
 import mha
 from mha.parity import Case, case_files
 from mha.parity.cases.decodes import DECODES, Decode
+from mha.parity.testing.kernels.fitting import Limits
+from mha.parity.testing.kernels.kernel_cases import KernelCase
+from mha.parity.testing.kernels.running import KernelCall, Setup
 from mha.weights import files
 
 # Variables of a process: the instructions that OpenBLAS and the C library may use, and the number of threads.
@@ -204,6 +207,56 @@ VECTORS = (
 )
 
 
+def kernel(name: str, *, dtypes: tuple[FloatName, ...] = ("float32",), **fields: Any) -> KernelCase:
+    """A call of a kernel with 4 heads of 2, small, unless its fields say otherwise."""
+    sizes = {"batch": 2, "heads": 4, "groups": 2, "queries": 5, "keys": 7, "width": 3}
+    return KernelCase(name, also=dtypes, **sizes | fields)
+
+
+LOWER_RIGHT = {"causal": "lower right"}
+KERNELS = (
+    kernel("plain", dtypes=EVERY_FLOAT),
+    kernel("heads-of-their-own", groups=4),
+    kernel("one-head-of-keys", groups=1),
+    kernel("one-query", queries=1),
+    kernel("one-key", keys=1),
+    kernel("width-40", width=40, batch=1, heads=2, groups=1),
+    kernel("values-of-another-width", value_width=5),
+    kernel("two-tiles", queries=3, keys=67, batch=1, heads=2, groups=1, width=2),
+    kernel("causal", causal=True, dtypes=("float32", "bfloat16")),
+    kernel("causal-more-queries", causal=True, queries=7, keys=5),
+    kernel("lower-right", **LOWER_RIGHT),
+    kernel("lower-right-more-queries", **LOWER_RIGHT, queries=7, keys=5),
+    kernel("mask-of-pairs", mask="pairs"),
+    kernel("mask-of-heads", mask="heads"),
+    kernel("mask-that-hides-rows", mask="empty rows"),
+    kernel("bias", bias=True),
+    kernel("lengths-of-0", lengths=True, batch=3, dtypes=("float32", "float16")),
+    kernel("huge-numbers-in-hidden-keys", lengths=True, batch=3, numbers="hidden huge"),
+    kernel("window", window=(2, 1)),
+    kernel("window-to-the-left", window=(1, None), causal=True),
+    kernel("scale", scale=0.37),
+    kernel("cap", softcap=1.5, numbers="large"),
+    kernel("cap-mask-bias", softcap=1.5, mask="pairs", bias=True),
+    kernel("sinks", sinks=1.0, dtypes=("float32", "bfloat16")),
+    kernel("large-scores", numbers="large"),
+    kernel("low-scores", numbers="low"),
+    kernel("small-values-in-every-second-head", groups=4, numbers="small"),
+    kernel("packed", texts=(1, 3, 5)),
+    kernel("packed-causal", texts=(5, 1, 3), causal=True),
+    kernel("packed-lower-right", texts=(4, 1, 3), key_texts=(2, 6, 3), **LOWER_RIGHT),
+    kernel("packed-other-lengths-of-keys", texts=(3, 1, 4), key_texts=(5, 2, 4), **LOWER_RIGHT),
+)
+
+
+def kernel_file(case: KernelCase, dtype: FloatName) -> case_files.KernelFile:
+    """Make the case file of a kernel's call in a dtype."""
+    layout: Any = "THD" if case.texts else "BHTD"
+    call = KernelCall(case, dtype, Setup("numpy", Limits(layout)))
+    inputs = {name: call.arrays[name] for name in ("q", "k", "v", "cotangent")}
+    return case_files.make_kernel(f"{case.name}-{dtype}", inputs, call.options, layout)
+
+
 def decoded(case: Decode, dtype: FloatName) -> case_files.CaseFile:
     """Make the case file of a decode in a dtype."""
     return dataclasses.replace(case_files.from_case(case, dtype), name=f"{case.name}-{dtype}")
@@ -225,7 +278,9 @@ def main(*arguments: str) -> None:
     made = [one.made(dtype) for one in VECTORS for dtype in one.case.dtypes]
     made += [decoded(one, dtype) for one in DECODES for dtype in one.dtypes]
     contents = {folder / f"{case.name}.safetensors": case_files.to_bytes(case) for case in made}
-    there = {path: path.read_bytes() for path in folder.glob("*.safetensors")}
+    kernels = [kernel_file(one, dtype) for one in KERNELS for dtype in one.also]
+    contents |= {folder / "kernels" / f"{case.name}.safetensors": case_files.kernel_to_bytes(case) for case in kernels}
+    there = {path: path.read_bytes() for path in folder.rglob("*.safetensors")}
     different = sorted(path for path in {*contents, *there} if contents.get(path) != there.get(path))
     if arguments:
         names = ", ".join(path.name for path in different)

@@ -82,7 +82,7 @@ def kernel(
     words = ran.describe()
     terminal.console().print(words)
     version = dispatch.version(dispatch.FRAMEWORKS[name].needs[0]) or ""
-    about = {name: {"mha": mha.__version__, name: version}}
+    about: dict[str, dict[str, str]] = {name: {"mha": mha.__version__, name: version}}
     files.write(list(results(name, ran)), about, find(ran.smallest and ran.smallest[1], words))
     raise typer.Exit(0 if ran.passed else 1)
 

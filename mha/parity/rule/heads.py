@@ -52,7 +52,7 @@ def log_sum_exp(scores: np.ndarray, visible: np.ndarray, sinks: np.ndarray | Non
         column = np.broadcast_to(sinks[:, None, None], (*scores.shape[:3], 1)).astype(scores.dtype)  # (B, H, Q, 1)
         scores = np.concatenate([scores, column], -1)  # (B, H, Q, K + 1)
     largest = scores.max(-1, keepdims=True, initial=np.finfo(scores.dtype).min)  # (B, H, Q, 1)
-    with np.errstate(divide="ignore"):
+    with np.errstate(divide="ignore", invalid="ignore"):  # scores may overflow
         return np.asarray(largest + np.log(np.exp(scores - largest).sum(-1, keepdims=True)))
 
 

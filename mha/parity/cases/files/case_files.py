@@ -26,6 +26,11 @@ from mha.layer import MultiHeadAttention, restore
 from mha.parity.cases.decodes import Decode
 from mha.parity.cases.files import case_reader, decode_files
 from mha.parity.cases.files.case_reader import ARGUMENTS, CALL, DECODE, FORMAT, INPUTS, STORED, CaseFile
+from mha.parity.cases.files.kernel_files import KernelFile as KernelFile
+from mha.parity.cases.files.kernel_files import kernel_to_bytes as kernel_to_bytes
+from mha.parity.cases.files.kernel_files import make_kernel as make_kernel
+from mha.parity.cases.files.kernel_files import read_kernel as read_kernel
+from mha.parity.cases.files.kernel_files import write_kernel as write_kernel
 from mha.parity.cases.suite import Arrays, Result, one_line
 from mha.parity.cases.usual import Case
 from mha.parity.diagnosis.pipeline.gradient_rounding import with_rounded_gradients

@@ -16,6 +16,7 @@ from mha.core.call.check import offset_column
 from mha.core.options import checks
 from mha.core.options import config as layers
 from mha.core.options.config import Config, numpy_dtype, shapes
+from mha.core.options.names import FloatName
 from mha.parity.cases.files import decode_files
 from mha.parity.cases.files.decode_files import Kinds
 from mha.parity.cases.suite import Arrays
@@ -86,27 +87,29 @@ def parse_case(source: Source) -> CaseFile:
     inputs, given, expected = _check_kinds(source, config, call)
     bounds = _read_bounds(source.metadata["bounds"], expected)
 
-    def floats(key: str) -> np.ndarray:
-        X = source.read(key)
-        with np.errstate(over="ignore"):
-            narrow = X.astype(numpy_dtype(config.dtype))
-        if error(narrow, X):
-            raise ValueError(f"is damaged: {key} holds numbers that {config.dtype} has not")
-        return narrow
-
-    weights = {key: floats(f"weights/{key}") for key in shapes(config)}
+    weights = {key: read_floats(source, f"weights/{key}", config.dtype) for key in shapes(config)}
     for key, X in weights.items():
         try:
             checks.finite(key, X)
         except ValueError as problem:
             raise ValueError(f"is damaged: {problem}") from problem
-    arrays = {key.removeprefix("inputs/"): floats(key) for key in inputs}
+    arrays = {key.removeprefix("inputs/"): read_floats(source, key, config.dtype) for key in inputs}
     for key in given:
         argument = key.removeprefix("call/")
-        call[argument] = floats(key) if argument in FLOATS else source.read(key, ALL)
+        call[argument] = read_floats(source, key, config.dtype) if argument in FLOATS else source.read(key, ALL)
     if (mask := call.get("mask")) is not None and mask.view(np.uint8).max() > 1:
         raise ValueError("is damaged: call/mask holds other bytes than 0 and 1")
     return CaseFile(name, config, weights, arrays, call, {key: source.read(key, ALL) for key in expected}, bounds)
+
+
+def read_floats(source: Source, name: str, dtype: FloatName) -> np.ndarray:
+    """Read an array in the dtype of a case; ValueError if it holds numbers that this dtype has not."""
+    X = source.read(name)
+    with np.errstate(over="ignore"):
+        narrow = X.astype(numpy_dtype(dtype))
+    if error(narrow, X):
+        raise ValueError(f"is damaged: {name} holds numbers that {dtype} has not")
+    return narrow
 
 
 def _read_call(source: Source) -> dict[str, Any]:
