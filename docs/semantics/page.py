@@ -3,6 +3,7 @@
 from importlib import metadata
 
 from mha.core import dispatch
+from semantics import kernels
 from semantics.calls import B, D, H, K, Q
 from semantics.columns import PEERS
 from semantics.promises import PROMISES, keeps
@@ -55,8 +56,6 @@ def page() -> tuple[str, list[str]]:
     """The text of the page, and the rules that `mha` does not keep."""
     broken, lines = [], [HEAD.format(B=B, Q=Q, K=K, H=H, D=D, versions=versions())]
     for table in TABLES:
-        titles = ["", "mha", *(PEERS[name].title for name in table.peers)]
-        lines += [f"## {table.title}\n", f"{table.text}\n", row(titles), "|---" * len(titles) + "|"]
         rules: dict[tuple[str, ...], list[str]] = {}  # by what came
         for probe in table.probes:
             expected = probe.expected()
@@ -65,13 +64,9 @@ def page() -> tuple[str, list[str]]:
                 broken.append(f"{table.title}: {probe.rule}: {ours}")
             cells = ours, *(ask_peer(name, probe, expected) for name in table.peers)
             rules.setdefault(cells, []).append(probe.rule)
-        agreed: dict[str, list[str]] = {}
-        for cells, alike in rules.items():
-            if said := everywhere(cells):
-                agreed.setdefault(said, []).extend(alike)
-            else:
-                lines.append(row(["<br>".join(alike), *cells]))
-        lines += ["", *(f"{said}: {'; '.join(alike)}.\n" for said, alike in agreed.items())]
+        lines += section(table.title, table.text, ["mha", *(PEERS[name].title for name in table.peers)], rules)
+    titles = [column.title for column in kernels.COLUMNS]
+    lines += section(kernels.TITLE, kernels.TEXT, titles, kernels.kernel_rules())
     promises = []
     for promise in PROMISES:
         without = [backend for backend in dispatch.FRAMEWORKS if not keeps(promise, backend)]
@@ -79,6 +74,18 @@ def page() -> tuple[str, list[str]]:
             broken.append(f"{promise.__doc__} not kept on {', '.join(without)}")
         promises.append(f"- {promise.__doc__}" + (f" **Not on {', '.join(without)}.**" if without else ""))
     return "\n".join(lines) + "\n" + PROMISED + "\n".join(promises) + "\n", broken
+
+
+def section(title: str, text: str, columns: list[str], rules: dict[tuple[str, ...], list[str]]) -> list[str]:
+    """The lines of a section: its text, its table, and below it what all columns agree on; rules: by their cells."""
+    lines = [f"## {title}\n", f"{text}\n", row(["", *columns]), "|---" * (len(columns) + 1) + "|"]
+    agreed: dict[str, list[str]] = {}
+    for cells, alike in rules.items():
+        if said := everywhere(cells):
+            agreed.setdefault(said, []).extend(alike)
+        else:
+            lines.append(row(["<br>".join(alike), *cells]))
+    return [*lines, "", *(f"{said}: {'; '.join(alike)}.\n" for said, alike in agreed.items())]
 
 
 def everywhere(cells: tuple[str, ...]) -> str:
