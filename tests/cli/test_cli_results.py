@@ -100,6 +100,8 @@ def test_a_picture_has_a_cell_for_each_character():
     assert cells == ["wrong", "same", "wrong-padding", "padding"]
     widths = [part.split('width="')[1].split('"')[0] for part in page.split("<rect ")[1:]]
     assert widths == ["17", "17", "8", "17"]
+    left = [int(part.split('x="')[1].split('"')[0]) for part in page.split("<rect ")[1:]]
+    assert [x - left[0] for x in left] == [0, 18, 36, 45]
     assert ">sample 0</text>" in page
     assert ">keys 0-6</text>" in page
     assert '<p class="finding">said\nmore</p>' in page
