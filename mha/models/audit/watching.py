@@ -10,9 +10,11 @@ import numpy as np
 from mha.core.options.names import BackendName
 from mha.core.tables import few
 from mha.models.audit.audit_report import AuditReport, LayerRow, VerdictName
+from mha.models.audit.calls.kernel_call import KernelCall
 from mha.models.audit.calls.model_calls import UnknownError
 from mha.models.audit.calls.session import CapturedCall, Session, partial_reason
 from mha.models.audit.judging import judge_texts, layer_call_of, right_output
+from mha.models.audit.kernels import KERNELS_ALONE, JudgedKernels
 from mha.models.audit.layers.attention_layer import AttentionLayer
 from mha.models.audit.layers.finding import Finder, first_names
 from mha.models.audit.layers.reference import (
@@ -21,6 +23,7 @@ from mha.models.audit.layers.reference import (
     backend_of,
     formats_of,
     is_at,
+    natural_key,
     open_reference,
     whole_models,
 )
@@ -61,6 +64,7 @@ class Watch:
         self.target = self.adapter.prepare(model, *(once or ((), {})))
         self.layers: list[AttentionLayer] = []
         self.rows: dict[str, LayerRow] = {}
+        self.kernels = JudgedKernels()
         self.kept: dict[Any, Any] = {}  # by configuration, a `JudgedCall` with its arrays
         self.notes: dict[str, None] = {}
         self.library = False
@@ -76,7 +80,7 @@ class Watch:
             self.layers, self.reference = finder.layers(self.user_layers), reference
             whole, once = whole_models(finder.modules), self.once is not None
             self.library = bool(whole)
-            session = Session(self.layers, self.adapter, self.judge, self.fail, once, whole)
+            session = Session(self.layers, self.adapter, self.judge, self.fail, self.judge_kernels, once, whole)
             try:
                 with self.adapter.watching(self.target, session):
                     yield report
@@ -124,28 +128,41 @@ class Watch:
             kind = next(one.kind for one in self.layers if one.path == path)
             self.rows[path] = LayerRow(path, kind, "not known", reason, 0 if row is None else row.calls)
 
+    def judge_kernels(self, path: str, calls: list[tuple[KernelCall, Any]]) -> None:
+        """Judge calls of kernels, unless the layer around them, at this path, is the same: then they are right, too."""
+        row = self.rows.get(path)
+        if row is None or row.verdict != "same":
+            for call, output in calls:
+                self.kernels.judge(call, output)
+
     def complete(self, report: AuditReport, session: Session, reference: Reference, finder: Finder) -> None:
         """Fill the report with the rows of all layers."""
-        rows = []
+        rows, kernels = [], self.kernels
         for one in self.layers:
             ran = session.ran.get(one.path)
             if reason := one.reason or (partial_reason(ran) if ran else ""):
                 row = LayerRow(one.path, one.kind, "not known", reason)
             else:
                 row = LayerRow(one.path, one.kind, "not called")
-            rows.append(row if one.reason else self.rows.get(one.path, row))
+            row = row if one.reason else self.rows.get(one.path, row)
+            if one.unlisted and kernels.at(one.path):
+                self.notes[f"{one.path} ({one.kind}) was judged by its kernel alone: {one.reason}"] = None
+            else:
+                rows.append(kernels.beside(row))
         left_out = [one.path for one in self.layers if one.left_out]
+        rows = sorted([*rows, *kernels.rows.values()], key=lambda row: natural_key(row.path))
         silent = (*left_out, *(row.path for row in rows if row.verdict == "not known"))
         others = {path: pool for path, pool in session.pools.items() if not any(is_at(path, X) for X in silent)}
         outside = "it pools outside of the layers that are known"
         rows += [LayerRow(path, pool, "not known", outside) for path, (pool, axes) in others.items() if axes > 2]
-        notes = [*finder.notes, *self.notes]
+        notes = [*finder.notes, *self.notes, *kernels.notes]
+        notes += [KERNELS_ALONE] if any(row.judged is not None for row in kernels.rows.values()) else []
         if few_rows := [path or "the model itself" for path, (_, axes) in others.items() if axes < 3]:
             notes += [f"a softmax of rows is no attention, and was not judged: in {', '.join(few(few_rows))}"]
         every = finder.modules.values()
         if any(hasattr(one, "_orig_mod") or getattr(one, "_compiled_call_impl", None) for one in every):
             notes.append("the eager path was judged: what a compiler makes of the model was not")
-        if all(one.reason for one in self.layers) and not left_out:
+        if all(one.reason for one in self.layers) and not left_out and not any(row.judged for row in rows):
             listed = "; ".join(f"{row.path or 'the model'} ({row.kind}): {row.note}" for row in rows[:4])
             more = f"; and {len(rows) - 4} more" if len(rows) > 4 else ""
             found = f"found: {listed}{more}" if rows else "none was found"

@@ -14,10 +14,11 @@ from torch.overrides import TorchFunctionMode
 from mha import arrays as of_any
 from mha.models.audit.calls.listener import Listener, arguments_by_name, listen_to_bases
 from mha.models.audit.calls.own_layers import Arguments
+from mha.models.frameworks.torch_kernels import KERNELS, Functions
 
 # Functions that make attention weights, and the place of a softmax' axis among the arguments.
 SOFTMAX = (functional.softmax, torch.softmax, torch.Tensor.softmax)
-KERNELS = (functional.scaled_dot_product_attention, functional.multi_head_attention_forward)
+LAYERS = (functional.multi_head_attention_forward,)
 DROPOUT = (
     functional.dropout, torch.dropout, torch.dropout_, functional.alpha_dropout, functional.feature_alpha_dropout,
     functional.dropout1d, functional.dropout2d, functional.dropout3d,
@@ -29,6 +30,7 @@ CALLS = {
         (*INPUTS.values(), "key_padding_mask", "attn_mask", "is_causal"), ("need_weights", "average_attn_weights")
     )
 }
+PLACE = 4  # of the dropout among the arguments of a kernel
 LOW = -1e4  # a number below it, added to scores, hides
 
 
@@ -84,19 +86,25 @@ def arguments(module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> 
 class _Mode(TorchFunctionMode):
     """The functions of PyTorch meanwhile: without dropout, and told to a listener."""
 
-    def __init__(self, listener: Listener) -> None:
-        self.listener = listener
+    def __init__(self, listener: Listener, functions: Functions) -> None:
+        self.listener, self.functions = listener, functions
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
         if func in DROPOUT:
             return args[0] if args else kwargs["input"]
+        if func in KERNELS:
+            args = (*args[:PLACE], 0.0, *args[PLACE + 1 :]) if len(args) > PLACE else args
+            kwargs |= {"dropout_p": 0.0} if "dropout_p" in kwargs else {}
+            read = functools.partial(KERNELS[func], *args, **kwargs)
+            return self.functions.call(func, args, kwargs, read, torch.Tensor.detach)
+        if self.functions.inside:
+            return func(*args, **kwargs)
         if func in SOFTMAX:
             self.listener.note_pooling("softmax", args[0].ndim if args else kwargs["input"].ndim)
-        elif func in KERNELS:
+        elif func in LAYERS:
             self.listener.note_pooling(func.__name__, 4)
-            named = inspect.signature(func).parameters if func is KERNELS[1] else {}
-            place = [*named].index("dropout_p") if named else 4
+            place = [*inspect.signature(func).parameters].index("dropout_p")
             if len(args) > place:
                 args = (*args[:place], 0.0, *args[place + 1 :])
             elif "dropout_p" in kwargs:
@@ -117,7 +125,8 @@ def watching(model: Any, listener: Listener) -> Iterator[None]:
             handles.append(module.register_forward_hook(after, with_kwargs=True, always_call=True))
         torch.backends.mha.set_fastpath_enabled(False)
         own = listen_to_bases(CALLS, "forward", [*model.modules()], listener)
-        with torch.compiler.set_stance("force_eager"), own, _Mode(listener):
+        functions = Functions(listener)
+        with torch.compiler.set_stance("force_eager"), own, functions.watching(), _Mode(listener, functions):
             yield
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)

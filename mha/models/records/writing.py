@@ -184,6 +184,13 @@ class Recorder:
         """Record a softmax or an attention kernel."""
         self.record.events.append(["pooled", function, axes, path])
 
+    def enter_kernel(self, function: str, axes: int, read: Any) -> None:
+        """Record that a kernel of attention is called."""
+        self.note_pooling(function, axes)
+
+    def leave_kernel(self, call: Any, output: Any) -> None:
+        """Take nothing: the arrays of kernels are not recorded."""
+
     def note_no_numbers(self, path: str, reason: str) -> None:
         """Record that a module was called with arrays whose numbers are not known."""
         if path in self.numbers:

@@ -22,6 +22,8 @@ import inspect
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
+from mha.models.audit.calls.kernel_call import KernelCall, Read
+
 
 class Listener(Protocol):
     """The receiver of the calls of a model's modules, in the order in which they happen."""
@@ -36,10 +38,19 @@ class Listener(Protocol):
         """Take the arguments, by name, with which a framework's own layer runs."""
 
     def note_pooling(self, function: str, axes: int, path: str | None = None) -> None:
-        """Note a softmax or a fused attention kernel, and the number of axes of its input.
+        """Note a softmax, or a kernel of attention that is not judged, and the number of axes of its input.
 
         path: of the module that runs it, None = the innermost one that is being called.
         """
+
+    def enter_kernel(self, function: str, axes: int, read: Read) -> KernelCall | None:
+        """Take a call of a kernel of attention before it runs; None if it is not judged.
+
+        axes: the number of axes of its queries; read: reads its arguments.
+        """
+
+    def leave_kernel(self, call: KernelCall, output: Any) -> None:
+        """Take what left a kernel, in the layout of its arguments."""
 
     def note_no_numbers(self, path: str, reason: str) -> None:
         """Note that the module at a path was called with arrays whose numbers are not known."""

@@ -1,12 +1,14 @@
 """Watch the calls of a model: gather the arrays that enter and leave the projections of each layer, call by call."""
 
 import dataclasses
+import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
 
 from mha import arrays
+from mha.models.audit.calls.kernel_call import KernelCall, Read
 from mha.models.audit.calls.model_calls import (
     FRESH,
     EarlierInputs,
@@ -21,6 +23,9 @@ from mha.models.audit.calls.own_layers import OwnLayers, is_array
 from mha.models.audit.layers.attention_layer import INPUT_OF, USER_LAYER, AttentionLayer
 from mha.models.audit.layers.reference import is_at
 
+PLAIN = (bool, int, float, str)  # attributes that may say of which kind a layer is
+NUMBERING = re.compile(r"idx|index|layer_?id|number|name|path|prefix")  # attributes that say which layer it is
+
 
 @dataclasses.dataclass
 class CapturedCall:
@@ -32,6 +37,7 @@ class CapturedCall:
     outputs: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)  # of projections, as their modules return
     given: dict[str, Any] = dataclasses.field(default_factory=dict)  # its arguments, if it is watched as a whole
     steps: dict[str, Any] = dataclasses.field(default_factory=dict)  # further ones of `trace`
+    kernels: list[tuple[KernelCall, Any]] = dataclasses.field(default_factory=list)  # that ran in it, with their output
 
     @property
     def sizes(self) -> tuple[int, int, int]:
@@ -45,6 +51,7 @@ class Session:
 
     judge: takes each complete call, and returns None or the output (B, Q, D) to go on with
     fail: takes the path of a layer, and why a call of it cannot be judged
+    judge_kernels: takes the path of a known layer, "" = of none, and the calls of kernels in it, after its own
     once: whether nothing has to be kept for later calls
     wholes: the paths of the models whose calls count, () = each outermost one
     """
@@ -55,16 +62,19 @@ class Session:
         adapter: Any,
         judge: Callable[[CapturedCall], np.ndarray | None],
         fail: Callable[[str, str], None],
+        judge_kernels: Callable[[str, list[tuple[KernelCall, Any]]], None] = lambda path, calls: None,
         once: bool = False,
         wholes: frozenset[str] = frozenset(),
     ) -> None:
         self.adapter, self.judge, self.fail, self.once, self.wholes = adapter, judge, fail, once, wholes
+        self.judge_kernels, self.left_out = judge_kernels, [one.path for one in layers if one.left_out]
         self.layers = {one.path: one for one in layers if not one.reason}
         self.at: dict[str, list[tuple[AttentionLayer, list[str]]]] = {}
         for one in self.layers.values():
             for path, roles in one.modules.items():
                 self.at.setdefault(path, []).append((one, roles))
         self.stack: list[str] = []
+        self.inside: list[Any] = []  # the modules of the stack
         self.began = -1  # the place in the stack of the model whose call counts; -1 = none does
         self.open: dict[str, CapturedCall] = {}
         self.own = OwnLayers(adapter)
@@ -86,6 +96,7 @@ class Session:
             self.call, self.tokens = ModelCall(self.number, arguments, history, cache_state(self.cache)), 0
             self.open.clear()
         self.stack.append(path)
+        self.inside.append(module)
         if self.began < 0:  # a part alone, as where it is computed again for gradients
             return
         for layer, roles in self.at.get(path, ()):
@@ -106,6 +117,7 @@ class Session:
             return None
         while self.stack.pop() != path:
             pass
+        del self.inside[len(self.stack) :]
         if self.began < 0:
             return None
         instead = None
@@ -117,13 +129,17 @@ class Session:
             self.ran.setdefault(layer.path, set()).update(roles or ["W_o"])
             if layer.native:
                 instead = self.complete_native(captured, path, output)
+                self.judge_kernels(path, captured.kernels)
                 continue
             for role in roles:
                 captured.outputs[role] = layer.tokens_first(role, self.numpy(output))
             if "W_o" in roles:
                 instead = self.complete(self.open.pop(layer.path), output)
+                self.judge_kernels(layer.path, captured.kernels)
         if len(self.stack) <= self.began:
             self.began = -1
+            for layer_path, captured in self.open.items():  # of which not all projections ran
+                self.judge_kernels(layer_path, captured.kernels)
             if output is not None:
                 self.end_call(output)
         return instead
@@ -137,6 +153,22 @@ class Session:
             return
         if axes > 2 or where not in self.pools:
             self.pools[where] = function, axes
+
+    def enter_kernel(self, function: str, axes: int, read: Read) -> KernelCall | None:
+        """Take a call of a kernel before it runs; None if it is left out, or outside of the model."""
+        if self.began < 0 or any(is_at(self.stack[-1], path) for path in self.left_out):
+            return None
+        call = KernelCall(function, self.stack[-1], self.call.number, kind=kind_of(self.stack, self.inside))
+        call.read(read)
+        return call
+
+    def leave_kernel(self, call: KernelCall, output: Any) -> None:
+        """Keep what left a kernel until the layer around it is judged; judge it if there is none that is known."""
+        around = [captured for path, captured in self.open.items() if is_at(call.path, path)]
+        if around:
+            around[-1].kernels.append((call, output))
+        else:
+            self.judge_kernels("", [(call, output)])
 
     def note_no_numbers(self, path: str, reason: str) -> None:
         """Note that a layer was called with arrays whose numbers are not known."""
@@ -223,6 +255,15 @@ class Session:
         if self.same is None or self.same[0] is not X:
             self.same = X, np.array(arrays.to_numpy(X))
         return self.same[1]
+
+
+def kind_of(paths: list[str], modules: list[Any]) -> tuple[Any, ...]:
+    """Return what a layer shares with others of its kind: the classes and plain attributes down from its number."""
+    numbered = [at for at, path in enumerate(paths) if path.rpartition(".")[2].isdigit()]
+    inner = modules[numbered[-1] :] if numbered else modules
+    plain = [{name: X for name, X in getattr(one, "__dict__", {}).items() if isinstance(X, PLAIN)} for one in inner]
+    own = [sorted((name, X) for name, X in one.items() if not NUMBERING.search(name)) for one in plain]
+    return re.sub(r"\d+", "{}", paths[-1]), *map(type, inner), str(own)
 
 
 def partial_reason(ran: Iterable[str]) -> str:

@@ -36,6 +36,7 @@ class AttentionLayer:
     take: Callable[[int], Found] | None = None  # from the number of tokens to its configuration and weights
     attends: models.CallConvention | None = None  # how it is called, None = as its own call says
     reason: str = ""  # why it is not known, "" if it is
+    unlisted: bool = False  # whether that is because no table, or no layer of mha, is what it computes
     left_out: bool = False  # whether layers= leaves it out
     note: str = ""  # further words
     turned: Self | None = None  # the same with its kernels transposed, where only their use shows how they lie

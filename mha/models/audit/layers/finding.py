@@ -143,9 +143,9 @@ class Finder:
             attends = self.reference.attends(layer if named else chosen or layer)
             given = self.reference.options(layer, 1) if named else {}
         except (TypeError, ValueError) as error:
-            return dataclasses.replace(one, reason=str(error))
+            return dataclasses.replace(one, reason=str(error), unlisted=True)
         if attends is None:
-            return dataclasses.replace(one, reason=UNSAID)
+            return dataclasses.replace(one, reason=UNSAID, unlisted=True)
         return self.with_weights(one, layer, reference, chosen, given, attends)
 
     def by_class(self, path: str, partner: Partner | None) -> AttentionLayer:
@@ -260,7 +260,7 @@ class Finder:
         try:
             found = reference.layer(partner, given, 1)
         except (TypeError, ValueError, OverflowError) as error:
-            return dataclasses.replace(one, reason=str(error))
+            return dataclasses.replace(one, reason=str(error), unlisted=reference.own)
         places = places or self.places(layer, found[0].output_gate is not None)
         return dataclasses.replace(
             one, places=places, take=functools.partial(reference.layer, partner, given), attends=attends
