@@ -39,7 +39,7 @@ def audit(model: Any, *args: Any, like: Any = None, layers: Any = None, **kwargs
 
     Returns:
         An `AuditReport`: true if at least one layer was compared, and all that were called are known and the same; it
-        prints as text.
+        prints as text. Where no table knows a layer, the calls of kernels in it are judged, each by what entered it.
 
     Each layer is judged by float64 NumPy on what entered it. What is true are the configuration, the weights and the
     arguments of the call: not the masks, cosines and attributes that the model has made of them. Without like=, the
@@ -47,14 +47,14 @@ def audit(model: Any, *args: Any, like: Any = None, layers: Any = None, **kwargs
     seen. The call runs without dropout and gradients; the model stays as it was.
 
     Raises:
-        ValueError: if no attention layer is known; the message lists what was found. If like= has no arrays for a layer
+        ValueError: if no attention layer is known, and no call of a kernel; the message lists what was found. If like= has no arrays for a layer
             of layers=, or others in size; the message says which path lacks what.
         TypeError, ValueError: if an argument is not as above. What the model raises goes on.
     """
     watching = Watch(model, like, layers, once=copy_caches((args, kwargs)))
     with watching.open() as report:
         before = watching.adapter.call(model, *copy_caches(args), **copy_caches(kwargs))
-    wrong = tuple(row.path for row in report.wrong)
+    wrong = tuple(row.path for row in report.wrong if not row.of_kernel)
     if wrong and not watching.changes_cache:
         second = Watch(model, like, layers, frozenset(wrong), (args, kwargs))
         right = like if callable(like) and dispatch.backend_of(like) == watching.backend else None

@@ -31,7 +31,7 @@ class LayerRow:
 
     Attributes:
         path: the path of its module.
-        kind: its scheme, or its class.
+        kind: its scheme, or its class; if its kernel alone was judged, the function.
         verdict: "same", "differs", "not known" or "not called".
         note: why it is not known, or further words.
         calls: how many of its calls were compared.
@@ -51,6 +51,11 @@ class LayerRow:
         return None if self.judged is None else self.judged.ratio
 
     @property
+    def of_kernel(self) -> bool:
+        """Whether it differs, and is the call of a kernel in no known layer."""
+        return self.verdict == "differs" and self.judged is not None and self.judged.layer_call is None
+
+    @property
     def call(self) -> int | None:
         """The number of the model's call that is shown."""
         return None if self.judged is None else self.judged.number
@@ -63,8 +68,11 @@ class LayerRow:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the layer as it should be, what entered it, what is expected, and bounds, as a case file.
 
-        Raises ValueError if the layer does not differ, OSError if the file cannot be written.
+        Raises ValueError if the layer does not differ, or if its kernel alone was judged, OSError if the file cannot be
+        written.
         """
+        if self.of_kernel:
+            raise ValueError(f"{self.path} is a kernel's call, judged alone; only a layer that differs is saved")
         call = None if self.judged is None else self.judged.layer_call
         if call is None:
             raise ValueError(f"{self.path} is {self.verdict}; only a layer that differs is saved")

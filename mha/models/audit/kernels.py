@@ -57,7 +57,7 @@ class JudgedKernels:
         packed = np.packbits(visible.any(1)).tobytes()  # (B, Q, K), by bits
         kind = call.number, call.function, call.kind, visible.shape
         path, other = self.masks.setdefault(kind, (call.path, packed))
-        if other != packed:
+        if other != packed and path != call.path:
             pattern = re.sub(r"\d+", "*", path)
             self.notes.setdefault(
                 f"masks contradict each other: {call.path} and {path} see other keys in one call, though nothing says "

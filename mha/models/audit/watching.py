@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from mha.core.options.names import BackendName
-from mha.core.tables import few
+from mha.core.tables import few, plural
 from mha.models.audit.audit_report import AuditReport, LayerRow, VerdictName
 from mha.models.audit.calls.kernel_call import KernelCall
 from mha.models.audit.calls.model_calls import UnknownError
@@ -137,7 +137,7 @@ class Watch:
 
     def complete(self, report: AuditReport, session: Session, reference: Reference, finder: Finder) -> None:
         """Fill the report with the rows of all layers."""
-        rows, kernels = [], self.kernels
+        rows, kernels, alone = [], self.kernels, dict[tuple[str, str], list[str]]()
         for one in self.layers:
             ran = session.ran.get(one.path)
             if reason := one.reason or (partial_reason(ran) if ran else ""):
@@ -145,8 +145,10 @@ class Watch:
             else:
                 row = LayerRow(one.path, one.kind, "not called")
             row = row if one.reason else self.rows.get(one.path, row)
-            if one.unlisted and kernels.at(one.path):
-                self.notes[f"{one.path} ({one.kind}) was judged by its kernel alone: {one.reason}"] = None
+            if one.unlisted and not any(is_at(path, one.path) for path in session.entered):
+                rows.append(LayerRow(one.path, one.kind, "not called"))
+            elif one.unlisted and kernels.at(one.path):
+                alone.setdefault((one.kind, one.reason), []).append(one.path)
             else:
                 rows.append(kernels.beside(row))
         left_out = [one.path for one in self.layers if one.left_out]
@@ -156,6 +158,10 @@ class Watch:
         outside = "it pools outside of the layers that are known"
         rows += [LayerRow(path, pool, "not known", outside) for path, (pool, axes) in others.items() if axes > 2]
         notes = [*finder.notes, *self.notes, *kernels.notes]
+        notes += [
+            f"{plural(len(paths), 'layer')} of {kind} ({', '.join(few(paths))}) judged by kernels alone: {reason}"
+            for (kind, reason), paths in alone.items()
+        ]
         notes += [KERNELS_ALONE] if any(row.judged is not None for row in kernels.rows.values()) else []
         if few_rows := [path or "the model itself" for path, (_, axes) in others.items() if axes < 3]:
             notes += [f"a softmax of rows is no attention, and was not judged: in {', '.join(few(few_rows))}"]

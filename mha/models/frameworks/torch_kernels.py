@@ -46,30 +46,26 @@ def read_flexible(
     query: Any,
     key: Any,
     value: Any,
-    score_mod: Any = None,
-    block_mask: Any = None,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-    **options: Any,
+    score_mod: Any,
+    block_mask: Any,
+    scale: float,
+    *options: Any,
 ) -> dict[str, Any]:
-    """Read a call of `flex_attention`: its functions are evaluated at each pair of a query and a key."""
+    """Read a call of what runs in `flex_attention`: its functions are evaluated at each pair of a query and a key."""
     (B, H, Q, _), K = query.shape, key.shape[2]
-    mask = None if block_mask is None else visible_pairs(block_mask, (B, H, Q, K), query.device)
+    mask = visible_pairs(block_mask[-1], (B, H, Q, K), query.device)
     given = {"q": query, "k": key, "v": value, "scale": scale}
-    if score_mod is None:
-        return given | hide_or_add(*numpy_masks(mask))
-    factor = query.shape[-1] ** -0.5 if scale is None else scale
     keys = key.double().repeat_interleave(H // key.shape[1], 1)  # (B, H, K, d)
-    scores = query.double() @ keys.mT * factor  # (B, H, Q, K)
+    scores = query.double() @ keys.mT * scale  # (B, H, Q, K)
     places = [torch.arange(n, device=query.device) for n in scores.shape]
     added = at_each_pair(score_mod, True)(scores, *places) - scores  # (B, H, Q, K)
     return given | hide_or_add(*numpy_masks(mask, added))
 
 
-def visible_pairs(block_mask: Any, shape: tuple[int, ...], device: Any) -> torch.Tensor:
-    """Return the pairs that a BlockMask shows, booleans (B, H, Q, K)."""
+def visible_pairs(mask_mod: Any, shape: tuple[int, ...], device: Any) -> torch.Tensor:
+    """Return the pairs that the function of a BlockMask shows, booleans (B, H, Q, K)."""
     places = [torch.arange(n, device=device) for n in shape]
-    return at_each_pair(block_mask.mask_mod, False)(*places).expand(shape)
+    return at_each_pair(mask_mod, False)(*places).expand(shape)
 
 
 def at_each_pair(function: Any, of_scores: bool) -> Any:
@@ -92,7 +88,7 @@ def read_function(function: Any, eager: bool, args: tuple[Any, ...], kwargs: dic
             raise ValueError(f"argument {name} of {function.__name__} is not read")
     found = {"q": query, "k": key, "v": value, "scale": given.get("scaling"), "softcap": given.get("softcap")}
     if isinstance(mask, flex.BlockMask):
-        mask = visible_pairs(mask, (*query.shape[:3], key.shape[2]), query.device)
+        mask = visible_pairs(mask.mask_mod, (*query.shape[:3], key.shape[2]), query.device)
     elif mask is None and not eager:
         causal = given.get("is_causal")
         found["causal"] = query.shape[2] > 1 and bool(getattr(module, "is_causal", True) if causal is None else causal)
@@ -132,53 +128,37 @@ class Functions:
             self.listener.leave_kernel(call, turn(output))
         return output
 
-    def fetch(self, run: Any, interface: Any, name: Any, default: Any) -> Any:
-        """Fetch a function of transformers, which tells of its calls."""
-        function = run(interface, name, default)
-
-        @functools.wraps(function)
-        def call(*args: Any, **kwargs: Any) -> Any:
-            kwargs |= {"dropout": 0.0} if "dropout" in kwargs else {}
-            read = functools.partial(read_function, function, function is default, args, kwargs)
-            return self.call(function, args, kwargs, read, lambda output: output[0].detach().transpose(1, 2))
-
-        return call
-
-    def flexible(self, run: Any) -> Any:
-        """Wrap `flex_attention`, so that it tells of its calls."""
+    def fetching(self, run: Any) -> Any:
+        """Wrap the method that fetches a function of transformers, so that this tells of its calls."""
 
         @functools.wraps(run)
-        def call(*args: Any, **kwargs: Any) -> Any:
-            read = functools.partial(read_flexible, *args, **kwargs)
-            return self.call(run, args, kwargs, read, lambda output: first(output).detach())
+        def fetch(interface: Any, attn_implementation: str, default: Any) -> Any:
+            function = run(interface, attn_implementation, default)
 
-        return call
+            @functools.wraps(function)
+            def call(*args: Any, **kwargs: Any) -> Any:
+                kwargs |= {"dropout": 0.0} if "dropout" in kwargs else {}
+                read = functools.partial(read_function, function, function is default, args, kwargs)
+                return self.call(function, args, kwargs, read, lambda output: output[0].detach().transpose(1, 2))
+
+            return call
+
+        return fetch
+
+    def flexible(self, run: Any, *args: Any) -> Any:
+        """Run what `flex_attention` runs, however it is compiled, and tell of it."""
+        return self.call(run, args, {}, functools.partial(read_flexible, *args), lambda output: output[0].detach())
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
         """Tell of what is no function of PyTorch's own mode meanwhile."""
         with contextlib.ExitStack() as stack:
             if (library := sys.modules.get("transformers.modeling_utils")) is not None:
-                run = library.AttentionInterface.get_interface
-                fetch = lambda interface, attn_implementation, default: self.fetch(  # noqa: E731
-                    run, interface, attn_implementation, default
-                )
-                stack.enter_context(replace_attribute(library.AttentionInterface, "get_interface", fetch))
-            loaded = [one for one in list(sys.modules.values()) if hasattr(one, "__dict__")]
-            for place, name in [(one, key) for one in loaded for key, X in list(vars(one).items()) if is_flexible(X)]:
-                stack.enter_context(replace_attribute(place, name, self.flexible(getattr(place, name))))
+                own = library.AttentionInterface
+                stack.enter_context(replace_attribute(own, "get_interface", self.fetching(own.get_interface)))
+            run = functools.partial(self.flexible, flex.flex_attention_hop)
+            stack.enter_context(replace_attribute(flex, "flex_attention_hop", run))
             yield
-
-
-def is_flexible(X: Any) -> bool:
-    """Whether an object is `flex_attention`, or what a compiler makes of it."""
-    own = flex.flex_attention
-    return X is own or (callable(X) and getattr(X, "_torchdynamo_orig_callable", None) is own)
-
-
-def first(output: Any) -> Any:
-    """Return the first of several outputs."""
-    return output[0] if isinstance(output, tuple) else output
 
 
 def name_of(function: Any) -> str:

@@ -81,6 +81,7 @@ class Session:
         self.inner = self.own.inner
         self.pools: dict[str, tuple[str, int]] = {}  # by path, the softmax or kernel outside of all known layers
         self.ran: dict[str, set[str]] = {}
+        self.entered: set[str] = set()  # the paths of all modules that were called
         self.histories, self.number = Histories(), 0
         self.call = ModelCall(0, {}, History())
         self.cache: Any = None
@@ -96,6 +97,7 @@ class Session:
             self.call, self.tokens = ModelCall(self.number, arguments, history, cache_state(self.cache)), 0
             self.open.clear()
         self.stack.append(path)
+        self.entered.add(path)
         self.inside.append(module)
         if self.began < 0:  # a part alone, as where it is computed again for gradients
             return
