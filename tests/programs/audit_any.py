@@ -17,6 +17,7 @@ import multiprocessing
 import os
 import pathlib
 import re
+import resource
 import sys
 import time
 import warnings
@@ -145,7 +146,9 @@ def calls(made):
     takes, config = inspect.signature(made.forward).parameters, made.config
     torch.manual_seed(6)
     mask = (torch.arange(T) < torch.tensor([[T], [T - 4]])).long()
-    vocab = min(getattr(one, "vocab_size", None) or 99 for one in (config, getattr(config, "text_config", None) or config))
+    vocab = min(
+        getattr(one, "vocab_size", None) or 99 for one in (config, getattr(config, "text_config", None) or config)
+    )
     ids = torch.randint(5, max(vocab - 5, 6), (B, T))
     texts = {"input_ids": ids, "attention_mask": mask}
     texts |= {"decoder_input_ids": ids[:, :7], "decoder_attention_mask": mask[:, :7]}
@@ -250,7 +253,9 @@ def line(kind, seconds):
             rest = [f"{row.path} ({row.kind}) {row.verdict}: {row.note} {row.ratio or ''}" for row in report.layers
                     if row.verdict not in ("same", "not called")]  # fmt: skip
             worst = max((row.ratio for row in report.layers if row.ratio is not None), default=0)
-            words.append(f"{what}: {dict(found)} {worst:.2f} {rest[:2]}" + "masks!" * ("masks contradict" in str(report.notes)))
+            words.append(
+                f"{what}: {dict(found)} {worst:.2f} {rest[:2]}" + "masks!" * ("masks contradict" in str(report.notes))
+            )
     first = [one for one in ("DIFFERS", "judged") if one in verdicts] or verdicts
     return first[0], words
 
@@ -259,19 +264,20 @@ def work(kind, seconds, pipe):
     """Send what the audits of a kind say."""
     sys.stdout = sys.stderr = io.StringIO()
     torch.set_num_threads(1)
+    resource.setrlimit(resource.RLIMIT_CPU, (int(2 * seconds) + 2,) * 2)
     pipe.send(line(kind, seconds))
 
 
 def one_kind(kind, seconds):
-    """Audit a kind in a process of its own, which may take so long."""
+    """Audit a kind in a process of its own, whose processor may take so long, and as long again for its last call."""
     here, there = multiprocessing.Pipe(False)
     process = multiprocessing.get_context("fork").Process(target=work, args=(kind, seconds, there))
     process.start()
     there.close()
     try:
-        found = here.recv() if here.poll(5 * seconds) else ("not called", ["it takes too long"])
+        found = here.recv() if here.poll(60 * seconds) else ("not called", ["it takes too long"])
     except EOFError:
-        found = "not called", [f"its process ended with {process.exitcode}"]
+        found = "not called", ["it takes too long, or its process ended"]
     process.kill()
     process.join()
     return kind, found

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 from flax import linen, nnx
 
-from mha.models.audit.calls.listener import Listener, arguments_by_name
+from mha.models.audit.calls.listener import Listener, arguments_by_name, listen_to_kernel
 from mha.models.audit.calls.own_layers import Arguments, kind_in
 from mha.weights import foreign
 
@@ -247,6 +247,12 @@ class Watcher:
         elif self.inside:
             self.traced[self.inside[-1]] = name, np.ndim(X)
         return run(*args, **kwargs)
+
+    def kernel(self, run: Any, read: Any, *args: Any, **kwargs: Any) -> Any:
+        """Tell of a call of a kernel of attention, as a softmax if its numbers are not known."""
+        if self.copied or _has_tracers((args, kwargs)):
+            return self.note_pooling(run.__name__, run, *args, **kwargs)
+        return listen_to_kernel(run, read, self.listener)(*args, **kwargs)
 
     def finish(self) -> None:
         """Tell of the modules whose numbers were never known."""

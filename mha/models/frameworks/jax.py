@@ -16,13 +16,15 @@ from flax import core, linen, nnx
 from jax import numpy as jnp
 
 from mha.arrays import to_numpy
+from mha.models.audit.calls.kernel_call import hide_or_add
 from mha.models.audit.calls.listener import Listener, arguments_by_name, replace_attribute, why_not_plain
 from mha.models.audit.calls.own_layers import kind_in
 from mha.models.frameworks.flax_modules import CALLS, LinenModel, Watcher, params_of
 from mha.weights import foreign
 
 # Functions that make attention weights, by the modules that have them; Flax asks JAX for its softmax.
-SOFTMAX = ((jax.nn, "softmax"), (linen, "softmax"), (jax.nn, "dot_product_attention"))
+SOFTMAX = ((jax.nn, "softmax"), (linen, "softmax"))
+KERNEL = jax.nn, "dot_product_attention"
 CHECKPOINTS = ((jax, "checkpoint"), (jax, "remat"))  # which compute something twice, but nothing else
 PLAIN = "kernel", "bias"  # all that a projection has
 SLOTS = "cached_key", "cached_value", "cache_index"
@@ -117,6 +119,8 @@ def watching(model: Any, listener: Listener) -> Iterator[None]:
         for module, name in SOFTMAX:
             run = functools.partial(one.note_pooling, name, getattr(module, name))
             stack.enter_context(replace_attribute(module, name, run))
+        run = functools.partial(one.kernel, getattr(*KERNEL), read_kernel)
+        stack.enter_context(replace_attribute(*KERNEL, run))
         for module, name in CHECKPOINTS:
             stack.enter_context(replace_attribute(module, name, _not_twice))
         if isinstance(model, LinenModel):
@@ -127,6 +131,29 @@ def watching(model: Any, listener: Listener) -> Iterator[None]:
                 stack.enter_context(replace_attribute(owner, "__call__", one.listening_call(owner.__call__)))
         yield
         one.finish()
+
+
+def read_kernel(
+    query: Any,
+    key: Any,
+    value: Any,
+    bias: Any = None,
+    mask: Any = None,
+    *,
+    scale: float | None = None,
+    is_causal: bool = False,
+    query_seq_lengths: Any = None,
+    key_value_seq_lengths: Any = None,
+    local_window_size: Any = None,
+    implementation: str | None = None,
+    return_residual: bool = False,
+) -> dict[str, Any]:
+    """Read a call of JAX's kernel of attention, of heads (B, T, H, d) or (T, H, d)."""
+    if query_seq_lengths is not None:
+        raise ValueError("query_seq_lengths is not read")
+    window = (local_window_size,) * 2 if isinstance(local_window_size, int) else local_window_size
+    given = {"q": query, "k": key, "v": value, "layout": "BTHD", "causal": bool(is_causal), "scale": scale}
+    return given | {"window": window, "lengths": key_value_seq_lengths} | hide_or_add(mask, bias)
 
 
 def _parts(model: Any) -> dict[str, Any]:

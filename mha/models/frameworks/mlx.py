@@ -17,17 +17,21 @@ from mlx.utils import tree_flatten
 
 from mha import arrays as of_any
 from mha.backends.mlx.arrays import is_known
+from mha.models.audit.calls.kernel_call import hide_or_add
 from mha.models.audit.calls.listener import (
     Listener,
     arguments_by_name,
     listen_to_bases,
+    listen_to_kernel,
     replace_attribute,
     why_not_plain,
 )
 from mha.models.audit.calls.own_layers import Arguments
+from mha.parity.rule.kernel import LOWER_RIGHT
 
-# Functions that make attention weights; what MLX compiles calls them, too.
-POOLING = ((mx, "softmax"), (mx.fast, "scaled_dot_product_attention"))
+# Functions that make attention weights, and the kernel of attention; what MLX compiles calls them, too.
+SOFTMAX = mx, "softmax"
+KERNEL = mx.fast, "scaled_dot_product_attention"
 DROPOUT = (nn.Dropout, nn.Dropout2d, nn.Dropout3d)
 SHARDED = (
     nn.AllToShardedLinear, nn.ShardedToAllLinear, nn.QuantizedAllToShardedLinear, nn.QuantizedShardedToAllLinear,
@@ -94,7 +98,7 @@ def watching(model: Any, listener: Listener) -> Iterator[None]:
         for path, module in first.values():
             if callable(module):
                 stack.enter_context(_of_class(module, watcher.listening_call(path, type(module))))
-        for owner, name in POOLING:
+        for owner, name in (SOFTMAX, KERNEL):
             run = getattr(owner, name)
             # Modules have it under other names, too, as `from mlx.core import softmax` makes. Lists are copies, since
             # another thread may import.
@@ -142,11 +146,22 @@ class _Watcher:
 
         @functools.wraps(run)
         def pooling(*args: Any, **kwargs: Any) -> Any:
+            if name == KERNEL[1] and is_known((args, kwargs)):
+                return kernel(*args, **kwargs)
             X = args[0] if args else next(iter(kwargs.values()))
             self.listener.note_pooling(name, X.ndim, *self.inside[-1:])
             return run(*args, **kwargs)
 
+        kernel = listen_to_kernel(run, read_kernel, self.listener)
         return pooling
+
+
+def read_kernel(
+    q: Any, k: Any, v: Any, *, scale: float, mask: Any = None, sinks: Any = None, stream: Any = None
+) -> Any:
+    """Read a call of MLX's kernel of attention, of heads (B, H, T, d)."""
+    given = {"q": q, "k": k, "v": v, "scale": scale, "sinks": sinks}
+    return given | ({"causal": LOWER_RIGHT} if isinstance(mask, str) else hide_or_add(mask))
 
 
 def _through(module: Any, X: Any) -> Any:

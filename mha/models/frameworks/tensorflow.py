@@ -15,11 +15,13 @@ import keras
 import tensorflow as tf
 
 from mha.arrays import to_numpy
+from mha.models.audit.calls.kernel_call import hide_or_add
 from mha.models.audit.calls.listener import (
     Listener,
     arguments_by_name,
     listen_to_bases,
     listen_to_call,
+    listen_to_kernel,
     listen_to_pooling,
     replace_attribute,
     why_not_plain,
@@ -27,7 +29,8 @@ from mha.models.audit.calls.listener import (
 from mha.models.audit.calls.own_layers import Arguments
 
 # Functions that make attention weights, by the modules that have them; Keras asks TensorFlow for its softmax.
-SOFTMAX = ((tf.nn, "softmax"), (keras.ops, "dot_product_attention"))
+SOFTMAX = ((tf.nn, "softmax"),)
+KERNELS = ((keras.ops, "dot_product_attention"), (keras.ops.nn, "dot_product_attention"))
 DROPOUT = ("Dropout", "SpatialDropout1D", "SpatialDropout2D", "SpatialDropout3D", "AlphaDropout", "GaussianDropout",
            "GaussianNoise")  # fmt: skip
 FUNCTIONS = ((tf.nn, "dropout"), (keras.random, "dropout"))  # of which the first argument goes through
@@ -111,7 +114,27 @@ def watching(model: Any, listener: Listener) -> Iterator[None]:
             stack.enter_context(replace_attribute(owner, name, _through(getattr(owner, name))))
         for owner, name in SOFTMAX:
             stack.enter_context(replace_attribute(owner, name, listen_to_pooling(getattr(owner, name), name, listener)))
+        for owner, name in KERNELS:
+            run = listen_to_kernel(getattr(owner, name), read_kernel, listener)
+            stack.enter_context(replace_attribute(owner, name, run))
         yield
+
+
+def read_kernel(
+    query: Any,
+    key: Any,
+    value: Any,
+    bias: Any = None,
+    mask: Any = None,
+    scale: float | None = None,
+    is_causal: bool = False,
+    flash_attention: bool | None = None,
+    attn_logits_soft_cap: float | None = None,
+) -> dict[str, Any]:
+    """Read a call of Keras's kernel of attention, of heads (B, T, H, d)."""
+    given = {"q": query, "k": key, "v": value, "layout": "BTHD", "causal": bool(is_causal), "scale": scale}
+    pairs = None if mask is None else to_numpy(mask) != 0
+    return given | {"softcap": attn_logits_soft_cap} | hide_or_add(pairs, bias)
 
 
 def _through(run: Any) -> Any:

@@ -17,7 +17,6 @@ import torch
 from torch.nn import functional
 from torch.nn.attention import flex_attention as flex
 
-from mha import arrays
 from mha.models.audit.calls.kernel_call import hide_or_add
 from mha.models.audit.calls.listener import Listener, replace_attribute
 
@@ -39,7 +38,7 @@ def read_fused(
 ) -> dict[str, Any]:
     """Read a call of `scaled_dot_product_attention`."""
     given = {"q": query, "k": key, "v": value, "causal": bool(is_causal), "scale": scale}
-    return given | hide_or_add(*numpy_masks(attn_mask))
+    return given | hide_or_add(attn_mask)
 
 
 def read_flexible(
@@ -59,7 +58,7 @@ def read_flexible(
     scores = query.double() @ keys.mT * scale  # (B, H, Q, K)
     places = [torch.arange(n, device=query.device) for n in scores.shape]
     added = at_each_pair(score_mod, True)(scores, *places) - scores  # (B, H, Q, K)
-    return given | hide_or_add(*numpy_masks(mask, added))
+    return given | hide_or_add(mask, added)
 
 
 def visible_pairs(mask_mod: Any, shape: tuple[int, ...], device: Any) -> torch.Tensor:
@@ -93,17 +92,12 @@ def read_function(function: Any, eager: bool, args: tuple[Any, ...], kwargs: dic
         causal = given.get("is_causal")
         found["causal"] = query.shape[2] > 1 and bool(getattr(module, "is_causal", True) if causal is None else causal)
     mask = None if mask is None else mask[..., : key.shape[2]]
-    sinks = next((X for X in (given.get("s_aux"), given.get("sinks"), getattr(module, "sinks", None)) if X is not None), None)
-    if sinks is not None:
+    every = given.get("s_aux"), given.get("sinks"), getattr(module, "sinks", None)
+    if (sinks := next((X for X in every if X is not None), None)) is not None:
         if sinks.numel() != query.shape[1]:
             raise ValueError(f"sinks have shape {tuple(sinks.shape)}, expected one for each head of queries")
-        found["sinks"] = sinks.detach().reshape(-1)  # (H,)
-    return found | hide_or_add(*numpy_masks(mask, given.get("position_bias")))
-
-
-def numpy_masks(*masks: Any) -> list[Any]:
-    """Return masks as arrays of NumPy; of None, None."""
-    return [None if X is None else arrays.to_numpy(X.detach()) for X in masks]
+        found["sinks"] = sinks.reshape(-1)  # (H,)
+    return found | hide_or_add(mask, given.get("position_bias"))
 
 
 KERNELS = {functional.scaled_dot_product_attention: read_fused}

@@ -14,7 +14,7 @@ from mha.core import dispatch
 from mha.core.options import checks
 from mha.parity.diagnosis.compare.kernels import report_on_kernel
 from mha.parity.diagnosis.compare.report import Report
-from mha.parity.rule.kernel import heads_first, kernel_problem
+from mha.parity.rule.kernel import kernel_problem
 from mha.parity.rule.rules import UNIT
 
 LOW = -1e4  # a number below it, added to scores, hides
@@ -53,7 +53,10 @@ def report_on_call(call: KernelCall, output: Any) -> tuple[Report, np.ndarray] |
     """
     given = dict(call.given)
     layout = given.pop("layout", "BHTD")
-    inputs, output = in_one_batch({name: given.pop(name) for name in INPUTS} | {"output": copied(output)}, given, layout)
+    output = output[0] if isinstance(output, tuple) else output
+    inputs, output = in_one_batch(
+        {name: given.pop(name) for name in INPUTS} | {"output": copied(output)}, given, layout
+    )
     dtype = max((checks.dtype_name(X.dtype) for X in (*inputs.values(), output)), key=UNIT.__getitem__)
     asked = kernel_problem(**inputs, **given, dtype=dtype, empty_rows=False)
     if not asked.rows_that_count.any():
@@ -70,8 +73,8 @@ def in_one_batch(
     """
     if any(X.ndim < 2 for X in heads.values()):
         raise ValueError(f"q has shape {heads['q'].shape}, expected (..., tokens, features)")
-    if layout != "BHTD":
-        heads = {name: heads_first(name, X, layout) for name, X in heads.items()}
+    if layout == "BTHD":
+        heads = {name: X.swapaxes(-3, -2) for name, X in heads.items()}  # (..., H or G, T, d)
     axes = max(3, *(X.ndim for X in heads.values()))
     heads = {name: X[(None,) * (axes - X.ndim)] for name, X in heads.items()}  # (..., H or G, T, d)
     before = np.broadcast_shapes(*(X.shape[:-3] for X in heads.values()))
@@ -88,11 +91,11 @@ def in_one_batch(
     return flat, output
 
 
-def hide_or_add(*masks: np.ndarray | None) -> dict[str, np.ndarray]:
-    """Return the mask, True = may attend, and the bias of masks: each of booleans, or of numbers that are added."""
+def hide_or_add(*masks: Any) -> dict[str, np.ndarray]:
+    """Return the mask, True = may attend, and the bias of masks: each of booleans, or of numbers that are added, or None."""
     seen: Any = True
     bias: Any = 0.0
-    for X in masks:
+    for X in map(copied, masks):
         if X is not None and X.dtype == bool:
             seen = seen & X
         elif X is not None:

@@ -125,6 +125,21 @@ def listen_to_pooling(run: Any, name: str, listener: Listener) -> Any:
     return call
 
 
+def listen_to_kernel(run: Any, read: Callable[..., dict[str, Any]], listener: Listener) -> Any:
+    """Wrap a kernel of attention, so that a listener is told what enters and leaves it; read: reads its arguments."""
+
+    @functools.wraps(run)
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        X = next(X for X in (*args, *kwargs.values()) if hasattr(X, "shape"))
+        call = listener.enter_kernel(run.__name__, len(X.shape), functools.partial(read, *args, **kwargs))
+        output = run(*args, **kwargs)
+        if call is not None:
+            listener.leave_kernel(call, output)
+        return output
+
+    return kernel
+
+
 def why_not_plain(arrays: Mapping[str, Any], is_float: Callable[[Any], bool], plain: tuple[str, ...]) -> str:
     """Say why the arrays of a projection are not the plain ones of these names, in floats; "" if they are."""
     if any("lora" in name.lower() for name in arrays):

@@ -77,6 +77,7 @@ class Session:
         self.inside: list[Any] = []  # the modules of the stack
         self.began = -1  # the place in the stack of the model whose call counts; -1 = none does
         self.open: dict[str, CapturedCall] = {}
+        self.kernel: KernelCall | None = None  # the one that is running
         self.own = OwnLayers(adapter)
         self.inner = self.own.inner
         self.pools: dict[str, tuple[str, int]] = {}  # by path, the softmax or kernel outside of all known layers
@@ -120,6 +121,7 @@ class Session:
         while self.stack.pop() != path:
             pass
         del self.inside[len(self.stack) :]
+        self.kernel = None  # it raised
         if self.began < 0:
             return None
         instead = None
@@ -148,7 +150,7 @@ class Session:
 
     def note_pooling(self, function: str, axes: int, path: str | None = None) -> None:
         """Note a softmax or an attention kernel outside of the known layers."""
-        if path is None and self.began < 0:
+        if path is None and (self.began < 0 or self.kernel is not None):
             return
         where, inside = (self.stack[-1], self.open) if path is None else (path, self.layers)
         if any(is_at(where, path) for path in inside):
@@ -162,10 +164,12 @@ class Session:
             return None
         call = KernelCall(function, self.stack[-1], self.call.number, kind=kind_of(self.stack, self.inside))
         call.read(read)
+        self.kernel = call
         return call
 
     def leave_kernel(self, call: KernelCall, output: Any) -> None:
         """Keep what left a kernel until the layer around it is judged; judge it if there is none that is known."""
+        self.kernel = None
         around = [captured for path, captured in self.open.items() if is_at(call.path, path)]
         if around:
             around[-1].kernels.append((call, output))
