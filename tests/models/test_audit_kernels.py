@@ -4,6 +4,7 @@ Letters: B samples, T tokens (Q queries, K keys), H heads of queries, G of keys 
 """
 
 import importlib
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -39,7 +40,7 @@ class OfTorch:
     """PyTorch's kernel: its forms, with arguments by name."""
 
     backend, place, name = "torch", "torch.nn.functional", "scaled_dot_product_attention"
-    forms = {
+    forms: ClassVar = {
         "plain": {}, "causal": {"is_causal": True}, "scale": {"scale": 0.7}, "mask": {"attn_mask": PAIRS},
         "bias": {"attn_mask": ADDED}, "dropout": {"dropout_p": 0.5}, "one head": {"heads": 1},
         "shared heads": {"heads": G, "enable_gqa": True},
@@ -69,7 +70,7 @@ class OfKeras(OfTorch):
     """Keras's kernel."""
 
     backend, place, name, layout = "tensorflow", "keras.ops", "dot_product_attention", "BTHD"
-    forms = {
+    forms: ClassVar = {
         "plain": {}, "causal": {"is_causal": True}, "scale": {"scale": 0.7}, "mask": {"mask": PAIRS},
         "bias": {"bias": ADDED}, "both": {"mask": PAIRS, "bias": ADDED},
     }  # fmt: skip
@@ -103,7 +104,7 @@ class OfJax(OfTorch):
     """JAX's kernel."""
 
     backend, place, name, layout = "jax", "jax.nn", "dot_product_attention", "BTHD"
-    forms = {
+    forms: ClassVar = {
         "causal and shared": {"heads": G, "is_causal": True, "scale": 0.7},
         "masks": {"mask": PAIRS, "bias": ADDED, "local_window_size": 3},
         "lengths": {"key_value_seq_lengths": np.array([7, 4], "int32"), "local_window_size": (3, 1)},
@@ -132,7 +133,7 @@ class OfMlx(OfTorch):
     """MLX's kernel."""
 
     backend, place, name = "mlx", "mlx.core.fast", "scaled_dot_product_attention"
-    forms = {
+    forms: ClassVar = {
         "plain": {"heads": G}, "causal": {"mask": "causal"}, "mask": {"mask": PAIRS}, "bias": {"mask": ADDED},
         "sinks": {"sinks": np.linspace(-1, 2, H, dtype="float32")},
     }  # fmt: skip
@@ -240,7 +241,7 @@ def test_a_kernel_that_cannot_be_read_is_not_known():
         return torch.nn.functional.scaled_dot_product_attention(X, X, X[..., :0])
 
     report = [None]
-    with pytest.raises(ValueError, match="no attention layer of the model is known.*what enters or leaves its kernel"):
+    with pytest.raises(ValueError, match=r"no attention layer of the model is known.*what enters or leaves its kernel"):
         report[0] = parity.audit(OfTorch.model(run), torch.ones(B, H, Q, d))
     assert report == [None]
 
@@ -272,9 +273,8 @@ def test_a_wrong_layer_with_a_right_kernel_says_so():
     import torch
     from transformers import LlamaConfig, LlamaModel
 
-    config = LlamaConfig(
-        vocab_size=37, hidden_size=24, intermediate_size=29, num_hidden_layers=2, num_attention_heads=4
-    )
+    sizes = {"hidden_size": 24, "intermediate_size": 29, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = LlamaConfig(vocab_size=37, **sizes)
     torch.manual_seed(1)
     model = LlamaModel(config).eval()
     wrong = model.layers[1].self_attn

@@ -21,6 +21,7 @@ import resource
 import sys
 import time
 import warnings
+from multiprocessing.pool import ThreadPool
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TRANSFORMERS_VERBOSITY"] = "critical"
@@ -41,8 +42,9 @@ SIZES = {
     "prediction_hidden_size d_attn conv_hidden_size decoder_embed_dim decoder_hidden_dim latent_dim",
     2: "num_hidden_layers n_layer n_layers encoder_layers decoder_layers num_layers num_decoder_layers depth "
     "num_encoder_layers encoder_num_layers decoder_num_layers num_hidden_layers_vision num_attention_layers "
-    "decoder_depth text_num_layers vision_num_layers num_blocks num_experts_per_tok num_experts_per_token top_k moe_topk "
-    "top_k_experts num_codebooks predictor_num_hidden_layers num_transformer_layers encoder_depth num_global_layers",
+    "decoder_depth text_num_layers vision_num_layers num_blocks num_experts_per_tok num_experts_per_token top_k "
+    "moe_topk top_k_experts num_codebooks predictor_num_hidden_layers num_transformer_layers "
+    "encoder_depth num_global_layers",
     4: "num_attention_heads n_head n_heads attention_heads num_heads encoder_attention_heads decoder_attention_heads "
     "encoder_num_attention_heads decoder_num_attention_heads num_experts num_local_experts n_routed_experts "
     "moe_num_experts decoder_num_heads encoder_num_heads num_query_heads predictor_num_attention_heads",
@@ -57,24 +59,28 @@ NAMES |= {
     "patch_size": 8, "num_mel_bins": 16, "input_feat_per_channel": 16, "max_source_positions": 30, "pad_token_id": 0,
     "num_conv_pos_embeddings": 4, "num_conv_pos_embedding_groups": 2, "bos_token_id": 1, "eos_token_id": 2,
     "num_frames": 4, "rotary_dim": 4, "window_size": 4, "local_attention": 6, "q_lora_rank": 12, "kv_lora_rank": 16,
-    "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8, "n_group": 1, "topk_group": 1, "decoder_start_token_id": 1,
-    "max_position_embeddings": 128, "n_positions": 128, "index_n_heads": 2, "index_head_dim": 8, "index_topk": 64,
+    "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8, "n_group": 1, "topk_group": 1,
+    "decoder_start_token_id": 1, "max_position_embeddings": 128, "n_positions": 128, "index_n_heads": 2,
+    "index_head_dim": 8, "index_topk": 64,
     "global_head_dim": 8, "sliding_window": 6, "num_global_key_value_heads": 2, "first_k_dense_replace": 1,
     "n_shared_experts": 1, "vocab_size_per_layer_input": 99, "hidden_size_per_layer_input": 16, "mamba_n_heads": 4,
     "mamba_d_head": 16, "mamba_d_state": 8, "mamba_n_groups": 1, "linear_key_head_dim": 8, "linear_value_head_dim": 8,
-    "linear_num_key_heads": 2, "linear_num_value_heads": 4, "mamba_num_heads": 4, "mamba_head_dim": 16, "ssm_state_size": 8,
+    "linear_num_key_heads": 2, "linear_num_value_heads": 4, "mamba_num_heads": 4, "mamba_head_dim": 16,
+    "ssm_state_size": 8,
     "num_queries": 5, "num_latents": 5, "d_latents": 32, "spatial_merge_size": 2, "temporal_patch_size": 1,
     "image_token_id": 3, "video_token_id": 4, "audio_token_id": 4, "image_token_index": 3, "audio_token_index": 4,
     "type_vocab_size": 2, "num_attention_heads_vision": 4, "attn_layer_period": 2, "attn_layer_offset": 1,
-    "attn_layer_indices": [1], "expert_layer_period": 2, "expert_layer_offset": 1, "num_buckets": 8, "max_2d_position_embeddings": 128,
+    "attn_layer_indices": [1], "expert_layer_period": 2, "expert_layer_offset": 1, "num_buckets": 8,
+    "max_2d_position_embeddings": 128,
 }  # fmt: skip
 # Configurations of which these sizes make no model; others, until one is built and called.
 VARIANTS = (
     {}, {"head_dim": None}, {"num_key_value_heads": 4}, {"head_dim": None, "num_key_value_heads": 4},
     {"hidden_size": 64, "head_dim": 16}, {"image_size": None, "patch_size": None},
     {"hidden_size": None, "num_attention_heads": None, "num_key_value_heads": None, "head_dim": None},
-    {"image_size": 64, "patch_size": 16}, {"num_hidden_layers": 8}, dict.fromkeys(NAMES) | {"num_hidden_layers": 2, "vocab_size": 99},
-    dict.fromkeys(NAMES),
+    {"image_size": 64, "patch_size": 16}, {"num_hidden_layers": 8}, {"num_hidden_layers": 8, "head_dim": None},
+    {"mrope_section": [0, 1, 1]}, {"mrope_section": [0, 1, 1], "head_dim": None},
+    dict.fromkeys(NAMES) | {"num_hidden_layers": 2, "vocab_size": 99}, dict.fromkeys(NAMES),
 )  # fmt: skip
 
 
@@ -93,7 +99,7 @@ def configuration(kind, changed):
                 found |= {listed: list(dict.fromkeys(types)), "num_hidden_layers": len(set(types))}
         rope = own.get("rope_parameters")
         if isinstance(rope, dict) and "mrope_section" in rope:
-            found["rope_parameters"] = rope | {"mrope_section": [1, 1, 2]}
+            found["rope_parameters"] = rope | {"mrope_section": changed.get("mrope_section", [1, 1, 2])}
         return found
 
     return CONFIG_MAPPING[kind](**sizes(CONFIG_MAPPING[kind]()))
@@ -177,6 +183,13 @@ def calls(made):
     both = {name: hidden for name in ("hidden_states", "query_embeds", "encoder_hidden_states") if name in takes}
     if len(both) > 1:
         yield both
+    if "grid_thw" in takes:  # of the patches of a picture, in a row
+        grid, own = torch.tensor([[1, 4, 4]]), getattr(config, "vision_config", config)
+        frames, side = getattr(own, "temporal_patch_size", 1), own.patch_size
+        for width in (3 * frames * side**2, 3 * side**2):
+            for name in {"hidden_states", "pixel_values"} & set(takes):
+                yield {name: torch.randn(16, width), "grid_thw": grid}
+        yield {name: torch.randn(1, 16, 3, side, side) for name in {"pixel_values"} & set(takes)} | {"grid_thw": grid}
     if "past_values" in takes:
         yield {"past_values": torch.randn(B, 64)}
         yield {"past_values": torch.randn(B, 512, 7)}
@@ -253,9 +266,8 @@ def line(kind, seconds):
             rest = [f"{row.path} ({row.kind}) {row.verdict}: {row.note} {row.ratio or ''}" for row in report.layers
                     if row.verdict not in ("same", "not called")]  # fmt: skip
             worst = max((row.ratio for row in report.layers if row.ratio is not None), default=0)
-            words.append(
-                f"{what}: {dict(found)} {worst:.2f} {rest[:2]}" + "masks!" * ("masks contradict" in str(report.notes))
-            )
+            contradict = ", masks contradict" * ("masks contradict" in str(report.notes))
+            words.append(f"{what}: {dict(found)} {worst:.2f} {rest[:2]}{contradict}")
     first = [one for one in ("DIFFERS", "judged") if one in verdicts] or verdicts
     return first[0], words
 
@@ -301,8 +313,6 @@ def main():
     parser.add_argument("--jobs", type=int, default=2)
     given = parser.parse_args()
     counts = collections.Counter()
-    from multiprocessing.pool import ThreadPool
-
     with ThreadPool(given.jobs) as pool:
         parity.audit(torch.nn.TransformerEncoderLayer(8, 2, 8), torch.randn(1, 3, 8))  # which loads what audits need
         every = given.kinds or kinds()

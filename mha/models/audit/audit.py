@@ -47,8 +47,8 @@ def audit(model: Any, *args: Any, like: Any = None, layers: Any = None, **kwargs
     seen. The call runs without dropout and gradients; the model stays as it was.
 
     Raises:
-        ValueError: if no attention layer is known, and no call of a kernel was judged; the message lists what was found.
-            If like= has no arrays for a layer of layers=, or others in size; the message says which path lacks what.
+        ValueError: if no attention layer is known, and no call of a kernel; the message lists what was found. If like=
+            has no arrays for a layer of layers=, or others in size; the message says which path lacks what.
         TypeError, ValueError: if an argument is not as above. What the model raises goes on.
     """
     watching = Watch(model, like, layers, once=copy_caches((args, kwargs)))

@@ -156,9 +156,7 @@ class _Watcher:
         return pooling
 
 
-def read_kernel(
-    q: Any, k: Any, v: Any, *, scale: float, mask: Any = None, sinks: Any = None, stream: Any = None
-) -> Any:
+def read_kernel(q: Any, k: Any, v: Any, *, scale: float, mask: Any = None, sinks: Any = None, **idle: Any) -> Any:
     """Read a call of MLX's kernel of attention, of heads (B, H, T, d)."""
     given = {"q": q, "k": k, "v": v, "scale": scale, "sinks": sinks}
     return given | ({"causal": LOWER_RIGHT} if isinstance(mask, str) else hide_or_add(mask))

@@ -1,7 +1,7 @@
 """Read calls of PyTorch's kernels of attention, and of the attention functions of transformers.
 
-Source: `AttentionInterface` of transformers 5.23. A model fetches one of its functions by name, or its own eager one; each
-takes a module, heads (B, H, T, d), a mask and options by name, and returns the output as (B, Q, H, d).
+Source: `AttentionInterface` of transformers 5.23. A model fetches one of its functions by name, or its own eager one;
+each takes a module, heads (B, H, T, d), a mask and options by name, and returns the output as (B, Q, H, d).
 
 Letters: B samples, H heads, T tokens (Q queries, K keys), d width of a head.
 """

@@ -54,9 +54,8 @@ def report_on_call(call: KernelCall, output: Any) -> tuple[Report, np.ndarray] |
     given = dict(call.given)
     layout = given.pop("layout", "BHTD")
     output = output[0] if isinstance(output, tuple) else output
-    inputs, output = in_one_batch(
-        {name: given.pop(name) for name in INPUTS} | {"output": copied(output)}, given, layout
-    )
+    heads = {name: given.pop(name) for name in INPUTS} | {"output": copied(output)}
+    inputs, output = in_one_batch(heads, given, layout)
     dtype = max((checks.dtype_name(X.dtype) for X in (*inputs.values(), output)), key=UNIT.__getitem__)
     asked = kernel_problem(**inputs, **given, dtype=dtype, empty_rows=False)
     if not asked.rows_that_count.any():
@@ -92,7 +91,7 @@ def in_one_batch(
 
 
 def hide_or_add(*masks: Any) -> dict[str, np.ndarray]:
-    """Return the mask, True = may attend, and the bias of masks: each of booleans, or of numbers that are added, or None."""
+    """Return the mask, True = may attend, and the bias in masks: booleans, numbers that are added, or None."""
     seen: Any = True
     bias: Any = 0.0
     for X in map(copied, masks):
