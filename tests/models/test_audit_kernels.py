@@ -3,7 +3,10 @@
 Letters: B samples, T tokens (Q queries, K keys), H heads of queries, G of keys and values, d the width of a head.
 """
 
+import copy
+import functools
 import importlib
+import types
 from typing import ClassVar
 
 import numpy as np
@@ -269,16 +272,93 @@ def test_functions_of_flex_attention_are_evaluated():
 
 
 @pytest.mark.backends("torch")
-def test_a_wrong_layer_with_a_right_kernel_says_so():
+def test_arguments_of_functions_of_transformers_are_read():
+    import torch
+
+    from mha.models.frameworks.torch_kernels import read_function
+
+    def fused(module, query, key, value, attention_mask, scaling=None, is_causal=None, **more):
+        """A function of the library."""
+
+    def with_levels(module, query, key, value, attention_mask, levels=None):
+        """A function with an argument of its own."""
+
+    def flash(module, query, key, value, attention_mask):
+        """A function that has texts packed."""
+
+    module, (q, k, v) = types.SimpleNamespace(), map(torch.from_numpy, heads())
+    read = functools.partial(read_function, fused, False)
+    assert read((module, q, k, v, None), {"scaling": 0.5, "softcap": 3.0}) == {
+        "q": q, "k": k, "v": v, "causal": True, "scale": 0.5, "softcap": 3.0}  # fmt: skip
+    module.is_causal = False
+    assert not read((module, q, k, v), {"attention_mask": None})["causal"]
+    assert read((module, q, k, v, None, 0.25, True), {})["causal"]
+    assert read((module, q, k, v, None, 0.25), {})["scale"] == 0.25
+    assert not read((module, q[:, :, :1], k, v, None), {"is_causal": True})["causal"]
+    assert "causal" not in read_function(fused, True, (module, q, k, v, None), {"is_causal": True})
+    seen = torch.from_numpy(PAIRS)
+    given = read((module, q, k, v, torch.cat([seen, seen], -1)), {"position_bias": torch.from_numpy(ADDED)})
+    np.testing.assert_array_equal(given["mask"], np.broadcast_to(PAIRS, given["mask"].shape))
+    np.testing.assert_array_equal(given["bias"], ADDED)
+    module.sinks = torch.arange(H)
+    assert read((module, q, k, v, seen), {})["sinks"].tolist() == [*range(H)]
+    assert read((module, q, k, v, seen), {"s_aux": 2 * module.sinks})["sinks"].tolist() == [*range(0, 2 * H, 2)]
+    for function, more, what in (
+        (fused, {"sinks": torch.ones(2)}, "sinks have shape"), (with_levels, {"levels": 1}, "levels of with_levels"),
+        (flash, {}, "flash is not read"),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=what):
+            read_function(function, False, (module, q, k, v, seen), more)
+
+
+@pytest.mark.backends("torch")
+def test_a_kernel_that_is_left_out_is_not_judged():
+    one = Torch((np.ones((Q, Q), bool), np.tri(Q, dtype=bool)))
+    report = parity.audit(one.model, one.X, layers={"1": None})
+    assert [(row.path, row.kind, row.verdict) for row in report.layers] == [
+        ("0", OfTorch.name, "same"), ("1", "left out", "not known")]  # fmt: skip
+    assert report
+
+
+def small_llama():
+    """A LLaMA of two layers with random weights, and the arguments of a call."""
     import torch
     from transformers import LlamaConfig, LlamaModel
 
     sizes = {"hidden_size": 24, "intermediate_size": 29, "num_hidden_layers": 2, "num_attention_heads": 4}
-    config = LlamaConfig(vocab_size=37, **sizes)
     torch.manual_seed(1)
-    model = LlamaModel(config).eval()
-    wrong = model.layers[1].self_attn
-    wrong.scaling = 0.9
-    report = parity.audit(model, torch.arange(1, 8)[None])
+    return LlamaModel(LlamaConfig(vocab_size=37, **sizes)).eval(), torch.arange(1, 8)[None]
+
+
+@pytest.mark.backends("torch")
+def test_a_wrong_layer_with_a_right_kernel_says_so():
+    model, tokens = small_llama()
+    model.layers[1].self_attn.scaling = 0.9
+    report = parity.audit(model, tokens)
     assert [(row.verdict, row.note) for row in report.layers] == [("same", ""), ("differs", RIGHT)]
     assert report.mended.paths == ("layers.1.self_attn",)
+
+
+@pytest.mark.backends("torch")
+@pytest.mark.parametrize("right", [True, False])
+def test_a_layer_that_is_not_known_says_what_its_kernel_is(monkeypatch, right):
+    import torch
+
+    model, tokens = small_llama()
+    layer = model.layers[1].self_attn
+    torch.nn.utils.parametrizations.weight_norm(layer.q_proj)
+    layer.config = copy.copy(layer.config)
+    layer.config._attn_implementation = "eager"
+    file = importlib.import_module(type(layer).__module__)
+    own = file.eager_attention_forward
+
+    def wrong(*args, **options):
+        return own(*args, **options | {"scaling": 0.9 * options["scaling"]})
+
+    monkeypatch.setattr(file, "eager_attention_forward", own if right else functools.wraps(own)(wrong))
+    report = parity.audit(model, tokens)
+    assert [row.verdict for row in report.layers] == ["same", "not known", *["differs"] * (not right)], report
+    assert report.unknown[0].note.endswith(
+        f"parametrised; {RIGHT if right else 'its kernel is wrong for what entered it'}"
+    )
+    assert not report
