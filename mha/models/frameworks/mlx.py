@@ -27,7 +27,7 @@ from mha.models.audit.calls.listener import (
     why_not_plain,
 )
 from mha.models.audit.calls.own_layers import Arguments
-from mha.parity.rule.kernel import LOWER_RIGHT
+from mha.parity.rule.kernel_call import LOWER_RIGHT
 
 # Functions that make attention weights, and the kernel of attention; what MLX compiles calls them, too.
 SOFTMAX = mx, "softmax"

@@ -14,7 +14,7 @@ from mha.core import dispatch
 from mha.core.options import checks
 from mha.parity.diagnosis.compare.kernels import report_on_kernel
 from mha.parity.diagnosis.compare.report import Report
-from mha.parity.rule.kernel import kernel_problem
+from mha.parity.rule.kernel_call import kernel_problem
 from mha.parity.rule.rules import UNIT
 
 LOW = -1e4  # a number below it, added to scores, hides
