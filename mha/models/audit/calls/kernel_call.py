@@ -57,7 +57,8 @@ def report_on_call(call: KernelCall, output: Any) -> tuple[Report, np.ndarray] |
     heads = {name: given.pop(name) for name in INPUTS} | {"output": copied(output)}
     inputs, output = in_one_batch(heads, given, layout)
     dtype = max((checks.dtype_name(X.dtype) for X in (*inputs.values(), output)), key=UNIT.__getitem__)
-    asked = kernel_problem(**inputs, **given, dtype=dtype, empty_rows=False)
+    options: dict[str, Any] = inputs | given
+    asked = kernel_problem(**options, dtype=dtype, empty_rows=False)
     if not asked.rows_that_count.any():
         return None
     return report_on_kernel(asked, output.astype(dtype)), asked.visible
