@@ -13,5 +13,6 @@ SECONDS = 9
 PARALLEL = ("plan", "parallelize", "gather", "save", "load")
 RANKS = True
 ALONE = {
+    "models/frameworks/torch_kernels.py": "models call kernels in several ways, also by names of `transformers`",
     "weights.py: canonical": "a kernel is stored as (out, in)",
 }

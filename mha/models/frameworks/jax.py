@@ -119,7 +119,7 @@ def watching(model: Any, listener: Listener) -> Iterator[None]:
         for module, name in SOFTMAX:
             run = functools.partial(one.note_pooling, name, getattr(module, name))
             stack.enter_context(replace_attribute(module, name, run))
-        run = functools.partial(one.kernel, getattr(*KERNEL), read_kernel)
+        run = functools.partial(one.kernel, getattr(*KERNEL), _read_kernel)
         stack.enter_context(replace_attribute(*KERNEL, run))
         for module, name in CHECKPOINTS:
             stack.enter_context(replace_attribute(module, name, _not_twice))
@@ -133,7 +133,7 @@ def watching(model: Any, listener: Listener) -> Iterator[None]:
         one.finish()
 
 
-def read_kernel(
+def _read_kernel(
     query: Any,
     key: Any,
     value: Any,

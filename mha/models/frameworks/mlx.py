@@ -152,11 +152,11 @@ class _Watcher:
             self.listener.note_pooling(name, X.ndim, *self.inside[-1:])
             return run(*args, **kwargs)
 
-        kernel = listen_to_kernel(run, read_kernel, self.listener)
+        kernel = listen_to_kernel(run, _read_kernel, self.listener)
         return pooling
 
 
-def read_kernel(q: Any, k: Any, v: Any, *, scale: float, mask: Any = None, sinks: Any = None, **idle: Any) -> Any:
+def _read_kernel(q: Any, k: Any, v: Any, *, scale: float, mask: Any = None, sinks: Any = None, **idle: Any) -> Any:
     """Read a call of MLX's kernel of attention, of heads (B, H, T, d)."""
     given = {"q": q, "k": k, "v": v, "scale": scale, "sinks": sinks}
     return given | ({"causal": LOWER_RIGHT} if isinstance(mask, str) else hide_or_add(mask))

@@ -115,12 +115,12 @@ def watching(model: Any, listener: Listener) -> Iterator[None]:
         for owner, name in SOFTMAX:
             stack.enter_context(replace_attribute(owner, name, listen_to_pooling(getattr(owner, name), name, listener)))
         for owner, name in KERNELS:
-            run = listen_to_kernel(getattr(owner, name), read_kernel, listener)
+            run = listen_to_kernel(getattr(owner, name), _read_kernel, listener)
             stack.enter_context(replace_attribute(owner, name, run))
         yield
 
 
-def read_kernel(
+def _read_kernel(
     query: Any,
     key: Any,
     value: Any,
