@@ -6,7 +6,7 @@ Letters as in the lessons. A text is a sample, or one of several that are packed
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -61,16 +61,6 @@ class Kernel:
         """Return the same in another dtype; sinks stay in float32 at least, as kernels take them."""
         sinks = None if self.sinks is None else self.sinks.astype(at_least_float32(dtype))
         return Kernel(dataclasses.replace(self.config, dtype=dtype), sinks)
-
-
-class Terms(NamedTuple):
-    """The magnitudes of the terms whose sum each number of an array is, before they cancel."""
-
-    output: np.ndarray  # (B, H, Q, dv)
-    lse: np.ndarray  # (B, H, Q, 1)
-    queries: np.ndarray  # (B, H, Q, d)
-    keys: np.ndarray  # (B, G, K, d)
-    values: np.ndarray  # (B, G, K, dv)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -149,20 +139,37 @@ class KernelProblem(Problem):
         return KernelPrecision.of(self)
 
     @functools.cached_property
-    def terms(self) -> Terms:
-        """Return the magnitudes of the terms of each number, and of what the rounding of scores makes of them."""
-        H, G, scale = self.config.num_heads, self.config.num_key_value_heads, self.scale
-        heads = ((self.queries, H), (self.keys, G), (self.values, G), (self._cotangent("float64"), H))
-        q, k, v, by_pooled = (np.abs(finite(split(X.astype(np.float64), n))) for X, n in heads)  # (B, H or G, T, d)
-        k, v = (np.repeat(X, H // G, 1) for X in (k, v))  # (B, H, K, d)
-        products = np.where(self.visible, scale * (q @ k.swapaxes(2, 3)), 0)  # (B, H, Q, K)
+    def sizes_of_heads(self) -> tuple[np.ndarray, ...]:
+        """Return the magnitudes of queries, keys and values of each head of queries, (B, H, T, d), and of weights.
+
+        Those of weights, (B, H, Q, K), have that of the rounding of scores in them; last are those of products.
+        """
+        times = self.config.num_heads // self.config.num_key_value_heads
+        given = zip((self.queries, self.keys, self.values), self.numbers, strict=True)
+        q, k, v = (np.abs(finite(split(X.astype(np.float64), n))) for X, n in given)  # (B, H or G, T, d)
+        k, v = (np.repeat(X, times, 1) for X in (k, v))  # (B, H, K, d)
+        products = np.where(self.visible, self.scale * (q @ k.swapaxes(2, 3)), 0)  # (B, H, Q, K)
         weights = finite(self.oracle["weights"]) * (1 + OF_SCORES * products)  # (B, H, Q, K)
+        return q, k, v, weights, products
+
+    def terms(self, name: str) -> np.ndarray:
+        """Return the magnitude of the terms of which each number of an array is a sum, before they cancel, by heads."""
+        q, k, v, weights, products = self.sizes_of_heads
+        if name == "output":
+            return np.asarray(weights @ v)  # (B, H, Q, dv)
+        if name == LSE:
+            return np.maximum(products.max(-1, initial=1, keepdims=True), np.abs(finite(self.oracle[LSE])))
+        by_pooled = np.abs(finite(split(self._cotangent("float64"), self.config.num_heads)))  # (B, H, Q, dv)
+        if name == GRADIENT + "values":
+            return self.unshare(weights.swapaxes(2, 3) @ by_pooled)  # (B, G, K, dv)
         by_weights = by_pooled @ v.swapaxes(2, 3)  # (B, H, Q, K)
-        by_scores = scale * weights * (by_weights + (weights * by_weights).sum(-1, keepdims=True))  # (B, H, Q, K)
-        by_keys, by_values = by_scores.swapaxes(2, 3) @ q, weights.swapaxes(2, 3) @ by_pooled  # (B, H, K, d)
-        by_keys, by_values = (X.reshape(len(X), G, H // G, *X.shape[2:]).sum(2) for X in (by_keys, by_values))
-        lse = np.maximum(products.max(-1, initial=1, keepdims=True), np.abs(finite(self.oracle[LSE])))  # (B, H, Q, 1)
-        return Terms(weights @ v, lse, by_scores @ k, by_keys, by_values)
+        by_scores = self.scale * weights * (by_weights + (weights * by_weights).sum(-1, keepdims=True))  # (B, H, Q, K)
+        return self.unshare(by_scores.swapaxes(2, 3) @ q) if name == GRADIENT + "keys" else by_scores @ k
+
+    def unshare(self, X: np.ndarray) -> np.ndarray:
+        """Sum what heads of queries have of a head that they share: (B, H, K, d) -> (B, G, K, d)."""
+        G = self.config.num_key_value_heads
+        return np.asarray(X.reshape(len(X), G, -1, *X.shape[2:]).sum(2))  # (B, G, K, d)
 
     @property
     def numbers(self) -> tuple[int, int, int]:
@@ -181,7 +188,7 @@ class KernelProblem(Problem):
         """
         dtype, gradient = self.config.dtype, name.startswith(GRADIENT)
         far, size = (np.abs(finite(self.by_heads(name, X))) for X in (base - oracle, oracle))
-        size = np.maximum(size, getattr(self.terms, name.removeprefix(GRADIENT)))
+        size = np.maximum(size, self.terms(name))
         if dtype == "float64":
             each = (1e-10 if gradient else 1e-12) * size
         else:
