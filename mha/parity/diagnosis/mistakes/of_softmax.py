@@ -141,18 +141,23 @@ def lowest_for_each(together: frozenset[str], plan: Plan) -> Plan | None:
     return replace(plan, softmax=softmax)
 
 
-def without_rescaling(size: int, sum_too: bool, plan: Plan) -> Plan | None:
+def without_rescaling(size: int, sum_too: bool, plan: Plan) -> Plan:
     """Sum blocks of keys one after the other, each by its largest score so far; sum_too: the sum of weights, too."""
+    right, right_sum = plan.softmax, plan.log_sum_exp
 
     def softmax(plan: Plan, scores: Array, visible: Array) -> Array:
+        if size >= scores.shape[3]:  # one block alone
+            return right(plan, scores, visible)
         shares, _, sums = sum_blocks(size, sum_too, plan, scores, visible)
         return (shares / np.where(sums == 0, 1, sums)).astype(scores.dtype)
 
     def log_sum_exp(plan: Plan, scores: Array, visible: Array) -> Array:
+        if size >= scores.shape[3]:
+            return right_sum(plan, scores, visible)
         _, largest, sums = sum_blocks(size, sum_too, plan, scores, visible)
         return largest + np.log(sums)
 
-    return None if size >= plan.num_keys else replace(plan, softmax=softmax, log_sum_exp=log_sum_exp)
+    return replace(plan, softmax=softmax, log_sum_exp=log_sum_exp)
 
 
 def sum_blocks(size: int, sum_too: bool, plan: Plan, scores: Array, visible: Array) -> tuple[Array, Array, Array]:
