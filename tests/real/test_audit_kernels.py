@@ -3,6 +3,9 @@
 Letters: B samples, T tokens, H heads of queries, G of keys and values, d the width of a head.
 """
 
+import copy
+import functools
+import importlib
 import sys
 
 import pytest
@@ -14,6 +17,7 @@ from mha import parity
 pytestmark = pytest.mark.backends("torch")
 LATENT = {"head_dim": None, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8, "q_lora_rank": 12}
 LATENT |= {"kv_lora_rank": 16, "n_routed_experts": 4, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 2}
+RIGHT = "its kernel is right for what entered it"
 GROUPS = {"num_key_value_heads": 2}
 # Kinds that no table knows, what their configuration needs beside small sizes, and whether they have a fused kernel.
 KINDS = {
@@ -102,7 +106,7 @@ PLANTED = (
     ("diffllama", "the scale twice"), ("diffllama", "heads reversed"), ("diffllama", "the first sample's mask"),
     ("doge", "groups tiled"), ("doge", "the mask ignored"), ("doge", "no scale"),
     ("granite_swa", "no sinks"), ("granite_swa", "sinks twice"), ("granite_swa", "groups tiled"),
-    ("jetmoe", "groups tiled"), ("jetmoe", "a later key"), ("jetmoe", "keys for values"),
+    ("jetmoe", "a later key"), ("jetmoe", "keys for values"),
     ("moonshine", "no scale"), ("moonshine", "the mask ignored"), ("moonshine", "a later key"),
     ("openai_privacy_filter", "no sinks"), ("openai_privacy_filter", "groups tiled"),
     ("persimmon", "a later key"), ("persimmon", "the scale twice"), ("persimmon", "the first sample's mask"),
@@ -121,7 +125,7 @@ def plant(monkeypatch, model, path, wrong):
             more = {} if softcap is None else {"softcap": softcap}
             return right(module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, **more, **kwargs)
         sinks = getattr(module, "sinks", None)
-        return wrong(query, key, value, attention_mask, scaling, softcap, sinks).transpose(1, 2), None
+        return wrong(query, key, value, attention_mask, scaling, softcap, sinks).transpose(1, 2).contiguous(), None
 
     monkeypatch.setattr(file, "eager_attention_forward", eager)
 
@@ -129,7 +133,8 @@ def plant(monkeypatch, model, path, wrong):
 @pytest.mark.parametrize(("kind", "mistake"), PLANTED, ids=[f"{kind}: {mistake}" for kind, mistake in PLANTED])
 def test_a_wrong_kernel_is_found_in_its_layer_alone(monkeypatch, kind, mistake):
     model, given = made(kind)
-    path = [row.path for row in parity.audit(model, **given).layers if "self" in row.path][-1]
+    paths = [row.path for row in parity.audit(model, **given).layers if "self" in row.path]
+    path = next((one for one in reversed(paths) if "decoder" in one), paths[-1])  # an encoder may have no mask
     plant(monkeypatch, model, path, attend)
     assert parity.audit(model, **given)
     monkeypatch.undo()
@@ -145,3 +150,43 @@ def test_a_wrong_kernel_is_found_in_its_layer_alone(monkeypatch, kind, mistake):
 def test_enough_mistakes_are_planted():
     assert len(PLANTED) >= 20
     assert len({kind for kind, _ in PLANTED}) >= 8
+
+
+def small_llama():
+    """A LLaMA of two layers with random weights, and the arguments of a call."""
+    import torch
+    from transformers import LlamaConfig, LlamaModel
+
+    sizes = {"hidden_size": 24, "intermediate_size": 29, "num_hidden_layers": 2, "num_attention_heads": 4}
+    torch.manual_seed(1)
+    return LlamaModel(LlamaConfig(vocab_size=37, **sizes)).eval(), torch.arange(1, 8)[None]
+
+
+def test_a_wrong_layer_with_a_right_kernel_says_so():
+    model, tokens = small_llama()
+    model.layers[1].self_attn.scaling = 0.9
+    report = parity.audit(model, tokens)
+    assert [(row.verdict, row.note) for row in report.layers] == [("same", ""), ("differs", RIGHT)]
+    assert report.mended.paths == ("layers.1.self_attn",)
+
+
+@pytest.mark.parametrize("right", [True, False])
+def test_a_layer_that_is_not_known_says_what_its_kernel_is(monkeypatch, right):
+    model, tokens = small_llama()
+    layer = model.layers[1].self_attn
+    torch.nn.utils.parametrizations.weight_norm(layer.q_proj)
+    layer.config = copy.copy(layer.config)
+    layer.config._attn_implementation = "eager"
+    file = importlib.import_module(type(layer).__module__)
+    own = file.eager_attention_forward
+
+    def wrong(*args, **options):
+        return own(*args, **options | {"scaling": 0.9 * options["scaling"]})
+
+    monkeypatch.setattr(file, "eager_attention_forward", own if right else functools.wraps(own)(wrong))
+    report = parity.audit(model, tokens)
+    assert [row.verdict for row in report.layers] == ["same", "not known", *["differs"] * (not right)], report
+    assert report.unknown[0].note.endswith(
+        f"parametrised; {RIGHT if right else 'its kernel is wrong for what entered it'}"
+    )
+    assert not report
