@@ -119,7 +119,8 @@ def watching(model: Any, listener: Listener) -> Iterator[None]:
         for module, name in SOFTMAX:
             run = functools.partial(one.note_pooling, name, getattr(module, name))
             stack.enter_context(replace_attribute(module, name, run))
-        run = functools.partial(one.kernel, getattr(*KERNEL), _read_kernel)
+        kernel = getattr(*KERNEL)  # perhaps that of another watch, around this one
+        run = functools.update_wrapper(functools.partial(one.kernel, kernel, _read_kernel), kernel)
         stack.enter_context(replace_attribute(*KERNEL, run))
         for module, name in CHECKPOINTS:
             stack.enter_context(replace_attribute(module, name, _not_twice))
