@@ -62,6 +62,7 @@ def value_and_gradients(function, arrays, cotangent=None):
         return mx.sum(number if cotangent is None else number * cotangent)
 
     _, gradients = mx.value_and_grad(value, tuple(range(len(arrays))))(*arrays)
+    gradients = gradients if isinstance(gradients, tuple) else (gradients,)  # of one array, it is no tuple
     if isinstance(found[0], tuple):
         return found[0]
     return (found[0], tuple(map(evaluate, gradients))) if is_own(found[0]) else (found[0], (None,) * len(arrays))
