@@ -353,6 +353,7 @@ def judge(backend, kernel, case, seed=1, dtype="float32"):
     return compare_kernel(theirs, *inputs, **more)
 
 
+@pytest.mark.long("jax", "tensorflow")  # which compile each call
 def test_right_kernels_pass(backend):
     every = 12 if backend == "jax" else 4  # JAX compiles each call
     for name, kernel in kernel_zoo.right(backend).items():
@@ -363,6 +364,7 @@ def test_right_kernels_pass(backend):
             assert report, f"{name}\n{report}"
 
 
+@pytest.mark.long("jax", "tensorflow")
 def test_wrong_kernels_are_noticed(backend):
     for name, kernel in kernel_zoo.wrong(backend).items():
         reports = (judge(backend, kernel, case) for case in able(kernel, IN_ORDER))

@@ -120,8 +120,8 @@ def watching(model: Any, listener: Listener) -> Iterator[None]:
             run = functools.partial(one.note_pooling, name, getattr(module, name))
             stack.enter_context(replace_attribute(module, name, run))
         kernel = getattr(*KERNEL)  # perhaps that of another watch, around this one
-        run = functools.update_wrapper(functools.partial(one.kernel, kernel, _read_kernel), kernel)
-        stack.enter_context(replace_attribute(*KERNEL, run))
+        told = functools.update_wrapper(functools.partial(one.kernel, kernel, _read_kernel), kernel)
+        stack.enter_context(replace_attribute(*KERNEL, told))
         for module, name in CHECKPOINTS:
             stack.enter_context(replace_attribute(module, name, _not_twice))
         if isinstance(model, LinenModel):
