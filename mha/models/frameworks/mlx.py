@@ -17,7 +17,7 @@ from mlx.utils import tree_flatten
 
 from mha import arrays as of_any
 from mha.backends.mlx.arrays import is_known
-from mha.models.audit.calls.kernel_call import hide_or_add
+from mha.models.audit.calls.kernel_call import LOW, hide_or_add
 from mha.models.audit.calls.listener import (
     Listener,
     arguments_by_name,
@@ -38,7 +38,6 @@ SHARDED = (
 )  # fmt: skip
 PLAIN = "weight", "bias"  # all that a projection has
 CALLS = {nn.MultiHeadAttention: Arguments(("queries", "keys", "values", "mask"))}
-LOW = -1e4  # a number below it, added to scores, hides
 TRACED = "it is called inside a transformation of MLX, such as vmap, where numbers are not known"
 
 

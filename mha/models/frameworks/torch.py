@@ -12,6 +12,7 @@ from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 
 from mha import arrays as of_any
+from mha.models.audit.calls.kernel_call import LOW
 from mha.models.audit.calls.listener import Listener, arguments_by_name, listen_to_bases
 from mha.models.audit.calls.own_layers import Arguments
 from mha.models.frameworks.torch_kernels import KERNELS, Functions
@@ -31,7 +32,6 @@ CALLS = {
     )
 }
 PLACE = 4  # of the dropout among the arguments of a kernel
-LOW = -1e4  # a number below it, added to scores, hides
 
 
 def prepare(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:

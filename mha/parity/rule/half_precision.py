@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from mha.parity.rule.heads import finite
 from mha.parity.rule.rules import UNIT, bound, ratio_of, row_bounds
 from mha.parity.rule.simulation import Simulation
 from mha.parity.rule.styles import EXACT, FAMILIES, FUSED, STEPS, WIDE, Border, Core, Family, Style
@@ -417,8 +418,3 @@ def mean_squares(X: Array) -> Array:
 def over(X: Any, Y: Any) -> Array:
     """Divide, where 0 by 0 is 0."""
     return np.where(X == 0, 0.0, X / Y)
-
-
-def finite(X: Array) -> Array:
-    """Return X with 0 where it is not finite."""
-    return np.nan_to_num(X, nan=0.0, posinf=0.0, neginf=0.0)
