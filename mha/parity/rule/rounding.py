@@ -13,6 +13,7 @@ from mha.core.options.config import numpy_dtype
 Array = np.ndarray
 Into = Callable[[Array], Array]
 SUMMED = 320  # products in a block, on most processors
+IN_BITS = 2048  # numbers from which on it is faster to round in their bits
 
 
 def as_it_is(X: Any) -> Any:
@@ -23,39 +24,32 @@ def as_it_is(X: Any) -> Any:
 def through(dtype: Any) -> Into:
     """Make a function that rounds to a dtype, and keeps the array's own."""
     kind = numpy_dtype(dtype)
-    in_bits = {"bfloat16": to_bfloat16, "float16": to_float16}.get(kind.name)
 
     def into(X: Array) -> Array:
         """Round to nearest, ties to even."""
-        return in_bits(X) if in_bits and X.dtype == np.float32 else X.astype(kind).astype(X.dtype)
+        return to_float16(X) if kind == np.float16 and X.dtype == np.float32 else X.astype(kind).astype(X.dtype)
 
     return into
 
 
-def to_bfloat16(X: Array) -> Array:
-    """Round float32 in the bits: faster than by way of the dtype."""
-    rounded = rounded_bits(X, 16)
-    return np.where(np.isnan(X), X, rounded) if np.isnan(X).any() else rounded
-
-
 def to_float16(X: Array) -> Array:
-    """Round float32 likewise; below the normal numbers by a sum whose last bit is that of the smallest."""
-    sizes, rounded = np.abs(X), rounded_bits(X, 13)
-    if not sizes.max(initial=0) < 65520:  # or not a number
-        with np.errstate(over="ignore"):
-            return X.astype(np.float16).astype(np.float32)
-    small, half = sizes < 2**-14, np.float32(0.5)
-    return np.where(small, np.copysign(sizes + half - half, X), rounded) if small.any() else rounded
+    """Round float32 likewise; many numbers in their bits, which is faster than by way of the dtype."""
+    if X.size > IN_BITS and (sizes := np.abs(X)).max() < 65520:  # which no NaN is
+        return to_float16_in_bits(X, sizes)
+    with np.errstate(over="ignore"):
+        return X.astype(np.float16).astype(np.float32)
 
 
-def rounded_bits(X: Array, dropped: int) -> Array:
-    """Round float32 to nearest, ties to even, by so many bits."""
+def to_float16_in_bits(X: Array, sizes: Array) -> Array:
+    """Round float32 of these sizes; below the normal numbers by a sum whose last bit is that of the smallest."""
     bits = np.ascontiguousarray(X).view(np.uint32)
-    rounded = (bits >> dropped) & 1
-    rounded += (1 << dropped - 1) - 1
+    rounded = (bits >> 13) & 1
+    rounded += 2**12 - 1
     rounded += bits
-    rounded &= 2**32 - 2**dropped
-    return rounded.view(np.float32)
+    rounded &= 2**32 - 2**13
+    small, half = sizes < 2**-14, np.float32(0.5)
+    found = rounded.view(np.float32)
+    return np.where(small, np.copysign(sizes + half - half, X), found) if small.any() else found
 
 
 def by_chance(dtype: Any, random: np.random.Generator) -> Into:
