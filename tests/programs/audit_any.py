@@ -27,12 +27,13 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TRANSFORMERS_VERBOSITY"] = "critical"
 
 import torch
+from transformers import PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_MAPPING
 
 from mha import parity
 
-MOST = 70_000_000  # parameters of a model that counts as small
+MOST = 150_000_000  # parameters of a model that counts as small
 B, T = 2, 11
 SIZES = {
     32: "hidden_size d_model dim n_embd embed_dim emb_dim word_embed_proj_dim projection_dim encoder_hidden_size "
@@ -87,6 +88,7 @@ VARIANTS = (
 def configuration(kind, changed):
     """The configuration of a kind with small sizes, in its parts too; changed: other sizes, None = as it is."""
     names = {name: size for name, size in (NAMES | changed).items() if size is not None}
+    text = file_of(CONFIG_MAPPING[kind]).read_text()
 
     def sizes(config):
         others = getattr(config, "attribute_map", None) or {}
@@ -97,8 +99,7 @@ def configuration(kind, changed):
         for listed in ("layer_types", "layers_block_type"):
             if isinstance(types := own.get(listed), list) and len(set(types)) > 1:
                 found |= {listed: list(dict.fromkeys(types)), "num_hidden_layers": len(set(types))}
-        rope = own.get("rope_parameters")
-        if isinstance(rope, dict) and "mrope_section" in rope:
+        if isinstance(rope := own.get("rope_parameters"), dict) and "mrope_section" in text:
             found["rope_parameters"] = rope | {"mrope_section": changed.get("mrope_section", [1, 1, 2])}
         return found
 
@@ -117,9 +118,16 @@ def classes(config):
             found = mapping[type(config)]
             yield from found if isinstance(found, tuple) else (found,)
     module = importlib.import_module(type(config).__module__.replace("configuration", "modeling"))
-    for one in vars(module).values():
-        if getattr(one, "config_class", None) is type(config) and not one.__name__.endswith("PreTrainedModel"):
-            yield one
+    every = [one for one in vars(module).values() if inspect.isclass(one) and type(config) in configurations(one)]
+    whole = [one for one in every if issubclass(one, PreTrainedModel) and not one.__name__.endswith("PreTrainedModel")]
+    yield from whole
+    yield from (one for one in reversed(every) if not issubclass(one, PreTrainedModel))  # parts, the largest first
+
+
+def configurations(kind):
+    """The configurations that a class of models or layers names."""
+    first = [*inspect.signature(kind.__init__).parameters.values()][1:2]
+    return getattr(kind, "config_class", None), *(one.annotation for one in first)
 
 
 def build(config, kind, implementation, dtype):
@@ -135,7 +143,8 @@ def build(config, kind, implementation, dtype):
         for parameter in made.parameters():
             parameter.normal_(std=0.3)
     made = made.to(dtype)
-    made.set_attn_implementation(implementation)
+    if hasattr(made, "set_attn_implementation"):  # else it is a part, which goes by its configuration
+        made.set_attn_implementation(implementation)
     return made
 
 
@@ -147,9 +156,9 @@ def sizes_of_pictures(config):
     return dict.fromkeys([*found, 32, 64, 224])
 
 
-def calls(made):
+def calls(made, config):
     """The arguments of calls to try: texts, pictures, sounds, and all that a forward pass names."""
-    takes, config = inspect.signature(made.forward).parameters, made.config
+    takes = inspect.signature(made.forward).parameters
     torch.manual_seed(6)
     mask = (torch.arange(T) < torch.tensor([[T], [T - 4]])).long()
     vocab = min(
@@ -167,6 +176,13 @@ def calls(made):
     tried |= {"pixel_values_videos": [torch.randn(B, 4, 3, S, S) for S in (32, 64, 256)]}
     several = {name: some for name, some in tried.items() if name in takes}
     said = {name: X for name, X in texts.items() if name in takes}
+    if "grid_thw" in takes:  # of the patches of a picture, in a row
+        grid, own = torch.tensor([[1, 4, 4]]), getattr(config, "vision_config", config)
+        frames, side = getattr(own, "temporal_patch_size", 1), own.patch_size
+        for width in (3 * frames * side**2, 3 * side**2):
+            for name in {"hidden_states", "pixel_values"} & set(takes):
+                yield {name: torch.randn(16, width), "grid_thw": grid}
+        yield {name: torch.randn(1, 16, 3, side, side) for name in {"pixel_values"} & set(takes)} | {"grid_thw": grid}
     if set(said) - {"attention_mask", "decoder_attention_mask"}:
         yield said
     for some in itertools.product(*several.values()):
@@ -183,13 +199,10 @@ def calls(made):
     both = {name: hidden for name in ("hidden_states", "query_embeds", "encoder_hidden_states") if name in takes}
     if len(both) > 1:
         yield both
-    if "grid_thw" in takes:  # of the patches of a picture, in a row
-        grid, own = torch.tensor([[1, 4, 4]]), getattr(config, "vision_config", config)
-        frames, side = getattr(own, "temporal_patch_size", 1), own.patch_size
-        for width in (3 * frames * side**2, 3 * side**2):
-            for name in {"hidden_states", "pixel_values"} & set(takes):
-                yield {name: torch.randn(16, width), "grid_thw": grid}
-        yield {name: torch.randn(1, 16, 3, side, side) for name in {"pixel_values"} & set(takes)} | {"grid_thw": grid}
+    needed = [name for name, one in takes.items() if one.default is one.empty and one.kind is one.POSITIONAL_OR_KEYWORD]
+    if needed:
+        yield dict.fromkeys(needed, hidden)
+        yield dict.fromkeys(needed, torch.randn(B, 2, T, sides))
     if "past_values" in takes:
         yield {"past_values": torch.randn(B, 64)}
         yield {"past_values": torch.randn(B, 512, 7)}
@@ -221,7 +234,7 @@ def audit(kind, implementation, dtype, deadline, worked):
                 return f"{why}; no time is left"
             try:
                 made = build(config, one, implementation, dtype)
-                given = list(itertools.islice(calls(made), 12))
+                given = list(itertools.islice(calls(made, config), 16))
             except Exception as error:
                 why = why if why.startswith("not") else f"not built: {short(error)}"
                 continue
@@ -295,14 +308,15 @@ def one_kind(kind, seconds):
     return kind, found
 
 
+def file_of(config):
+    """The file of the models of a configuration's class."""
+    return pathlib.Path(inspect.getfile(config).replace("configuration", "modeling"))
+
+
 def kinds():
     """The kinds of models whose file calls attention by transformers' table of functions."""
-    found = []
-    for kind, config in CONFIG_MAPPING.items():
-        file = pathlib.Path(inspect.getfile(config).replace("configuration", "modeling"))
-        if file.exists() and "ALL_ATTENTION_FUNCTIONS" in file.read_text():
-            found.append(kind)
-    return found
+    files = {kind: file_of(config) for kind, config in CONFIG_MAPPING.items()}
+    return [kind for kind, file in files.items() if file.exists() and "ALL_ATTENTION_FUNCTIONS" in file.read_text()]
 
 
 def main():

@@ -93,6 +93,13 @@ def test_a_right_model_of_another_kind_is_right(kind):
     assert {row.verdict for row in report.layers} == {"same"}
 
 
+@pytest.mark.parametrize("kind", ["mistral", "ministral3", "mixtral", "starcoder2", "qwen3_moe", "phi3", "phimoe"])
+def test_a_model_with_a_window_is_right(kind):
+    model = small.model(small.configuration(kind, sliding_window=4))
+    report = parity.audit(model, **small.call(model))
+    assert {row.verdict for row in report.layers} == {"same"}, report
+
+
 @pytest.mark.parametrize("kind", ["llama", "mistral", "gpt2", "opt", "bert", "modernbert", "eurobert"])
 @pytest.mark.parametrize("given", ["", "use_cache", "attention_mask"])
 def test_texts_in_a_row_that_see_each_other_are_no_mistake_and_are_said(kind, given):

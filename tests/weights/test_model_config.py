@@ -43,6 +43,7 @@ MODELS = {
         {"rotary": mha.Rotary(frequencies=tuple(angle / 2 for angle in mha.Rotary(d).angles()))},
     ),
     "Mistral": ({"model_type": "mistral", "sliding_window": 5}, {"window": (4, 0)}),
+    "Phi-3.5 MoE": ({"model_type": "phimoe", "sliding_window": 5}, {"window": (4, 0), "rotary": mha.Rotary(base=1e6)}),
     "Mistral, no window": ({"model_type": "mistral", "sliding_window": None}, {}),
     "Qwen2": ({"model_type": "qwen2", "sliding_window": 8, "use_sliding_window": False}, {}),
     "Qwen2, null": ({"model_type": "qwen2", "use_sliding_window": None}, {}),

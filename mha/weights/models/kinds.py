@@ -201,7 +201,7 @@ ALWAYS: dict[str, dict[str, Any]] = {
     "gpt_oss": {"sinks": True},
 }
 # All of their layers have the window, if nothing else is said.
-SLIDING = "mistral", "ministral", "ministral3", "mixtral", "starcoder2", "qwen3_moe", "phi3"
+SLIDING = "mistral", "ministral", "ministral3", "mixtral", "starcoder2", "qwen3_moe", "phi3", "phimoe"
 BY_TYPES = ("llama",)  # only layer_types gives them windows, where they read it
 ROTATING_IN_WINDOWS = "cohere2", "cohere2_moe", "afmoe"  # layers without a window rotate no positions
 # Their rotation depends on whether a layer has a window.
