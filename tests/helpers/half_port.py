@@ -98,6 +98,7 @@ class HalfPort(Port):
         if self.config.pooling == "additive":
             return self.additive(q, k)
         scale, kind = np.float32(1 if self.border.scaled else self.scale), self.core.scale
+        scale = scale * np.float32(1 / np.log(2)) if self.core.base_2 else scale
         if kind.endswith("rounded"):
             scale = self.half(np.array(scale))
         if kind == "both":
@@ -107,6 +108,7 @@ class HalfPort(Port):
         elif kind != "dots" and kind != "dots, rounded":
             q = self.half(q * scale)
         scores = q @ k.swapaxes(2, 3)
+        scores = scores / np.float32(1 / np.log(2)) if self.core.base_2 else scores
         return self.step(self.half(scores, self.core.dots) * scale if kind.startswith("dots") else scores)
 
     def additive(self, q, k):

@@ -18,7 +18,7 @@ from mha.parity.rule.decoding import as_decoding
 from mha.parity.rule.problem import problem
 from mha.parity.rule.rounding import by_chance, one_by_one, through
 from mha.parity.rule.rules import in_dtype
-from mha.parity.rule.styles import FUSED, HALVES, PLAIN, QUERIES, STEPS, TILES, WIDE, Border, Core
+from mha.parity.rule.styles import FUSED, HALVES, PLAIN, QUERIES, QUERIES_FLASH, STEPS, TILES, WIDE, Border, Core
 
 HALVES_OF = ["float16", "bfloat16"]
 B, T, D, H, G, d = 2, 77, 23, 6, 2, 14
@@ -80,6 +80,8 @@ PLACES = {
     "tiles of 32": ({"sinks": True}, {}, {}, TILES[3], [{"tile": 0}, {"tile": 64}]),
     "tiles of 64": ({}, {}, {}, TILES[2], [{"tile": 32}, {"tile": 128}]),
     "fused queries": ({}, {}, {}, QUERIES[0], [{"scale": "queries, rounded"}, {"scale": "dots"}, {"scores": True}]),
+    "to base 2": ({}, MASK, {}, QUERIES_FLASH[0], [{"base_2": False}, {"scale": "queries, rounded"}]),
+    "to base 2 by a rounded scale": ({}, {}, {}, QUERIES_FLASH[1], [{"base_2": False}, {"scale": "queries"}]),
     "half": ({"sinks": True}, {}, {}, HALF, [{"softmax": "inverse"}, {"softmax": "one by one"}, {"weights": False}]),
     "inverse": ({}, MASK, {}, HALVES[1][0], [{"softmax": "half"}, {"softmax": "one by one"}]),
     "one by one": ({"sinks": True}, {}, {}, HALVES[2][1], [{"softmax": "inverse"}, {"softmax": "half"}]),
@@ -166,6 +168,7 @@ WORDS = {
     FUSED[0]: "as a fused kernel does: exponentials",
     TILES[0]: "as a fused kernel does: exponentials in tiles of 512 keys",
     QUERIES[0]: "as a fused kernel does: scaled queries, weights",
+    QUERIES_FLASH[3]: "as a fused kernel does: queries scaled to base 2, exponentials in tiles of 64 keys",
     IN_STEPS: "in steps: dot products, scores, weights",
     STEPS[6]: "in steps: scaled queries, scores, weights",
     HALF: "in steps: dot products, scores, each step of the softmax, weights",

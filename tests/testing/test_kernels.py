@@ -81,6 +81,7 @@ def test_gradients_by_a_backward_pass(layout):
     rows = {row.title for report in outcome.reports.values() for row in report.rows}
     assert rows == {"output", "lse", "dq", "dk", "dv"}
     assert not {"lse", "gradients"} & {*outcome.not_offered}
+    assert assert_kernel(forward, backward=backward, cases="no samples", **options).reports
 
     def swapped(q, k, v, output, lse, cotangent, causal=False):
         dq, dk, dv = backward(q, k, v, output, lse, cotangent, causal)

@@ -169,7 +169,7 @@ class KernelProblem(Problem):
     def unshare(self, X: np.ndarray) -> np.ndarray:
         """Sum what heads of queries have of a head that they share: (B, H, K, d) -> (B, G, K, d)."""
         G = self.config.num_key_value_heads
-        return np.asarray(X.reshape(len(X), G, -1, *X.shape[2:]).sum(2))  # (B, G, K, d)
+        return np.asarray(X.reshape(len(X), G, X.shape[1] // G, *X.shape[2:]).sum(2))  # (B, G, K, d)
 
     @property
     def numbers(self) -> tuple[int, int, int]:

@@ -21,6 +21,7 @@ from mha.parity.rule.styles import PLAIN, Border, Core
 
 Array = np.ndarray
 Rows = tuple[int, ...] | None  # some queries; None = all
+LOG2E = np.float32(math.log2(math.e))
 PAIRS = 2**21  # of queries and keys that are in memory at a time
 PROJECTIONS = "W_q", "W_k", "W_v", "W_o", "W_g"
 
@@ -252,12 +253,14 @@ class Chunk:
         half, rounds = self.round, core.scores and not core.at_once
         if not hasattr(self.pooling, "scale"):
             return self.additive_scores()
-        scale = half(self.scale[None]) if core.coarse and core.scale != "queries, root" else self.scale
+        base = LOG2E if core.base_2 else np.float32(1)
+        scale = self.scale * base
+        scale = half(scale[None]) if core.coarse and core.scale != "queries, root" else scale
         if core.scale == "both":
             found = half(self.q * np.sqrt(scale)) @ half(self.k * np.sqrt(scale)).T
         elif core.scale.startswith("queries"):
             root = core.scale.endswith("root")
-            found = half(self.q / half(1 / scale[None]) if root else self.q * scale) @ self.k.T
+            found = half(self.q / half(1 / scale[None]) if root else self.q * scale) @ self.k.T / base
         else:
             found = product_one_by_one(self.q, self.k.T) if core.sums else self.q @ self.k.T
             found = (self.product(found) if core.dots else found) * scale

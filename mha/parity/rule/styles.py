@@ -29,6 +29,7 @@ class Core:
         tile: the number of keys that flash attention takes at a time; 0 = all.
         weights: whether weights are rounded before they meet the values.
         sums: whether matrix products are summed one by one, and rounded each time, as Keras' are in float16.
+        base_2: whether queries are multiplied by log2(e), too, for exponentials to base 2.
     """
 
     scale: Literal["dots", "dots, rounded", "queries", "queries, rounded", "queries, root", "both"] = "dots"
@@ -39,6 +40,7 @@ class Core:
     tile: int = 0
     weights: bool = False
     sums: bool = False
+    base_2: bool = False
 
     @property
     def rounds_scores(self) -> bool:
@@ -58,7 +60,8 @@ class Core:
     def __str__(self) -> str:
         flash, queries = self.softmax == "flash", "queries" in self.scale or self.scale == "both"
         places = {
-            "scaled queries": queries, "the scale": self.coarse, "dot products": self.dots, "scores": self.scores,
+            "scaled queries": queries and not self.base_2, "queries scaled to base 2": self.base_2,
+            "the scale": self.coarse, "dot products": self.dots, "scores": self.scores,
             f"exponentials in tiles of {self.tile} keys": flash and self.tile, "exponentials": flash and not self.tile,
             "each step of the softmax": self.in_half, "each sum of exponentials": self.softmax == "one by one",
             "weights": self.weights, "each sum of a product": self.sums,
@@ -177,10 +180,16 @@ HALVES = tuple(
 )  # fmt: skip
 SUMS = (Core(dots=True, weights=True, sums=True),)
 QUERIES = tuple(Core(scale, weights=True) for scale in ("queries", "queries, rounded", "queries, root"))
+QUERIES_FLASH = tuple(
+    Core(scale, softmax="flash", tile=tile, base_2=base_2)
+    for tile in (0, 64, 128)
+    for scale, base_2 in (("queries", True), ("queries, rounded", True), ("queries", False))
+)
 CUT = PLAIN, FUSED[1], STEPS[4], STEPS[0], STEPS[7], HALVES[0][1], HALVES[1][1]
 FAMILIES = (
     Family("fused", (*FUSED, *TILES)),
     Family("fused", QUERIES),
+    Family("fused", QUERIES_FLASH),
     Family("steps", STEPS),
     *(Family("steps", cores) for cores in HALVES),
     Family("steps", SUMS, ("float16",), around),
