@@ -1,7 +1,7 @@
 """Audit as many kinds of models of `transformers` as can be built small, and count what is judged.
 
 python tests/programs/audit_any.py [KIND ...] [--seconds 60] [--jobs 2] prints a line for each kind: judged, not called,
-not built, not known or DIFFERS, and the reason; then the counts. Weights are random, nothing is loaded.
+not built, not known, without attention or DIFFERS, and the reason; then the counts. Weights are random, nothing is loaded.
 
 Letters: B samples, T tokens.
 """
@@ -99,7 +99,8 @@ def configuration(kind, changed):
         for listed in ("layer_types", "layers_block_type"):
             if isinstance(types := own.get(listed), list) and len(set(types)) > 1:
                 found |= {listed: list(dict.fromkeys(types)), "num_hidden_layers": len(set(types))}
-        if isinstance(rope := own.get("rope_parameters"), dict) and "mrope_section" in text:
+        rope = own.get("rope_parameters")
+        if isinstance(rope, dict) and "rope_type" in rope and "mrope_section" in text:
             found["rope_parameters"] = rope | {"mrope_section": changed.get("mrope_section", [1, 1, 2])}
         return found
 
@@ -243,7 +244,7 @@ def audit(kind, implementation, dtype, deadline, worked):
                     with torch.no_grad():
                         made(**cast(call, dtype))
                 except Exception as error:
-                    why = why if why.startswith("not called") else f"not called: {short(error)}"
+                    why = why if why.startswith(("not called", "without")) else f"not called: {short(error)}"
                     continue
                 try:
                     report = parity.audit(made, **cast(call, dtype))
@@ -253,6 +254,8 @@ def audit(kind, implementation, dtype, deadline, worked):
                     why = f"not known: {short(error)}"
                     if "no attention layer" not in str(error):
                         return why
+                    if "none was found" in str(error):
+                        why = f"without attention: in {one.__name__}"
     return why
 
 
