@@ -18,9 +18,9 @@ from mha.names import FloatName
 import mha
 from mha.parity import Case, case_files
 from mha.parity.cases.decodes import DECODES, Decode
-from mha.parity.testing.kernels.fitting import Limits
 from mha.parity.testing.kernels.kernel_cases import KernelCase
-from mha.parity.testing.kernels.running import KernelCall, Setup
+from mha.parity.testing.kernels.options import read_setup
+from mha.parity.testing.kernels.running import KernelCall
 from mha.weights import files
 
 # Variables of a process: the instructions that OpenBLAS and the C library may use, and the number of threads.
@@ -252,7 +252,7 @@ KERNELS = (
 def kernel_file(case: KernelCase, dtype: FloatName) -> case_files.KernelFile:
     """Make the case file of a kernel's call in a dtype."""
     layout: Any = "THD" if case.texts else "BHTD"
-    call = KernelCall(case, dtype, Setup("numpy", Limits(layout)))
+    call = KernelCall(case, dtype, read_setup("numpy", {"layout": layout}))
     inputs = {name: call.arrays[name] for name in ("q", "k", "v", "cotangent")}
     return case_files.make_kernel(f"{case.name}-{dtype}", inputs, call.options, layout)
 

@@ -11,8 +11,11 @@ from mha.testing import assert_kernel, kernel_cases
 from plain_kernel import WRONG, attend, gradients
 
 import mha
+from mha.parity import Report
 from mha.parity.diagnosis.compare.places import tile
+from mha.parity.diagnosis.search.explanations import Diagnosis, Explanation
 from mha.parity.testing.kernels.calling import OPTION_OF
+from mha.parity.testing.kernels.explaining import forms_that_explain
 
 FLOAT32 = {"dtypes": "float32"}
 
@@ -253,6 +256,15 @@ def test_a_mistake_that_a_right_case_denies_is_not_named():
     said = failure_of(lambda q, k, v: (tiled if q.shape[2] == 33 else attend)(q, k, v), **FLOAT32)
     assert "why: unknown" in said
     assert "the smallest\ncase alone would be explained by: heads of keys are tiled" in said
+
+
+def test_a_form_of_a_mistake_is_found_by_all_its_words():
+    mistake, forms = "a sink counts once for each block", ["blocks of 32", "blocks of 64"]  # and neither 3 nor 6
+    call = kernel_cases(None, cases="sinks", **FLOAT32)[0]
+    for how, found in ((" or ".join(forms), forms), ("", [""])):
+        one = Explanation((mistake,), (how,), ("",), 0.5, 0.0, True)
+        report = Report((), "float32", lambda one=one: Diagnosis((one,), "", 1))
+        assert forms_that_explain(call, report) == [((mistake,), form) for form in found]
 
 
 def test_two_mistakes_in_two_cases_have_no_common_name():

@@ -3,7 +3,8 @@
 import contextlib
 import re
 from collections.abc import Iterator
-from typing import Any, NamedTuple, get_args
+from functools import partial
+from typing import Annotated, Any, NamedTuple, TypedDict, Unpack, get_args
 
 import numpy as np
 
@@ -14,6 +15,7 @@ from mha.core.options import checks
 from mha.core.options.config import Config
 from mha.parity.rule.heads import LAYOUTS, heads_first, merge
 from mha.parity.rule.kernel import Kernel, KernelProblem
+from mha.parity.rule.options import Option, complete
 from mha.parity.rule.problem import StyleName, as_numpy
 
 LOWER_RIGHT = "lower right"
@@ -21,58 +23,59 @@ LOWER_RIGHT = "lower right"
 NAMES = {"queries": "q", "keys": "k", "values": "v", "valid_lens": "lengths", "score_bias": "bias"}
 
 
-def kernel_problem(
-    q: Any,
-    k: Any,
-    v: Any,
-    *,
-    layout: str = "BHTD",
-    causal: bool | str = False,
-    window: Any = None,
-    scale: float | None = None,
-    softcap: float | None = None,
-    mask: Any = None,
-    bias: Any = None,
-    lengths: Any = None,
-    sinks: Any = None,
-    cotangent: Any = None,
-    cu_seqlens: Any = None,
-    cu_seqlens_k: Any = None,
-    dtype: str | None = None,
-    empty_rows: bool = True,
-    style: str | None = None,
-) -> KernelProblem:
+class KernelCallOptions(TypedDict, total=False):
+    """The options of a kernel's call, as `parity.compare_kernel` describes them."""
+
+    layout: Annotated[str, Option("BHTD", partial(checks.choice, known=LAYOUTS))]
+    causal: Annotated[bool | str, Option(False)]
+    window: Annotated[Any, Option()]
+    scale: Annotated[float | None, Option()]
+    softcap: Annotated[float | None, Option()]
+    mask: Annotated[Any, Option()]
+    bias: Annotated[Any, Option()]
+    lengths: Annotated[Any, Option()]
+    sinks: Annotated[Any, Option()]
+    cotangent: Annotated[Any, Option()]
+    cu_seqlens: Annotated[Any, Option()]
+    cu_seqlens_k: Annotated[Any, Option()]
+    dtype: Annotated[str | None, Option(None, partial(checks.choice, known=checks.FLOATS))]
+    empty_rows: Annotated[bool, Option(True, checks.flag)]
+    style: Annotated[str | None, Option(None, partial(checks.choice, known=get_args(StyleName)))]
+
+
+def kernel_problem(q: Any, k: Any, v: Any, **options: Unpack[KernelCallOptions]) -> KernelProblem:
     """Make a problem of the arguments of `parity.compare_kernel`; raises as it does."""
-    layout = checks.choice("layout", layout, LAYOUTS)
-    given = {name: floats_of(name, X) for name, X in (("q", q), ("k", k), ("v", v))}
-    dtype = checks.choice("dtype", checks.dtype_name(given["q"].dtype) if dtype is None else dtype, checks.FLOATS)
-    heads = {name: heads_first(name, X, layout) for name, X in given.items()}  # (B, H or G, T, d)
+    given = complete("compare_kernel", KernelCallOptions, options)
+    layout, window, lengths, mask, bias = (given[name] for name in ("layout", "window", "lengths", "mask", "bias"))
+    arrays_of = {name: floats_of(name, X) for name, X in (("q", q), ("k", k), ("v", v))}
+    heads = {name: heads_first(name, X, layout) for name, X in arrays_of.items()}  # (B, H or G, T, d)
     check_heads(heads, layout)
     (B, H, Q, d), (_, G, K, dv) = heads["q"].shape, heads["v"].shape
     config = Config(
         H * dv, H, query_size=H * d, key_size=G * d, value_size=G * dv, key_dim=d, value_dim=dv, num_key_value_heads=G,
-        scale=scale, softcap=softcap, window=window, sinks=sinks is not None, dtype="float64",
+        scale=given["scale"], softcap=given["softcap"], window=window, sinks=given["sinks"] is not None,
+        dtype="float64",
     )  # fmt: skip
-    if sinks is not None:
+    if (sinks := given["sinks"]) is not None:
         sinks = floats_of("sinks", sinks)
         if sinks.shape != (H,):
             raise ValueError(f"sinks has shape {sinks.shape}, expected {(H,)}: one for each head of queries")
     wide, (queries, keys, values) = Kernel(config).in_dtype("float64"), (merge(X) for X in heads.values())
-    order, texts = order_of(causal), packed_texts(layout, cu_seqlens, cu_seqlens_k, (Q, K))
-    given_call: dict[str, Any] = {"valid_lens": lengths, "mask": None if mask is None else as_numpy(mask)}
-    given_call["score_bias"] = None if bias is None else floats_of("bias", bias).astype(np.float64)
-    given_call |= places_of(order, lengths, (B, Q, K)) if texts is None else texts.places(order, window is not None)
+    order = order_of(given["causal"])
+    texts = packed_texts(layout, given["cu_seqlens"], given["cu_seqlens_k"], (Q, K))
+    hiding: dict[str, Any] = {"valid_lens": lengths, "mask": None if mask is None else as_numpy(mask)}
+    hiding["score_bias"] = None if bias is None else floats_of("bias", bias).astype(np.float64)
+    hiding |= places_of(order, lengths, (B, Q, K)) if texts is None else texts.places(order, window is not None)
     q64, k64, v64 = (X.astype(np.float64) for X in (queries, keys, values))
     with names_of_kernels():
-        call = check(dispatch.load("numpy"), wide.layer, q64, k64, v64, Call(**given_call, causal=order != "none"))
-    if cotangent is not None:
+        call = check(dispatch.load("numpy"), wide.layer, q64, k64, v64, Call(**hiding, causal=order != "none"))
+    if (cotangent := given["cotangent"]) is not None:
         cotangent = heads_first("cotangent", floats_of("cotangent", cotangent), layout)
         if cotangent.shape != (B, H, Q, dv):
             raise ValueError(f"cotangent has shape {cotangent.shape}, expected {(B, H, Q, dv)}, as the output")
         cotangent = merge(cotangent)
-    kernel = Kernel(config, sinks).in_dtype(dtype)
-    style = None if style is None else checks.choice("style", style, get_args(StyleName))
-    counting = cotangent, None, checks.flag("empty_rows", empty_rows), False, style
+    kernel = Kernel(config, sinks).in_dtype(given["dtype"] or checks.dtype_name(arrays_of["q"].dtype))
+    counting = cotangent, None, given["empty_rows"], False, given["style"]
     return KernelProblem(kernel, queries, keys, values, call, *counting, layout)  # type: ignore[arg-type]
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from functools import partial
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 
@@ -12,33 +12,14 @@ from mha.parity.diagnosis.compare.report import Report, Row
 from mha.parity.diagnosis.pipeline.gradient_rounding import with_rounded_gradients
 from mha.parity.diagnosis.search.explanations import Diagnosis
 from mha.parity.rule.kernel import ARRAYS
-from mha.parity.rule.kernel_call import floats_of, kernel_problem
+from mha.parity.rule.kernel_call import KernelCallOptions, floats_of, kernel_problem
 from mha.parity.rule.layouts import GRADIENT
+from mha.parity.rule.options import spell_out
 from mha.parity.rule.problem import Problem, with_rows
 
 
-def compare_kernel(
-    theirs: Any,
-    q: Any,
-    k: Any,
-    v: Any,
-    *,
-    layout: str = "BHTD",
-    causal: bool | str = False,
-    window: Any = None,
-    scale: float | None = None,
-    softcap: float | None = None,
-    mask: Any = None,
-    bias: Any = None,
-    lengths: Any = None,
-    sinks: Any = None,
-    cotangent: Any = None,
-    cu_seqlens: Any = None,
-    cu_seqlens_k: Any = None,
-    dtype: str | None = None,
-    empty_rows: bool = True,
-    style: str | None = None,
-) -> Report:
+@spell_out(KernelCallOptions)
+def compare_kernel(theirs: Any, q: Any, k: Any, v: Any, **options: Unpack[KernelCallOptions]) -> Report:
     """Compare what a kernel returned with attention itself: is it the same, and if not, where and why does it differ?
 
     Letters: B samples, T tokens (Q queries, K keys), H heads of queries, G of keys and values: head h reads h // (H/G);
@@ -72,12 +53,7 @@ def compare_kernel(
     Raises TypeError or ValueError if an argument is not as above. Another shape of an array, NaN and infinity are no
     errors but rows of the report that differ.
     """
-    asked = kernel_problem(
-        q, k, v, layout=layout, causal=causal, window=window, scale=scale, softcap=softcap, mask=mask, bias=bias,
-        lengths=lengths, sinks=sinks, cotangent=cotangent, cu_seqlens=cu_seqlens, cu_seqlens_k=cu_seqlens_k,
-        dtype=dtype, empty_rows=empty_rows, style=style,
-    )  # fmt: skip
-    return report_on_kernel(with_rows(asked), theirs)
+    return report_on_kernel(with_rows(kernel_problem(q, k, v, **options)), theirs)
 
 
 def report_on_kernel(asked: Problem, theirs: Any) -> Report:

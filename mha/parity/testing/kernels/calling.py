@@ -51,6 +51,10 @@ class Kernel:
     parameters: Mapping[str, inspect.Parameter]
     rest: bool = False
 
+    def needs(self, option: str) -> bool:
+        """Return whether it has a parameter for an option, without a default."""
+        return option in self.parameters and self.parameters[option].default is inspect.Parameter.empty
+
     def spell(self, options: Mapping[str, Any], width: int) -> dict[str, Any]:
         """Return arguments by the kernel's own names; what is off is left out, or said where its default differs."""
         found = {}

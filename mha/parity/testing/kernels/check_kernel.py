@@ -10,10 +10,12 @@ from mha.core.options.names import BackendName, SuiteName
 from mha.core.tables import number, plural
 from mha.parity import Report
 from mha.parity.rule.layouts import GRADIENT, LSE
+from mha.parity.rule.options import spell_out
 from mha.parity.testing.check import compare_all, describe_left_out
 from mha.parity.testing.kernels.calling import must_be_function
 from mha.parity.testing.kernels.failing import failure, smallest_wrong
-from mha.parity.testing.kernels.planning import KernelOptions, plan_calls, with_options
+from mha.parity.testing.kernels.options import KernelOptions
+from mha.parity.testing.kernels.planning import plan_calls
 from mha.parity.testing.kernels.running import KernelCall
 
 
@@ -39,7 +41,7 @@ class KernelOutcome:
         return self.words
 
 
-@with_options
+@spell_out(KernelOptions)
 def assert_kernel(
     kernel: Callable[..., Any],
     backend: BackendName | None = None,
@@ -97,7 +99,7 @@ def assert_kernel(
     return KernelOutcome(named, ran.left_out, ran.not_offered, ran.seconds, ran.describe())
 
 
-@with_options
+@spell_out(KernelOptions)
 def kernel_cases(
     kernel: Callable[..., Any] | None = None,
     backend: BackendName | None = "numpy",

@@ -3,8 +3,7 @@
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 
-from mha.parity.testing.kernels.fitting import DRAWN
-from mha.parity.testing.kernels.kernel_cases import HALVES
+from mha.parity.testing.kernels.kernel_cases import DRAWN, HALVES
 from mha.parity.testing.kernels.running import KernelCall
 
 TILES = 128, 64, 32, 16, 8
@@ -36,7 +35,7 @@ def facts_of(call: KernelCall) -> list[str]:
 
 def facts_of_options(call: KernelCall) -> Iterator[str]:
     """Yield what is said of the options of a case, its numbers, its memory and its dtype."""
-    case, visible = call.case, call.problem().visible
+    case, visible = call.case, call.visible
     if case.mask == "heads":
         yield "a mask of its own for each head"
     yield from case.options
@@ -70,7 +69,7 @@ def facts_of_sizes(call: KernelCall) -> Iterator[str]:
         ("several samples", case.batch > 1), ("no samples", case.batch == 0),
         ("values of another width", case.value_width not in (None, case.width)),
     ) if holds)  # fmt: skip
-    if call.problem().visible[..., -1:].any():
+    if call.visible[..., -1:].any():
         yield "a query that sees the last key"
     for name, sizes in (("keys", [K for _, K in pairs]), ("queries", [Q for Q, _ in pairs])):
         yield from (f"a last tile of {n} {name} that is not full" for n in TILES if max(sizes) > n and max(sizes) % n)
@@ -96,7 +95,7 @@ def option_without(raised: Sequence[KernelCall], others: Sequence[KernelCall]) -
         "equal_lengths=True": lambda call: call.case.queries != call.case.keys,
         "groups=False": lambda call: call.case.groups != call.case.heads,
         f"dtypes={tuple(sorted(dtypes))}": lambda call: call.dtype not in dtypes,
-        "empty_rows=False": lambda call: not call.problem().visible.any(3).all(),
+        "empty_rows=False": lambda call: not call.visible.any(3).all(),
         f"head_dims={tuple(sorted(widths))}": lambda call: call.case.width not in widths,
         f"multiple_of={tile}": lambda call: bool(call.case.queries % tile or call.case.keys % tile),
     }

@@ -16,7 +16,7 @@ from mha.parity.diagnosis.search.explanations import Diagnosis
 from mha.parity.testing.kernels.running import KernelCall
 
 WRONG, RIGHT = 6, 10  # cases that are asked, at most: the smallest
-CUT = "..."  # in a list of forms that is not complete
+OR, CUT = " or ", " or ... or "  # between forms, and at the end of a list that is not complete
 
 
 Form = tuple[tuple[str, ...], str]  # the names of mistakes that come together, and the form of the first, in words
@@ -37,7 +37,7 @@ def explain_all(reports: Mapping[KernelCall, Report]) -> Diagnosis:
     for one in diagnosis.explanations:
         hows = [how for names, how in known if names == one.mistakes]
         if one.sure and hows:
-            how = " or ".join(few([*filter(None, hows)])) or one.how[0]
+            how = OR.join(few([*filter(None, hows)])) or one.how[0]
             kept.append(dataclasses.replace(one, how=(how, *one.how[1:])))
     if kept:
         return dataclasses.replace(diagnosis, explanations=tuple(kept), note="")
@@ -61,7 +61,8 @@ def forms_that_explain(call: KernelCall, report: Report) -> list[Form]:
     found: list[Form] = []
     for one in report.diagnosis.explanations if report.diagnosis.known else ():
         hows = [form.how for form in every if form.mistake.name == one.mistakes[0]]
-        hows = [how for how in hows if how in one.how[0] or CUT in one.how[0]]
+        named = OR + one.how[0] + OR
+        hows = [how for how in hows if OR + how + OR in named or CUT in named]
         found += [(one.mistakes, how) for how in hows or [""] if one.sure]  # a number that is fitted is no form
     return found
 

@@ -15,6 +15,9 @@ from mha.core.options.names import FloatName
 from mha.parity.rule.heads import at_least_float32
 
 Arrays = dict[str, np.ndarray]
+FIXED = ("causal", "window", "scale", "softcap")  # options that may hold in every call
+UNPACKED = ("mask", "bias", "lengths")  # those that packed calls do not have
+DRAWN = (*FIXED, *UNPACKED, "sinks")
 HALVES: tuple[FloatName, ...] = ("bfloat16", "float16")
 HUGE = {"float16": 3e4}  # in keys that nobody sees; in other dtypes 1e30
 
@@ -60,8 +63,7 @@ class KernelCase:
     @property
     def options(self) -> tuple[str, ...]:
         """Return the names of the options that the call has."""
-        names = ("causal", "window", "scale", "softcap", "mask", "bias", "lengths", "sinks")
-        return tuple(name for name in names if getattr(self, name) not in (None, False, "", 0.0))
+        return tuple(name for name in DRAWN if getattr(self, name) not in (None, False, "", 0.0))
 
     @property
     def numbers_in_all(self) -> int:

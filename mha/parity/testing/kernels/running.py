@@ -9,7 +9,7 @@ import numpy as np
 
 from mha.core import dispatch
 from mha.core.options import checks
-from mha.core.options.names import BackendName, FloatName
+from mha.core.options.names import FloatName
 from mha.parity import Report
 from mha.parity.diagnosis.compare.kernels import arrays_of_kernel, report_on_kernel
 from mha.parity.rule.kernel import ARRAYS, KernelProblem
@@ -27,24 +27,11 @@ from mha.parity.testing.kernels.calling import (
     place,
     read_kernel,
 )
-from mha.parity.testing.kernels.fitting import UNPACKED, Limits
-from mha.parity.testing.kernels.kernel_cases import Arrays, KernelCase
+from mha.parity.testing.kernels.kernel_cases import FIXED, UNPACKED, Arrays, KernelCase
+from mha.parity.testing.kernels.options import Setup
 
 INPUTS = ("q", "k", "v")
 BESIDE = (*UNPACKED, "sinks", "cu_seqlens", "cu_seqlens_k")  # arrays of a call beside its inputs
-NUMBERS = ("window", "scale", "softcap")
-
-
-@dataclasses.dataclass(frozen=True)
-class Setup:
-    """How kernels are called and compared: what the caller of `assert_kernel` says, checked."""
-
-    backend: BackendName
-    limits: Limits
-    takes: tuple[str, ...] | None = None
-    gradients: bool | None = None
-    backward: Kernel | None = None
-    device: Any = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,8 +64,8 @@ class KernelCall:
     @functools.cached_property
     def arrays(self) -> Arrays:
         """Return the arrays of the call, drawn: inputs and cotangent in the layout."""
-        layout, case = self.setup.limits.layout, self.case
-        found = case.arrays(self.dtype, self.setup.limits.empty_rows)
+        layout, case = self.setup.options.layout, self.case
+        found = case.arrays(self.dtype, self.setup.options.empty_rows)
         for name in (*INPUTS, "cotangent"):
             X = found[name]  # (B, H, T, d)
             if case.memory == "stride 0" and name in ("k", "v"):
@@ -90,16 +77,20 @@ class KernelCall:
     @property
     def options(self) -> dict[str, Any]:
         """Return the options of the call, as `compare_kernel` takes them, without those that are off."""
-        numbers = {name: getattr(self.case, name) for name in ("causal", *NUMBERS)}
+        numbers = {name: getattr(self.case, name) for name in FIXED}
         arrays = {name: self.arrays[name] for name in BESIDE if name in self.arrays}
         return {name: value for name, value in numbers.items() if value not in (None, False)} | arrays
 
+    @functools.cached_property
+    def visible(self) -> np.ndarray:
+        """Return which query sees which key, (B, H, Q, K)."""
+        return self.problem().visible
+
     def problem(self, cotangent: bool = True) -> KernelProblem:
         """Make the problem of the call; cotangent: whether gradients start from the drawn one, or from ones."""
-        limits, arrays = self.setup.limits, self.arrays
-        q, k, v = (arrays[name] for name in INPUTS)
-        given: dict[str, Any] = {"cotangent": arrays["cotangent"]} if cotangent else {}
-        return kernel_problem(q, k, v, layout=limits.layout, empty_rows=limits.empty_rows, **self.options, **given)
+        options = self.setup.options
+        given: dict[str, Any] = {name: self.arrays[name] for name in (*INPUTS, *["cotangent"] * cotangent)}
+        return kernel_problem(**given, layout=options.layout, empty_rows=options.empty_rows, **self.options)
 
     def check(self, kernel: Any = None) -> Report:
         """Assert that a kernel is right in this call, None = the one that was named before; return the report.
@@ -111,7 +102,7 @@ class KernelCall:
         call = (
             self
             if kernel is None
-            else dataclasses.replace(self, kernel=read_kernel("kernel", kernel, self.setup.takes))
+            else dataclasses.replace(self, kernel=read_kernel("kernel", kernel, self.setup.options.takes))
         )
         report = call.compare().report
         if not report:
@@ -122,23 +113,23 @@ class KernelCall:
         """Run the kernel and compare; raises what it raises, and NotImplementedError for a call that it cannot take."""
         if (kernel := self.kernel) is None:
             raise TypeError("kernel is None, expected a function: kernel_cases was given none, either")
-        offered = {*kernel.parameters, *self.setup.limits.fixed}
+        offered = {*kernel.parameters, *self.setup.fixed}
         if missing := [name for name in self.case.options if name not in offered]:
             raise NotImplementedError(f"it takes no {', '.join(missing)}")
         backend = self.setup.backend
-        if not (self.setup.limits.empty_rows or self.problem().visible.any(3).all()):
+        if not (self.setup.options.empty_rows or self.visible.any(3).all()):
             raise NotImplementedError("empty_rows=False")
         with dispatch.load(backend).context(self.dtype), evaluating(kernel.function):
             ran = Run(self, kernel)
             found = ran.first()
             theirs, same_bits = arrays_by_name(found), None
             by_itself = not {*GRADIENTS}.isdisjoint(theirs)
-            if self.setup.gradients is not False and not by_itself and "output" in theirs:
+            if self.setup.options.gradients is not False and not by_itself and "output" in theirs:
                 gradients, same_bits = ran.gradients(parts(found))
                 theirs |= gradients
         refuse_other_dtypes(self.dtype, theirs)
         has_gradients = not {*GRADIENTS}.isdisjoint(theirs)
-        if self.setup.gradients and not has_gradients:
+        if self.setup.options.gradients and not has_gradients:
             raise AssertionError(f"it has no gradients by q, k or v in {backend}, expected some with gradients=True")
         by_ones = by_itself and "cotangent" not in kernel.parameters
         report = report_on_kernel(with_rows(self.problem(not by_ones)), theirs)
@@ -156,7 +147,7 @@ class Run:
     def __init__(self, call: KernelCall, kernel: Kernel) -> None:
         self.call, self.kernel, self.backend = call, kernel, call.setup.backend
         setup, arrays, case = call.setup, call.arrays, call.case
-        own = functools.partial(place, self.backend, layout=setup.limits.layout, device=setup.device)
+        own = functools.partial(place, self.backend, layout=setup.options.layout, device=setup.options.device)
         where = {"q": "" if case.memory == "stride 0" else case.memory}
         self.placed = {name: own(arrays[name], memory=where.get(name, case.memory)) for name in INPUTS}
         beside = {name: own(arrays[name], memory="") for name in (*BESIDE, "cotangent") if name in arrays}
@@ -167,7 +158,7 @@ class Run:
     def first(self) -> Any:
         """Run the kernel, and return what it returns; AssertionError if it changed an input."""
         if self.call.case.memory == "freed NaN":
-            leave_nan_in_freed_memory(self.backend, self.call.arrays["cotangent"], self.call.setup.device)
+            leave_nan_in_freed_memory(self.backend, self.call.arrays["cotangent"], self.call.setup.options.device)
         found = self.of(*self.inputs)
         if names := changed(self.backend, self.placed):
             raise AssertionError(
