@@ -10,6 +10,7 @@ from mha import parity
 from mha.cli import terminal, weights
 from mha.cli.names import user_layers
 from mha.cli.results import Html, Junit, ResultFiles
+from mha.cli.terminal import option
 from mha.parity import AuditReport, LayerRow, Result
 from mha.parity.diagnosis.compare.report import describe_row
 
@@ -17,22 +18,17 @@ from mha.parity.diagnosis.compare.report import describe_row
 def audit(
     record: Annotated[str, typer.Argument(metavar="RECORD", help="A record, which `mha.parity.record` wrote.")],
     like: Annotated[
-        str | None,
-        typer.Option(metavar="PATH", help="A checkpoint with the weights that it should have: a directory or a file."),
+        str | None, option("PATH", "A checkpoint with the weights that it should have: a directory or a file.")
     ] = None,
     names: Annotated[
         str | None,
-        typer.Option(
-            metavar="NAMES", help="The names of the projections, where no table has them: W_q=to_q,W_k=... and so on."
-        ),
+        option("NAMES", "The names of the projections, where no table has them: W_q=to_q,W_k=... and so on."),
     ] = None,
-    num_heads: Annotated[int | None, typer.Option(metavar="H", help="With --names: the number of heads.")] = None,
+    num_heads: Annotated[int | None, option("H", "With --names: the number of heads.")] = None,
     causal: Annotated[bool, typer.Option("--causal", help="With --names: no query sees a later token.")] = False,
-    rotary: Annotated[
-        str | None, typer.Option(metavar="BASE", help="With --names: a base, none, or base=B,dim=N.")
-    ] = None,
+    rotary: Annotated[str | None, option("BASE", "With --names: a base, none, or base=B,dim=N.")] = None,
     json_file: Annotated[
-        str | None, typer.Option("--json", metavar="FILE", help="Write the report as JSON to a file; - = stdout.")
+        str | None, option("FILE", "Write the report as JSON to a file; - = stdout.", "--json")
     ] = None,
     junit: Junit = None,
     html: Html = None,

@@ -7,15 +7,14 @@ import typer
 
 from mha import parity
 from mha.cli import terminal
+from mha.cli.terminal import option
 from mha.core import dispatch
 from mha.core.options.names import BackendName
 from mha.core.tables import plain_table
 
 # The options of every command that takes one backend, or several.
 Backend = Annotated[str | None, typer.Option(help="The backend; default: MHA_BACKEND, else numpy.")]
-Backends = Annotated[
-    str | None, typer.Option(metavar="A,B", help="Backends joined by commas; default: all that are installed.")
-]
+Backends = Annotated[str | None, option("A,B", "Backends joined by commas; default: all that are installed.")]
 
 
 def show() -> None:

@@ -14,6 +14,7 @@ from rich.table import Table
 from mha.bench import cases, devices, report, run
 from mha.cli import terminal
 from mha.cli.backends import Backends, choose_backends
+from mha.cli.terminal import option
 from mha.core import dispatch
 from mha.core.options import checks
 from mha.core.options.names import BackendName
@@ -24,18 +25,18 @@ def bench(
     backends: Backends = None,
     shapes: Annotated[
         str | None,
-        typer.Option(
-            metavar="S,M",
+        option(
+            "S,M",
+            "Shapes, joined by commas; empty: no tables, --plot alone.",
             show_default=f"all; with --devices {','.join(devices.SHAPES)}",
-            help="Shapes, joined by commas; empty: no tables, --plot alone.",
         ),
     ] = None,
     kinds: Annotated[
         str | None,
-        typer.Option(
-            metavar="A,B",
+        option(
+            "A,B",
+            "Kinds, joined by commas.",
             show_default=f"{','.join(cases.KINDS)}; with --devices {','.join(cases.PASSES)}",
-            help="Kinds, joined by commas.",
         ),
     ] = None,
     seconds: Annotated[
@@ -43,28 +44,22 @@ def bench(
     ] = 10.0,
     no_memory: Annotated[bool, typer.Option("--no-memory", help="Do not measure memory for the tables.")] = False,
     to: Annotated[
-        str | None,
-        typer.Option(
-            "--json", metavar="FILE", help="Also write all numbers, and this machine's data, to FILE; - is stdout."
-        ),
+        str | None, option("FILE", "Also write all numbers, and this machine's data, to FILE; - is stdout.", "--json")
     ] = None,
     count: Annotated[
         int | None,
-        typer.Option(
+        option(
+            "N",
+            "Measure instead each way of splitting a layer over N devices of this machine: "
+            f"{', '.join(devices.BACKENDS)}.",
             "--devices",
-            metavar="N",
             min=2,
             max=MOST,
-            help="Measure instead each way of splitting a layer over N devices of this machine: "
-            f"{', '.join(devices.BACKENDS)}.",
         ),
     ] = None,
     plot: Annotated[
         str | None,
-        typer.Option(
-            metavar="FILE",
-            help="Also measure T = 128 to 8192, and draw time and memory to FILE; its suffix is the format.",
-        ),
+        option("FILE", "Also measure T = 128 to 8192, and draw time and memory to FILE; its suffix is the format."),
     ] = None,
 ) -> None:
     """Measure how fast the backends are, and how much memory they take.

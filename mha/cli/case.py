@@ -11,6 +11,7 @@ from rich.table import Table
 
 from mha.cli import terminal
 from mha.cli.backends import choose_backends
+from mha.cli.terminal import option
 from mha.core import dispatch
 from mha.core.options import checks
 from mha.core.options.config import DTYPES
@@ -26,12 +27,9 @@ Results = dict[tuple[str, BackendName], list[Result]]  # by file and backend
 def write(
     file: Annotated[str, typer.Argument(metavar="FILE", help="The file to write; an existing file is replaced.")],
     case: Annotated[
-        str,
-        typer.Option(metavar="NAME", help="A case of the full suite, or a decode; an unknown name lists all names."),
+        str, option("NAME", "A case of the full suite, or a decode; an unknown name lists all names.")
     ] = "all options",
-    dtype: Annotated[
-        str, typer.Option(metavar="NAME", help=f"The dtype of the case: {', '.join(DTYPES)}.")
-    ] = "float32",
+    dtype: Annotated[str, option("NAME", f"The dtype of the case: {', '.join(DTYPES)}.")] = "float32",
 ) -> None:
     """Write a case of the suite to a file, for somebody with another framework.
 
@@ -65,9 +63,7 @@ def check(
     ],
     backends: Annotated[
         str | None,
-        typer.Option(
-            "--backends", "--backend", metavar="A,B", help="Backends joined by commas; default: all that are installed."
-        ),
+        option("A,B", "Backends joined by commas; default: all that are installed.", "--backends", "--backend"),
     ] = None,
 ) -> None:
     """Compute the calls in case files, and compare the results with the files.

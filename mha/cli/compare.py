@@ -12,6 +12,7 @@ from mha.cli import terminal, weights
 from mha.cli.audit import layer_result
 from mha.cli.names import parse_names, user_layers
 from mha.cli.results import Html, Junit, ResultFiles
+from mha.cli.terminal import option
 from mha.models.records.reading import is_record
 from mha.parity import FilesReport, LayersReport, RecordsReport, Result
 from mha.weights import schemes
@@ -22,48 +23,28 @@ SCHEME = f"auto (found from the names), {', '.join(schemes.SCHEMES)}."
 def compare(
     a: Annotated[str, typer.Argument(metavar="A", help="A file of weights, a directory with one, or a record.")],
     b: Annotated[str, typer.Argument(metavar="B", help="The file or directory to compare with A.")],
-    scheme_a: Annotated[
-        str, typer.Option("--from-a", metavar="SCHEME", help=f"The naming scheme of A's arrays: {SCHEME}")
-    ] = "auto",
-    scheme_b: Annotated[
-        str, typer.Option("--from-b", metavar="SCHEME", help="The naming scheme of B's arrays, likewise.")
-    ] = "auto",
-    prefix_a: Annotated[
-        str | None, typer.Option(metavar="PREFIX", help="The beginning of the names of the layer's arrays in A.")
-    ] = None,
+    scheme_a: Annotated[str, option("SCHEME", f"The naming scheme of A's arrays: {SCHEME}", "--from-a")] = "auto",
+    scheme_b: Annotated[str, option("SCHEME", "The naming scheme of B's arrays, likewise.", "--from-b")] = "auto",
+    prefix_a: Annotated[str | None, option("PREFIX", "The beginning of the names of the layer's arrays in A.")] = None,
     prefix_b: Annotated[
-        str | None, typer.Option(metavar="PREFIX", help="The same for B; default: that of the partner of A's layer.")
+        str | None, option("PREFIX", "The same for B; default: that of the partner of A's layer.")
     ] = None,
-    num_heads: Annotated[
-        int | None, typer.Option(metavar="H", help="The number of heads, if a file does not say it.")
-    ] = None,
-    rotary: Annotated[
-        str | None, typer.Option(metavar="BASE", help="Rotation: a base, none, or base=B,dim=N; likewise.")
-    ] = None,
-    qk_norm: Annotated[
-        str | None, typer.Option(metavar="NORM", help="The norm of queries and keys, rms or layer; likewise.")
-    ] = None,
+    num_heads: Annotated[int | None, option("H", "The number of heads, if a file does not say it.")] = None,
+    rotary: Annotated[str | None, option("BASE", "Rotation: a base, none, or base=B,dim=N; likewise.")] = None,
+    qk_norm: Annotated[str | None, option("NORM", "The norm of queries and keys, rms or layer; likewise.")] = None,
     names: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAMES", help="The names of the projections, if no scheme has them: W_q=to_q,W_k=... and so on."
-        ),
+        str | None, option("NAMES", "The names of the projections, if no scheme has them: W_q=to_q,W_k=... and so on.")
     ] = None,
-    names_b: Annotated[
-        str | None, typer.Option(metavar="NAMES", help="The same for B alone; default: those of --names.")
-    ] = None,
+    names_b: Annotated[str | None, option("NAMES", "The same for B alone; default: those of --names.")] = None,
     causal: Annotated[
         bool, typer.Option("--causal", help="Of records, with --names: no query sees a later token.")
     ] = False,
     path: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="A=B",
-            help="Of records: a module's path in A, and in B, A= leaves it out; {} = the number of a layer.",
-        ),
+        option("A=B", "Of records: a module's path in A, and in B, A= leaves it out; {} = the number of a layer."),
     ] = None,
     json_file: Annotated[
-        str | None, typer.Option("--json", metavar="FILE", help="Of records: write the report as JSON; - = stdout.")
+        str | None, option("FILE", "Of records: write the report as JSON; - = stdout.", "--json")
     ] = None,
     junit: Junit = None,
     html: Html = None,
@@ -119,9 +100,9 @@ def compare(
         if names_b is not None:
             layers = layers, user_layers("names_b", names_b, options, causal)
         _records(a, b, path, layers, json_file, files)
-    for option, given in (("--path", path), ("--causal", causal), ("--json", json_file)):
+    for name, given in (("--path", path), ("--causal", causal), ("--json", json_file)):
         if given:
-            terminal.fail(f"{option} is for records, which A and B are not; leave it out")
+            terminal.fail(f"{name} is for records, which A and B are not; leave it out")
     said: dict[str, Any] = {"scheme_a": scheme_a, "scheme_b": scheme_b, "prefix_a": prefix_a, "prefix_b": prefix_b}
     said |= {"names": parse_names("names", names), "names_b": parse_names("names_b", names_b)}
     said |= weights.layer_options(rotary, qk_norm, num_heads=num_heads)

@@ -15,6 +15,7 @@ from rich.text import Text
 import mha
 from mha.cli import terminal
 from mha.cli.backends import Backend, choose_backend
+from mha.cli.terminal import option
 from mha.core.options import checks
 from mha.core.options.names import BackendName, LanguageName
 from mha.core.tables import plain_table, wrap, wrap_anywhere
@@ -34,36 +35,26 @@ COLOURS = "cyan", "magenta"
 
 def show(
     backend: Backend = None,
-    batch: Annotated[int | None, typer.Option(min=1, metavar="B", help="Number of samples; default: 2.")] = None,
-    queries: Annotated[int | None, typer.Option(min=1, metavar="Q", help="Queries per sample; default: 4.")] = None,
+    batch: Annotated[int | None, option("B", "Number of samples; default: 2.", min=1)] = None,
+    queries: Annotated[int | None, option("Q", "Queries per sample; default: 4.", min=1)] = None,
     keys: Annotated[
-        int | None,
-        typer.Option(min=1, metavar="K", help="Keys and values per sample, or tokens of a prompt; default: 6."),
+        int | None, option("K", "Keys and values per sample, or tokens of a prompt; default: 6.", min=1)
     ] = None,
-    num_hiddens: Annotated[
-        int | None, typer.Option("--hiddens", min=1, metavar="D", help="Hidden units; default: 100.")
-    ] = None,
-    num_heads: Annotated[int | None, typer.Option("--heads", min=1, metavar="H", help="Heads; default: 5.")] = None,
+    num_hiddens: Annotated[int | None, option("D", "Hidden units; default: 100.", "--hiddens", min=1)] = None,
+    num_heads: Annotated[int | None, option("H", "Heads; default: 5.", "--heads", min=1)] = None,
     num_key_value_heads: Annotated[
-        int | None, typer.Option("--kv-heads", min=1, metavar="G", help="Heads of keys and values; default: H.")
+        int | None, option("G", "Heads of keys and values; default: H.", "--kv-heads", min=1)
     ] = None,
-    lens: Annotated[
-        str | None, typer.Option(metavar="L,L", help="A valid length for each sample; default: 3,2 for 2 samples.")
-    ] = None,
+    lens: Annotated[str | None, option("L,L", "A valid length for each sample; default: 3,2 for 2 samples.")] = None,
     decode: Annotated[
-        int | None,
-        typer.Option(min=1, metavar="N", help="Put a prompt and N more tokens into a cache, and explain the last."),
+        int | None, option("N", "Put a prompt and N more tokens into a cache, and explain the last.", min=1)
     ] = None,
-    slots: Annotated[
-        int | None, typer.Option(min=1, max=MOST_SLOTS, metavar="S", help="Slots of the cache, a ring; default: 4.")
-    ] = None,
+    slots: Annotated[int | None, option("S", "Slots of the cache, a ring; default: 4.", min=1, max=MOST_SLOTS)] = None,
     values: Annotated[
         bool, typer.Option("--values", help="Show a small example in numbers instead; its sizes are fixed.")
     ] = False,
-    lang: Annotated[str, typer.Option(metavar="NAME", help=f"The language: {', '.join(LANGUAGES)}.")] = "en",
-    to: Annotated[
-        str | None, typer.Option("--json", metavar="FILE", help="Also write every step to FILE; - is stdout.")
-    ] = None,
+    lang: Annotated[str, option("NAME", f"The language: {', '.join(LANGUAGES)}.")] = "en",
+    to: Annotated[str | None, option("FILE", "Also write every step to FILE; - is stdout.", "--json")] = None,
 ) -> None:
     """Explain the path of a tensor through the layer.
 

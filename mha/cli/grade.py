@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from mha.cli import terminal
+from mha.cli.terminal import option
 from mha.core import dispatch
 from mha.core.tables import plain_table, plural
 from mha.learn.grade import classes, levels
@@ -20,39 +21,26 @@ def grade(
         str | None, typer.Argument(metavar="PATH", help="A submission (.py or .ipynb), or a folder with many.")
     ] = None,
     output: Annotated[
-        str | None,
-        typer.Option(
-            "--output", "-o", metavar="FILE", help="Write the grades of a class as CSV, or a folder to hand out."
-        ),
+        str | None, option("FILE", "Write the grades of a class as CSV, or a folder to hand out.", "--output", "-o")
     ] = None,
-    chosen: Annotated[
-        str | None, typer.Option("--levels", metavar="A-B", help="Levels to grade, as 1-6 or 1,2,5; default: all.")
-    ] = None,
-    jobs: Annotated[int, typer.Option(metavar="N", help="Of a class: so many submissions at once.", min=1)] = 1,
-    seed: Annotated[int, typer.Option(metavar="N", help="Draw the inputs from N.", min=0)] = 0,
-    hints: Annotated[
-        int, typer.Option(metavar="0-2", help="0 the level; 1 the step and axis; 2 the mistake.", min=0, max=2)
-    ] = 2,
-    backend: Annotated[
-        str, typer.Option(metavar="NAME", help="The framework of a submission that imports none.")
-    ] = "numpy",
+    chosen: Annotated[str | None, option("A-B", "Levels to grade, as 1-6 or 1,2,5; default: all.", "--levels")] = None,
+    jobs: Annotated[int, option("N", "Of a class: so many submissions at once.", min=1)] = 1,
+    seed: Annotated[int, option("N", "Draw the inputs from N.", min=0)] = 0,
+    hints: Annotated[int, option("0-2", "0 the level; 1 the step and axis; 2 the mistake.", min=0, max=2)] = 2,
+    backend: Annotated[str, option("NAME", "The framework of a submission that imports none.")] = "numpy",
     empty_rows: Annotated[
         bool, typer.Option("--empty-rows", help="Queries that see no key count: their output must be 0.")
     ] = False,
     allow: Annotated[bool, typer.Option("--allow", help="Submissions may use the framework's own attention.")] = False,
-    limit: Annotated[float, typer.Option(metavar="SECONDS", help="Stop what takes longer in one case.", min=1)] = 20.0,
+    limit: Annotated[float, option("SECONDS", "Stop what takes longer in one case.", min=1)] = 20.0,
     json_file: Annotated[
-        str | None, typer.Option("--json", metavar="FILE", help="Write all results as JSON to FILE; - is stdout.")
+        str | None, option("FILE", "Write all results as JSON to FILE; - is stdout.", "--json")
     ] = None,
     gradescope: Annotated[
-        str | None,
-        typer.Option(metavar="FILE", help="Of one submission: write results.json as Gradescope reads it to FILE."),
+        str | None, option("FILE", "Of one submission: write results.json as Gradescope reads it to FILE.")
     ] = None,
     hand_out: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME", help="Grade nothing: write an assignment in this framework, into the folder of -o."
-        ),
+        str | None, option("NAME", "Grade nothing: write an assignment in this framework, into the folder of -o.")
     ] = None,
 ) -> None:
     """Grade attention that students wrote, level by level: what passed, what differs first, why, and a hint.
@@ -100,9 +88,9 @@ def grade(
         if gradescope:
             terminal.fail("--gradescope is for one submission, and PATH is a folder; Gradescope runs one at a time")
         _class(grader, given, output, jobs, json_file, file)
-    for option, value in (("--output", output), ("--jobs", jobs > 1)):
+    for name, value in (("--output", output), ("--jobs", jobs > 1)):
         if value:
-            terminal.fail(f"{option} is for a class, and PATH is one submission; leave it out")
+            terminal.fail(f"{name} is for a class, and PATH is one submission; leave it out")
     results = terminal.writable("--gradescope", gradescope) if gradescope else None
     result = grader.grade(given)
     if json_file != "-":

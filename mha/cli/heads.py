@@ -12,6 +12,7 @@ from rich.panel import Panel
 import mha
 from mha.cli import grids, terminal
 from mha.cli.backends import Backend, choose_backend
+from mha.cli.terminal import option
 from mha.core import dispatch
 from mha.core.tables import wrap
 from mha.learn.heads.bert import Encoder, tokenizer
@@ -20,14 +21,13 @@ from mha.learn.plot.pictures import ENDINGS
 
 def heads(
     file: Annotated[str, typer.Argument(metavar="FILE", help="The model.safetensors of a BERT model, such as MiniLM.")],
-    text: Annotated[str, typer.Option(metavar="TEXT", help="The text that the model reads.")],
-    layer: Annotated[int, typer.Option(metavar="N", help="The layer to show; the first is 0.")] = 0,
+    text: Annotated[str, option("TEXT", "The text that the model reads.")],
+    layer: Annotated[int, option("N", "The layer to show; the first is 0.")] = 0,
     head: Annotated[
-        list[int] | None,
-        typer.Option(metavar="N", help="A head to show; the first is 0. May be repeated. Default: all."),
+        list[int] | None, option("N", "A head to show; the first is 0. May be repeated. Default: all.")
     ] = None,
     path: Annotated[
-        str | None, typer.Option("--output", "-o", metavar="PICTURE", help="Also write a picture: a .png or .svg file.")
+        str | None, option("PICTURE", "Also write a picture: a .png or .svg file.", "--output", "-o")
     ] = None,
     backend: Backend = None,
 ) -> None:

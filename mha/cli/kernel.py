@@ -14,45 +14,40 @@ import typer
 import mha
 from mha.cli import terminal
 from mha.cli.backends import choose_backends
+from mha.cli.parity import OnlyCases, OnlyDtypes, Suite
 from mha.cli.results import Html, Junit, ResultFiles, find
+from mha.cli.terminal import option
 from mha.core import dispatch
 from mha.core.options.names import BackendName
 from mha.parity import Result, one_line
 from mha.parity.rule.heads import LAYOUTS
-from mha.parity.testing.kernels.check_kernel import KernelRun, run_kernel
+from mha.parity.testing.kernels.check_kernel import run_kernel
+from mha.parity.testing.kernels.failing import KernelRun
 
 
 def kernel(
     function: Annotated[str, typer.Argument(metavar="FILE:FUNCTION", help="A Python file, and the kernel in it.")],
-    backend: Annotated[str | None, typer.Option(metavar="NAME", help="The framework of its arrays.")] = None,
-    suite: Annotated[str, typer.Option(metavar="NAME", help="quick, or full (every case in every dtype).")] = "quick",
-    layout: Annotated[str, typer.Option(metavar="NAME", help=f"{', '.join(LAYOUTS)} (packed).")] = "BHTD",
+    backend: Annotated[str | None, option("NAME", "The framework of its arrays.")] = None,
+    suite: Suite = "quick",
+    layout: Annotated[str, option("NAME", f"{', '.join(LAYOUTS)} (packed).")] = "BHTD",
     causal: Annotated[bool, typer.Option("--causal", help="Every call is causal, aligned to the upper left.")] = False,
     lower_right: Annotated[
         bool, typer.Option("--lower-right", help="Every call is causal, aligned to the lower right.")
     ] = False,
-    takes: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="A parameter that it takes unseen; may be repeated.")
-    ] = None,
+    takes: Annotated[list[str] | None, option("NAME", "A parameter that it takes unseen; may be repeated.")] = None,
     groups: Annotated[
         bool, typer.Option("--groups/--no-groups", help="Whether it takes fewer heads of keys than of queries.")
     ] = True,
     equal_lengths: Annotated[
         bool, typer.Option("--equal-lengths", help="It takes as many keys as queries alone.")
     ] = False,
-    head_dim: Annotated[
-        list[int] | None, typer.Option(metavar="N", help="A width of heads that it takes; may be repeated.")
-    ] = None,
-    multiple_of: Annotated[int, typer.Option(metavar="N", help="Numbers of tokens are multiples of N.", min=1)] = 1,
+    head_dim: Annotated[list[int] | None, option("N", "A width of heads that it takes; may be repeated.")] = None,
+    multiple_of: Annotated[int, option("N", "Numbers of tokens are multiples of N.", min=1)] = 1,
     empty_rows: Annotated[
         bool, typer.Option("--empty-rows/--no-empty-rows", help="Whether queries that see no key must give 0.")
     ] = True,
-    case: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="Run only this case, in every dtype; may be repeated.")
-    ] = None,
-    dtype: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="Run only this dtype; may be repeated.")
-    ] = None,
+    case: OnlyCases = None,
+    dtype: OnlyDtypes = None,
     junit: Junit = None,
     html: Html = None,
 ) -> None:

@@ -7,16 +7,16 @@ import typer
 
 from mha.cli import parity, terminal
 from mha.cli.backends import Backends, choose_backends
+from mha.cli.terminal import option
 from mha.learn import page
 from mha.parity.cases.run.workers import Runner
 
 
 def write(
-    output: Annotated[str, typer.Option("--output", "-o", metavar="FILE", help="The file to write.")] = "page.html",
+    output: Annotated[str, option("FILE", "The file to write.", "--output", "-o")] = "page.html",
     backends: Backends = None,
     report: Annotated[
-        str | None,
-        typer.Option("--parity", metavar="FILE", help="Show the report that `mha parity --json` wrote; run no suite."),
+        str | None, option("FILE", "Show the report that `mha parity --json` wrote; run no suite.", "--parity")
     ] = None,
 ) -> None:
     """Write the comparison page, an HTML file that shows the frameworks side by side.

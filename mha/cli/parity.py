@@ -15,6 +15,7 @@ import mha
 from mha.cli import terminal
 from mha.cli.backends import Backends, choose_backends
 from mha.cli.results import Html, Junit, ResultFiles
+from mha.cli.terminal import option
 from mha.core import dispatch
 from mha.core.options import checks
 from mha.core.options.config import DTYPES
@@ -27,34 +28,30 @@ from mha.parity.cases.run.workers import Runner, RunOutcome
 from mha.parity.cases.suite import ALL_CASES
 
 SUITES = ("quick", "full")
+# The options of every command that runs cases.
+Suite = Annotated[str, option("NAME", "quick, or full (every case in every dtype).")]
+OnlyCases = Annotated[list[str] | None, option("NAME", "Run only this case, in every dtype; may be repeated.")]
+OnlyDtypes = Annotated[list[str] | None, option("NAME", "Run only this dtype; may be repeated.")]
 
 
 def compare(
     backends: Backends = None,
-    suite: Annotated[str, typer.Option(metavar="NAME", help="quick, or full (every case in every dtype).")] = "quick",
-    case: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="Run only this case, in every dtype; may be repeated.")
-    ] = None,
-    dtype: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="Run only this dtype; may be repeated.")
-    ] = None,
+    suite: Suite = "quick",
+    case: OnlyCases = None,
+    dtype: OnlyDtypes = None,
     python: Annotated[
-        list[str] | None,
-        typer.Option(metavar="BACKEND=FILE", help="Run this backend in another Python; may be repeated."),
+        list[str] | None, option("BACKEND=FILE", "Run this backend in another Python; may be repeated.")
     ] = None,
     distributed: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="BACKEND:COUNT",
-            help=f"Compare a layer on COUNT devices of this machine: {', '.join(devices.BACKENDS)}; may be repeated.",
+        option(
+            "BACKEND:COUNT",
+            f"Compare a layer on COUNT devices of this machine: {', '.join(devices.BACKENDS)}; may be repeated.",
         ),
     ] = None,
-    limit: Annotated[
-        float, typer.Option(metavar="SECONDS", help="Stop a backend that reports nothing for SECONDS.", min=1)
-    ] = 120.0,
+    limit: Annotated[float, option("SECONDS", "Stop a backend that reports nothing for SECONDS.", min=1)] = 120.0,
     to: Annotated[
-        str | None,
-        typer.Option("--json", metavar="FILE", help="Also write all versions and results to FILE; - is stdout."),
+        str | None, option("FILE", "Also write all versions and results to FILE; - is stdout.", "--json")
     ] = None,
     junit: Junit = None,
     html: Html = None,
@@ -121,9 +118,9 @@ def _groups(
     dtype: list[str] | None, limit: float,
 ) -> Callable[[], list[RunOutcome]]:  # fmt: skip
     """Return a function that runs the groups of --distributed; wrong options end the command."""
-    for option, value in (("--backends", backends), ("--python", python)):
+    for name, value in (("--backends", backends), ("--python", python)):
         if value:
-            terminal.fail(f"{option} came with --distributed, which names backends itself; leave one of them out")
+            terminal.fail(f"{name} came with --distributed, which names backends itself; leave one of them out")
     with terminal.errors():
         groups = [groups_of.group("--distributed", text) for text in dict.fromkeys(distributed)]
     for one in groups:

@@ -4,19 +4,16 @@ import math
 from collections.abc import Iterable
 from typing import Annotated, Any
 
-import typer
-
 import mha
 from mha.cli import terminal
+from mha.cli.terminal import option
 from mha.parity import Report, Result
 from mha.parity.cases.run import pages
 from mha.parity.cases.run.pages import Finding
 from mha.parity.diagnosis.compare.report import describe_row
 
-Junit = Annotated[str | None, typer.Option(metavar="FILE", help="Also write every result as JUnit's XML to FILE.")]
-Html = Annotated[
-    str | None, typer.Option(metavar="FILE", help="Also write the results as a page for browsers to FILE.")
-]
+Junit = Annotated[str | None, option("FILE", "Also write every result as JUnit's XML to FILE.")]
+Html = Annotated[str | None, option("FILE", "Also write the results as a page for browsers to FILE.")]
 PLACES = "Red differs, green is the same, orange differs in padding, gray is padding."
 BARS = "Red differs, green is the same, gray was not compared."
 

@@ -24,6 +24,11 @@ class CommandError(Exception):
     """An error that ends a command; its text says what is wrong."""
 
 
+def option(metavar: str, help: str, *names: str, **more: Any) -> Any:
+    """Describe an option: a word for its value, and what it is for; names: as it is typed, if not as its argument."""
+    return typer.Option(*names, metavar=metavar, help=help, **more)
+
+
 def writable(argument: str, name: str, expected: str = "expected one") -> str:
     """Check the file to write later, and return its path; a wrong one ends the command before it computes."""
     path = os.path.realpath(name)

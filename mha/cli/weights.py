@@ -13,6 +13,7 @@ from rich.table import Table
 
 from mha import weights
 from mha.cli import terminal
+from mha.cli.terminal import option
 from mha.core.options.config import Config, shapes
 from mha.core.options.names import SchemeName
 from mha.core.options.norms import Norm
@@ -61,27 +62,18 @@ def convert(
     target: Annotated[str, typer.Argument(metavar="OUT", help="The file to write; an existing file is replaced.")],
     scheme: Annotated[
         str,
-        typer.Option(
+        option(
+            "SCHEME",
+            f"The naming scheme of IN's arrays: auto (found from the names), {', '.join(schemes.SCHEMES)}.",
             "--from",
-            metavar="SCHEME",
-            help=f"The naming scheme of IN's arrays: auto (found from the names), {', '.join(schemes.SCHEMES)}.",
         ),
     ] = "auto",
-    prefix: Annotated[
-        str | None, typer.Option(metavar="PREFIX", help="The beginning of the names of the layer's arrays.")
-    ] = None,
-    num_heads: Annotated[
-        int | None, typer.Option(metavar="H", help="The number of heads, if the arrays do not show it.")
-    ] = None,
-    rotary: Annotated[
-        str | None, typer.Option(metavar="BASE", help="Rotation: a base, none, or base=B,dim=N,interleaved=true.")
-    ] = None,
-    qk_norm: Annotated[
-        str | None, typer.Option(metavar="NORM", help="The norm of queries and keys, rms or layer; likewise.")
-    ] = None,
+    prefix: Annotated[str | None, option("PREFIX", "The beginning of the names of the layer's arrays.")] = None,
+    num_heads: Annotated[int | None, option("H", "The number of heads, if the arrays do not show it.")] = None,
+    rotary: Annotated[str | None, option("BASE", "Rotation: a base, none, or base=B,dim=N,interleaved=true.")] = None,
+    qk_norm: Annotated[str | None, option("NORM", "The norm of queries and keys, rms or layer; likewise.")] = None,
     length: Annotated[
-        int | None,
-        typer.Option(metavar="T", help="The tokens of a text, if a rotation that a file beside IN says goes by them."),
+        int | None, option("T", "The tokens of a text, if a rotation that a file beside IN says goes by them.")
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Do everything except write OUT.")] = False,
 ) -> None:

@@ -8,6 +8,7 @@ import typer
 
 from mha import weights
 from mha.cli import terminal
+from mha.cli.terminal import option
 from mha.core.options.config import ROWS, Config
 from mha.learn import write as written
 from mha.learn.write import commands
@@ -21,57 +22,37 @@ def write(
     backend: Annotated[
         str | None, typer.Argument(metavar="[BACKEND]", help="The framework that the file is for.", show_default=False)
     ] = None,
-    output: Annotated[
-        str, typer.Option("--output", "-o", metavar="FILE", help="The file to write, a Python module.")
-    ] = "attention.py",
-    num_hiddens: Annotated[Size, typer.Option(min=1, metavar="D", help="Width of the output.")] = None,
-    num_heads: Annotated[Size, typer.Option(min=1, metavar="H", help="Number of heads.")] = None,
-    dropout: Annotated[float, typer.Option(metavar="P", help="Default for dropout of weights.")] = 0.0,
+    output: Annotated[str, option("FILE", "The file to write, a Python module.", "--output", "-o")] = "attention.py",
+    num_hiddens: Annotated[Size, option("D", "Width of the output.", min=1)] = None,
+    num_heads: Annotated[Size, option("H", "Number of heads.", min=1)] = None,
+    dropout: Annotated[float, option("P", "Default for dropout of weights.")] = 0.0,
     bias: Annotated[bool, typer.Option("--bias", help="Default: projections add a bias.")] = False,
-    query_size: Annotated[Size, typer.Option(min=1, metavar="N", help="Width of queries, if not D.")] = None,
-    key_size: Annotated[Size, typer.Option(min=1, metavar="N", help="Width of keys, if not D.")] = None,
-    value_size: Annotated[Size, typer.Option(min=1, metavar="N", help="Width of values, if not D.")] = None,
-    key_dim: Annotated[Size, typer.Option(min=1, metavar="d", help="Width of a head, if not D / H.")] = None,
-    value_dim: Annotated[Size, typer.Option(min=1, metavar="dv", help="Width of a head of values.")] = None,
-    num_key_value_heads: Annotated[
-        Size, typer.Option(min=1, metavar="G", help="Heads of keys and values, shared.")
-    ] = None,
-    scale: Annotated[Number, typer.Option(metavar="X", help="Factor of the dot products.")] = None,
-    softcap: Annotated[Number, typer.Option(metavar="X", help="Cap of the scores.")] = None,
-    window: Annotated[
-        str | None, typer.Option(metavar="LEFT,RIGHT", help="Keys that a query sees: 4095,0 or 4095,none.")
-    ] = None,
-    chunk: Annotated[Size, typer.Option(min=1, metavar="N", help="Positions of a chunk.")] = None,
-    rotary: Annotated[
-        str | None, typer.Option(metavar="BASE", help="A base, or base=B,dim=N,interleaved=true.")
-    ] = None,
-    qk_norm: Annotated[
-        str | None, typer.Option(metavar="KIND", help="rms or layer, or kind=rms,eps=1e-6,over=all.")
-    ] = None,
-    value_norm: Annotated[str | None, typer.Option(metavar="KIND", help="Norm of values, likewise.")] = None,
-    temperature: Annotated[str | None, typer.Option(metavar="PARTS", help="scale=0.1,floor=8192,shift=1.")] = None,
+    query_size: Annotated[Size, option("N", "Width of queries, if not D.", min=1)] = None,
+    key_size: Annotated[Size, option("N", "Width of keys, if not D.", min=1)] = None,
+    value_size: Annotated[Size, option("N", "Width of values, if not D.", min=1)] = None,
+    key_dim: Annotated[Size, option("d", "Width of a head, if not D / H.", min=1)] = None,
+    value_dim: Annotated[Size, option("dv", "Width of a head of values.", min=1)] = None,
+    num_key_value_heads: Annotated[Size, option("G", "Heads of keys and values, shared.", min=1)] = None,
+    scale: Annotated[Number, option("X", "Factor of the dot products.")] = None,
+    softcap: Annotated[Number, option("X", "Cap of the scores.")] = None,
+    window: Annotated[str | None, option("LEFT,RIGHT", "Keys that a query sees: 4095,0 or 4095,none.")] = None,
+    chunk: Annotated[Size, option("N", "Positions of a chunk.", min=1)] = None,
+    rotary: Annotated[str | None, option("BASE", "A base, or base=B,dim=N,interleaved=true.")] = None,
+    qk_norm: Annotated[str | None, option("KIND", "rms or layer, or kind=rms,eps=1e-6,over=all.")] = None,
+    value_norm: Annotated[str | None, option("KIND", "Norm of values, likewise.")] = None,
+    temperature: Annotated[str | None, option("PARTS", "scale=0.1,floor=8192,shift=1.")] = None,
     sinks: Annotated[bool, typer.Option("--sinks", help="One more score per head, pools nothing.")] = False,
-    output_gate: Annotated[
-        Literal["element", "head"] | None, typer.Option(help="Gates of the pooled heads.", metavar="KIND")
-    ] = None,
-    pooling: Annotated[Literal["dot", "additive"], typer.Option(help="The scores.", metavar="KIND")] = "dot",
-    dtype: Annotated[str, typer.Option(metavar="NAME", help="Default for the dtype.")] = "float32",
-    call: Annotated[
-        str | None, typer.Option(metavar="NAME,NAME", help="More arguments of a call: positions, ...")
-    ] = None,
-    names: Annotated[
-        str | None, typer.Option(metavar="SCHEME", help="Take its checkpoints: by names, else by a method load.")
-    ] = None,
+    output_gate: Annotated[Literal["element", "head"] | None, option("KIND", "Gates of the pooled heads.")] = None,
+    pooling: Annotated[Literal["dot", "additive"], option("KIND", "The scores.")] = "dot",
+    dtype: Annotated[str, option("NAME", "Default for the dtype.")] = "float32",
+    call: Annotated[str | None, option("NAME,NAME", "More arguments of a call: positions, ...")] = None,
+    names: Annotated[str | None, option("SCHEME", "Take its checkpoints: by names, else by a method load.")] = None,
     fused: Annotated[bool, typer.Option("--fused", help="Pool by the framework's own kernel.")] = False,
-    kind: Annotated[
-        str | None, typer.Option(metavar="KIND", help="Of JAX's modules: linen, the default, or nnx.")
-    ] = None,
-    like: Annotated[str | None, typer.Option(metavar="PATH", help="A checkpoint whose layer says the options.")] = None,
-    layer: Annotated[Size, typer.Option(min=0, metavar="N", help="The layer of PATH; default: its first.")] = None,
+    kind: Annotated[str | None, option("KIND", "Of JAX's modules: linen, the default, or nnx.")] = None,
+    like: Annotated[str | None, option("PATH", "A checkpoint whose layer says the options.")] = None,
+    layer: Annotated[Size, option("N", "The layer of PATH; default: its first.", min=0)] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite files that exist.")] = False,
-    check: Annotated[
-        str | None, typer.Option("--check", metavar="FILE", help="Say whether FILE is as it was written.")
-    ] = None,
+    check: Annotated[str | None, option("FILE", "Say whether FILE is as it was written.", "--check")] = None,
 ) -> None:
     """Write a layer as one file that needs its framework and nothing of mha, with its proof beside it.
 

@@ -221,10 +221,7 @@ def failure(
     lines = []
     if not of:
         lines.append(f"{name}: nothing was compared, every case is left out")
-    by_text: dict[str, list[str]] = {}
-    for label, problem in raised.items():
-        by_text.setdefault(one_line(problem), []).append(label)
-    for words, labels in by_text.items():
+    for words, labels in group({label: one_line(problem) for label, problem in raised.items()}).items():
         lines += [f"{name} raised in {name_some(labels, of)}: {words}", *_describe_errors(labels, reports, trials)]
     if raised and reports:
         lines.append("calls that it is not made for are left out if it raises NotImplementedError, or by cases=[...]")
@@ -279,10 +276,15 @@ def name_some(labels: list[str], of: int) -> str:
 
 def describe_left_out(left_out: Mapping[str, str]) -> list[str]:
     """Return a line for each reason why cases are left out."""
-    by_reason: dict[str, list[str]] = {}
-    for label, reason in left_out.items():
-        by_reason.setdefault(reason, []).append(label)
-    return [f"left out, {reason}: {'; '.join(labels)}" for reason, labels in by_reason.items()]
+    return [f"left out, {reason}: {'; '.join(labels)}" for reason, labels in group(left_out).items()]
+
+
+def group(things: Mapping[Case, Result]) -> dict[Result, list[Case]]:
+    """List the things that have the same value, by that value."""
+    found: dict[Result, list[Case]] = {}
+    for thing, value in things.items():
+        found.setdefault(value, []).append(thing)
+    return found
 
 
 def brief(value: Any) -> str:

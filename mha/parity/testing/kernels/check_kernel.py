@@ -1,19 +1,17 @@
 """Assert that a kernel is right: run it on each case, and compare by the rule."""
 
 import dataclasses
-import functools
 import time
 from collections.abc import Callable
 from typing import Any, Unpack
 
 from mha.core.options.names import BackendName, SuiteName
-from mha.core.tables import number, plural
 from mha.parity import Report
 from mha.parity.rule.layouts import GRADIENT, LSE
 from mha.parity.rule.options import spell_out
-from mha.parity.testing.check import compare_all, describe_left_out
+from mha.parity.testing.check import compare_all
 from mha.parity.testing.kernels.calling import must_be_function
-from mha.parity.testing.kernels.failing import failure, smallest_wrong
+from mha.parity.testing.kernels.failing import KernelRun
 from mha.parity.testing.kernels.options import KernelOptions
 from mha.parity.testing.kernels.planning import plan_calls
 from mha.parity.testing.kernels.running import KernelCall
@@ -114,43 +112,6 @@ def kernel_cases(
     return plan_calls(kernel, backend, suite, **options).calls
 
 
-@dataclasses.dataclass(frozen=True)
-class KernelRun:
-    """What became of the cases of a kernel: reports, errors, and the reasons for those that were left out."""
-
-    name: str
-    reports: dict[KernelCall, Report]
-    raised: dict[KernelCall, Exception]
-    left_out: dict[str, str]
-    not_offered: tuple[str, ...]
-    other_bits: int  # cases in which a second run gave other bits
-    seconds: float
-
-    @property
-    def passed(self) -> bool:
-        """Return whether some case was compared, and none is wrong."""
-        return bool(self.reports) and not self.raised and all(self.reports.values())
-
-    @functools.cached_property
-    def smallest(self) -> tuple[KernelCall, Report] | None:
-        """Return the smallest case that differs, with a report that explains all of them; None if none does."""
-        return smallest_wrong(self.reports)
-
-    def describe(self) -> str:
-        """Return the report in words."""
-        lines = [failure(self.name, self.reports, self.raised, self.smallest)]
-        if self.passed:
-            worst = number(max(report.ratio for report in self.reports.values()))
-            cases = plural(len(self.reports), "case")
-            lines = [f"{cases} the same in {self.seconds:.1f} s, the largest ratio {worst}"]
-        lines += describe_left_out(self.left_out)
-        if self.not_offered:
-            lines.append(f"not offered, so not seen: {', '.join(self.not_offered)}")
-        if self.other_bits:
-            lines.append(f"a second run gave other bits in {plural(self.other_bits, 'case')}, which is no mistake")
-        return "\n".join(lines)
-
-
 def run_kernel(
     kernel: Any, backend: BackendName | None, suite: SuiteName, **options: Unpack[KernelOptions]
 ) -> KernelRun:
@@ -158,11 +119,11 @@ def run_kernel(
     must_be_function("kernel", kernel)
     planned, began = plan_calls(kernel, backend, suite, **options), time.monotonic()
     compared, left_out, raised = compare_all(planned.calls, KernelCall.compare)
-    reports = {call: one.report for call, one in compared.items()}
+    reports = {call: report for call, (report, _) in compared.items()}
     given = {row.name.partition(".")[0] for report in reports.values() for row in report.rows}
     beside = {"lse": LSE, "gradients": GRADIENT[:-1]} if reports else {}
     not_offered = (*planned.not_offered, *(name for name, row in beside.items() if row not in given))
-    other_bits = sum(one.same_bits is False for one in compared.values())
+    other_bits = sum(same_bits is False for _, same_bits in compared.values())
     return KernelRun(
         planned.name, reports, raised, planned.left_out | left_out, not_offered, other_bits, time.monotonic() - began
     )
