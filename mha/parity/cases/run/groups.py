@@ -10,12 +10,11 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 
 from mha.core import dispatch
-from mha.core.options.names import FloatName, SuiteName
 from mha.parity.cases.devices import BACKENDS, Group
-from mha.parity.cases.run.workers import RunOutcome, end, run_worker
+from mha.parity.cases.run.workers import RunOutcome, SuiteRunner, end
 from mha.parity.cases.suite import Result
 
 # Whether each of several devices takes a process of its own; else the environment variable that gives several to one
@@ -38,17 +37,8 @@ def group(argument: str, text: str) -> Group:
     return Group(dispatch.parse_backend(argument, dispatch.ALIASES.get(name, name), BACKENDS), int(number))
 
 
-@dataclasses.dataclass(frozen=True)
-class GroupRunner:
-    """A suite to run on groups of devices."""
-
-    # As for `cases.devices`.
-    suite: SuiteName = "quick"
-    cases: Collection[str] | None = None
-    dtypes: Collection[FloatName] | None = None
-    limit: float = 120.0  # seconds after which a rank that reports nothing is ended
-    # Called as progress(name, done, total) after each check of the first rank.
-    progress: Callable[[str, int, int], None] = lambda name, done, total: None
+class GroupRunner(SuiteRunner):
+    """A suite to run on groups of devices; only the first rank shows its progress."""
 
     def run(self, groups: Collection[Group]) -> list[RunOutcome]:
         """Run the suite on one group after the other, as a group takes all processors; return their outcomes."""
@@ -81,25 +71,17 @@ class GroupRunner:
         return _join_outcomes(group, outcomes)
 
     def _run_rank(
-        self,
-        group: Group,
-        rank: int,
-        ranks: int,
-        meet: str,
-        running: list[subprocess.Popen],
+        self, group: Group, rank: int, ranks: int, meet: str, running: list[subprocess.Popen],
         environment: dict[str, str],
-    ) -> RunOutcome:
-        outcome = RunOutcome(group.name)
-        arguments = {
-            "backend": group.backend, "suite": self.suite, "cases": self.cases, "dtypes": self.dtypes,
-            "ranks": {"rank": rank, "count": group.count, "meet": meet, "limit": self.limit},
-        }  # fmt: skip
+    ) -> RunOutcome:  # fmt: skip
+        own = {"rank": rank, "count": group.count, "meet": meet, "limit": self.limit}
 
         def progress(done: int, total: int) -> None:
             if rank == 0:
                 self.progress(group.name, done, total)
 
-        run_worker(outcome, sys.executable, arguments, running, environment, self.limit, progress)
+        python, outcome = sys.executable, RunOutcome(group.name)
+        self.run_worker(outcome, python, running, environment, progress, group.backend, ranks=own)
         if ranks > 1:
             named = [dataclasses.replace(one, where=f"rank {rank}: {one.where}") for one in outcome.results]
             outcome.results = named

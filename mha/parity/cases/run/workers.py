@@ -46,17 +46,47 @@ class RunOutcome:
 
 
 @dataclasses.dataclass(frozen=True)
-class Runner:
-    """A suite to run on backends."""
+class SuiteRunner:
+    """A suite to run in processes."""
 
-    # As for `plan`.
+    # As for `plan`, or for `cases.devices`.
     suite: SuiteName = "quick"
     cases: Collection[str] | None = None
     dtypes: Collection[FloatName] | None = None
-    pythons: dict[BackendName, str] = dataclasses.field(default_factory=dict)  # other interpreters, by backend
     limit: float = 120.0  # seconds after which a process that reports nothing is ended
-    # Called as progress(backend, done, total) after each check.
-    progress: Callable[[BackendName, int, int], None] = lambda backend, done, total: None
+    # Called as progress(name of a backend or a group, done, total) after each check.
+    progress: Callable[[str, int, int], None] = lambda name, done, total: None
+
+    def run_worker(
+        self, outcome: RunOutcome, python: str, running: list[subprocess.Popen], environment: dict[str, str],
+        progress: Callable[[int, int], None], backend: BackendName, **more: Any,
+    ) -> RunOutcome:  # fmt: skip
+        """Run one process of the worker, with these arguments besides its own; while it runs, it is in the list."""
+        arguments = {"backend": backend, "suite": self.suite, "cases": self.cases, "dtypes": self.dtypes} | more
+        # A file for stderr: a pipe that nobody reads would stop the process.
+        with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as said:
+            try:
+                process = subprocess.Popen(
+                    [python, "-m", "mha.parity.cases.run.worker", json.dumps(arguments)],
+                    stdout=subprocess.PIPE, stderr=said, stdin=subprocess.DEVNULL, encoding="utf-8",
+                    start_new_session=True, env=environment,
+                )  # fmt: skip
+            except OSError as error:
+                outcome.fail("starts", f"{error.strerror}: {python}")
+                return outcome
+            running.append(process)
+            try:
+                _listen(process, python, outcome, said, self.limit, progress)
+            finally:
+                end(process, running)
+        return outcome
+
+
+@dataclasses.dataclass(frozen=True)
+class Runner(SuiteRunner):
+    """A suite to run on backends."""
+
+    pythons: dict[BackendName, str] = dataclasses.field(default_factory=dict)  # other interpreters, by backend
 
     def run(self, backends: Collection[BackendName]) -> list[RunOutcome]:
         """Run the suite on backends, as many at a time as processors and memory allow; return the outcomes in order."""
@@ -81,39 +111,8 @@ class Runner:
     def _run_one(
         self, backend: BackendName, running: list[subprocess.Popen], environment: dict[str, str]
     ) -> RunOutcome:
-        python = self.pythons.get(backend, sys.executable)
-        arguments = {"backend": backend, "suite": self.suite, "cases": self.cases, "dtypes": self.dtypes}
-        progress = functools.partial(self.progress, backend)
-        return run_worker(RunOutcome(backend), python, arguments, running, environment, self.limit, progress)
-
-
-def run_worker(
-    outcome: RunOutcome,
-    python: str,
-    arguments: dict[str, Any],
-    running: list[subprocess.Popen],
-    environment: dict[str, str],
-    limit: float,
-    progress: Callable[[int, int], None],
-) -> RunOutcome:
-    """Run one process of the worker with these arguments; while it runs, it is in the list of those running."""
-    # A file for stderr: a pipe that nobody reads would stop the process.
-    with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as said:
-        try:
-            process = subprocess.Popen(
-                [python, "-m", "mha.parity.cases.run.worker", json.dumps(arguments)],
-                stdout=subprocess.PIPE, stderr=said, stdin=subprocess.DEVNULL, encoding="utf-8",
-                start_new_session=True, env=environment,
-            )  # fmt: skip
-        except OSError as error:
-            outcome.fail("starts", f"{error.strerror}: {python}")
-            return outcome
-        running.append(process)
-        try:
-            _listen(process, python, outcome, said, limit, progress)
-        finally:
-            end(process, running)
-    return outcome
+        python, progress = self.pythons.get(backend, sys.executable), functools.partial(self.progress, backend)
+        return self.run_worker(RunOutcome(backend), python, running, environment, progress, backend)
 
 
 def _listen(
