@@ -38,7 +38,8 @@ def show() -> None:
         device, note = "", backend.problem or ""
         if backend.installed:
             try:
-                device = device_of(name)
+                module: Any = dispatch.load(name)
+                device = module.device()
             except Exception as error:
                 note = f"broken: {parity.one_line(error)}"
         works = works or (name == selected and not note)
@@ -75,9 +76,3 @@ def choose_backends(backends: str | None, elsewhere: Collection[BackendName] = (
         if name not in elsewhere and (problem := known[name].problem):
             terminal.fail(f"backend {name!r}: {problem}")
     return names
-
-
-def device_of(name: BackendName) -> str:
-    """Return the device on which a backend computes, in its framework's own words; imports the framework."""
-    module: Any = dispatch.load(name)
-    return module.device()

@@ -25,7 +25,7 @@ from mha.parity import Result
 from mha.parity.cases import devices
 from mha.parity.cases.run import groups as groups_of
 from mha.parity.cases.run.workers import Runner, RunOutcome
-from mha.parity.cases.suite import ALL_CASES
+from mha.parity.cases.suite import ALL_CASES, worst_of_each
 
 SUITES = ("quick", "full")
 # The options of every command that runs cases.
@@ -175,10 +175,7 @@ def _run(runner: Any, what: list[Any]) -> list[RunOutcome]:
 
 def _summary(results: list[Result]) -> Table:
     """Return the table of the worst result for each backend and check, by its ratio."""
-    worst: dict[tuple[str, str], Result] = {}
-    for result in results:
-        key = result.backend, result.check
-        worst[key] = max(worst.get(key, result), result, key=lambda one: one.ratio)
+    worst = worst_of_each(results, lambda one: (one.backend, one.check))
     table = plain_table("backend", "check", "error", "bound", "ratio", "result", "where")
     for (backend, check), result in worst.items():
         formats = ((result.error, ".1e"), (result.bound, ".1e"), (result.ratio, ".2f"))

@@ -110,7 +110,7 @@ def convert(
             raise ValueError(f"does not say everything: {error}") from error
         names = set(opened.entries)
     console = terminal.console()
-    console.print(f"{source}: {_layer_title(chosen, at)}")
+    console.print(f"{source}: scheme {chosen}{f', prefix {at}' if at else ''}")
     console.print(_options(config))
     console.print(_origins(config, arrays, chosen, at, names), "", sep="\n")
     if dry_run:
@@ -192,24 +192,11 @@ def _option(value: Any) -> str:
     return str(value)
 
 
-def _layer_title(scheme: SchemeName, prefix: str) -> str:
-    return f"scheme {scheme}" + (f", prefix {prefix}" if prefix else "")
-
-
 def _options(config: Config) -> str:
     return ", ".join(f"{name}={value}" for name, value in vars(config).items())
 
 
-_AXES = {
-    "io": "(in, out)",
-    "oi": "(out, in)",
-    "iHd": "(in, H, d)",
-    "Hdo": "(H, d, out)",
-    "o": "",
-    "d": "",
-    "Hd": "(H, d)",
-    "H": "",
-}
+_AXES = {"i": "in", "o": "out"}  # words for letters of axes; all others stand for themselves
 
 
 def _origins(
@@ -223,7 +210,9 @@ def _origins(
         if places:
             place = next((one for one in places if prefix + one.name in names), places[-1])
             part = f"part {place.part[0] + 1} of {place.part[1]}" if place.part else ""
-            origin = " ".join(filter(None, [f"{prefix}{place.name}", _AXES[place.axes], part]))
+            axes = ", ".join(_AXES.get(letter, letter) for letter in place.axes)
+            kernel = f"({axes})" if len(place.axes) > 1 else ""
+            origin = " ".join(filter(None, [f"{prefix}{place.name}", kernel, part]))
             origin = origin if prefix + place.name in names else "zeros, no such array in the file"
         table.add_row(name, str(arrays[name].shape), _norm(arrays[name]), origin)
     return table

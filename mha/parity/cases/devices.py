@@ -23,7 +23,7 @@ from mha.core.options.config import DTYPES
 from mha.core.options.names import BackendName, FloatName, SuiteName
 from mha.core.options.norms import Norm
 from mha.core.options.positions import Rotary
-from mha.parity.cases.suite import Check, Result
+from mha.parity.cases.suite import Check, Result, chosen_cases, worst_of_each
 from mha.parity.cases.usual import WIDTHS, Case
 from mha.parity.rule.problem import problem
 from mha.parity.rule.rules import error
@@ -147,15 +147,10 @@ def plan_rank(
     ranks = importlib.import_module(f"mha.parallel.{backend}.proof").Ranks(rank, count, meet, limit)
     known = [one for one in dispatch.load(backend).DTYPES if dtypes is None or one in dtypes]
     checks = []
-    for case in cases_of(count):
-        if cases is not None and case.name not in cases:
-            continue
+    for case, dtype in chosen_cases(cases_of(count), suite, cases, known):
         together = any(isinstance(X, Norm) and X.over == "all" for X in case.options.values())
-        ways = [way for way, parts in ranks.ways.items() if case.batch % parts == 0]
-        ways = [way for way in ways if not (together and way in ranks.alone)]
-        wanted = case.quick if suite == "quick" and cases is None else case.dtypes
-        for dtype in (one for one in wanted if one in known):
-            for way in ways:
+        for way, parts in ranks.ways.items():
+            if case.batch % parts == 0 and not (together and way in ranks.alone):
                 run = partial(_check, group, ranks.compute, way, case, dtype)
                 checks.append(Check(f"{dtype}, {case.name}, {way}", run))
     return checks
@@ -191,11 +186,8 @@ def _check(group: Group, compute: Callable[..., Any], way: str, case: Case, dtyp
     found = compute(way, case, dtype, inputs, call)
     if set(found) != (asked := {"output", *whole.gradients()}):
         raise ValueError(f"{way} gave {', '.join(sorted(found))}, expected {', '.join(sorted(asked))}")
-    worst: dict[str, Result] = {}
+    results = []
     for name, (array, place) in found.items():
-        right = whole.expected(name)
-        check = way if name == "output" else f"{way}, gradients"
-        wrong = error(array, right.X[place])
-        result = Result(group.name, check, case.name, dtype, name, wrong, right.limit)
-        worst[check] = max(worst.get(check, result), result, key=lambda one: one.ratio)
-    return list(worst.values())
+        right, check = whole.expected(name), way if name == "output" else f"{way}, gradients"
+        results.append(Result(group.name, check, case.name, dtype, name, error(array, right.X[place]), right.limit))
+    return list(worst_of_each(results, lambda one: one.check).values())

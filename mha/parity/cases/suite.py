@@ -3,10 +3,10 @@
 import dataclasses
 import math
 import tempfile
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from rich.text import Text
@@ -24,6 +24,7 @@ from mha.parity.rule.problem import Expected, Problem, problem
 from mha.parity.rule.rules import UNIT, error, fraction, gradient_scale, in_dtype
 from mha.weights.sources import load, sync
 
+Key = TypeVar("Key")
 ALL_CASES = (*CASES, *RARE)
 Arrays = dict[str, np.ndarray]
 Verdict = tuple[str, float, float]  # name of the worst array, its error and its bound
@@ -63,6 +64,24 @@ class Result:
         return self.error <= self.bound < np.inf
 
 
+def worst_of_each(results: Iterable[Result], key: Callable[[Result], Key]) -> dict[Key, Result]:
+    """Return of all results with one key that which comes nearest to its bound, or exceeds it most."""
+    worst: dict[Key, Result] = {}
+    for result in results:
+        worst[key(result)] = max(worst.get(key(result), result), result, key=lambda one: one.ratio)
+    return worst
+
+
+def chosen_cases(
+    every: Iterable[Case], suite: SuiteName, names: Collection[str] | None, dtypes: Collection[FloatName]
+) -> Iterator[tuple[Case, FloatName]]:
+    """Yield the cases of a suite, or those with these names, each in the dtypes in which it is compared."""
+    for case in every:
+        if names is None or case.name in names:
+            wanted = case.quick if suite == "quick" and names is None else case.dtypes
+            yield from ((case, dtype) for dtype in dtypes if dtype in wanted)
+
+
 def plan(
     backend: BackendName,
     suite: SuiteName = "quick",
@@ -81,15 +100,10 @@ def plan(
     Raises ModuleNotFoundError, or the framework's own error, if the backend does not load.
     """
     known = [one for one in dispatch.load(backend).DTYPES if dtypes is None or one in dtypes]
-    checks = []
-    for case in CASES if suite == "quick" and cases is None else ALL_CASES:
-        if cases is not None and case.name not in cases:
-            continue
-        quick = suite == "quick" and cases is None
-        for dtype in known:
-            if dtype in (case.quick if quick else case.dtypes):
-                lesson = dtype in case.lesson and (case.quick_lesson or not quick)
-                checks.append(Check(f"{dtype}, {case.name}", partial(check_case, backend, case, dtype, lesson)))
+    checks, quick = [], suite == "quick" and cases is None
+    for case, dtype in chosen_cases(CASES if quick else ALL_CASES, suite, cases, known):
+        lesson = dtype in case.lesson and (case.quick_lesson or not quick)
+        checks.append(Check(f"{dtype}, {case.name}", partial(check_case, backend, case, dtype, lesson)))
     if cases is None:
         checks += [Check(f"{dtype}, exact", partial(check_exact, backend, dtype)) for dtype in known]
     return checks

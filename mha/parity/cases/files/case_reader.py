@@ -71,17 +71,12 @@ def parse_case(source: Source) -> CaseFile:
     """Read the case in an open file; the descriptions are checked before the numbers are read."""
     if (form := source.metadata.get("format")) != FORMAT or not isinstance(source, SafetensorsFile):
         raise ValueError(f"is no case file: its metadata has format {reprlib.repr(form)}, expected {FORMAT!r}")
-    if source.header_size > HEADER_LIMIT:
-        raise ValueError(f"has a header of {source.header_size} bytes, expected at most {HEADER_LIMIT}")
     if (layout := source.metadata.get("layout")) not in LAYOUTS:
         raise ValueError(
             f"has layout {reprlib.repr(layout)}, expected {' or '.join(map(repr, LAYOUTS))}; if another version of mha "
             "wrote it, use that one"
         )
-    if missing := [key for key in ("name", "config", "call", "bounds") if key not in source.metadata]:
-        raise ValueError(f"lacks {', '.join(missing)} in its metadata")
-    if not (name := source.metadata["name"]).isprintable():
-        raise ValueError(f"has the name {reprlib.repr(name)}, expected one that can be printed")
+    name = read_name(source, "config", "call", "bounds")
     config = own_format.parse_config(source.metadata["config"])
     call = _read_call(source)
     inputs, given, expected = _check_kinds(source, config, call)
@@ -100,6 +95,17 @@ def parse_case(source: Source) -> CaseFile:
     if (mask := call.get("mask")) is not None and mask.view(np.uint8).max() > 1:
         raise ValueError("is damaged: call/mask holds other bytes than 0 and 1")
     return CaseFile(name, config, weights, arrays, call, {key: source.read(key, ALL) for key in expected}, bounds)
+
+
+def read_name(source: SafetensorsFile, *others: str) -> str:
+    """Return the name of the case in a file; ValueError if it, or one of the other metadata, does not fit."""
+    if source.header_size > HEADER_LIMIT:
+        raise ValueError(f"has a header of {source.header_size} bytes, expected at most {HEADER_LIMIT}")
+    if missing := [key for key in ("name", *others) if key not in source.metadata]:
+        raise ValueError(f"lacks {', '.join(missing)} in its metadata")
+    if not (name := source.metadata["name"]).isprintable():
+        raise ValueError(f"has the name {reprlib.repr(name)}, expected one that can be printed")
+    return name
 
 
 def read_floats(source: Source, name: str, dtype: FloatName) -> np.ndarray:

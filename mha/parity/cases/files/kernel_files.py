@@ -19,7 +19,7 @@ import numpy as np
 from mha.core.options import checks
 from mha.core.options.config import numpy_dtype
 from mha.core.options.names import FloatName
-from mha.parity.cases.files.case_reader import HEADER_LIMIT, STORED, read_floats
+from mha.parity.cases.files.case_reader import STORED, read_floats, read_name
 from mha.parity.cases.suite import Arrays
 from mha.parity.rule.heads import KernelLayout, at_least_float32
 from mha.parity.rule.kernel import ARRAYS, KernelProblem
@@ -148,12 +148,7 @@ def parse_kernel(source: Source) -> KernelFile:
     if not isinstance(source, SafetensorsFile) or (texts.get("format"), texts.get("layout")) != (FORMAT, LAYOUT):
         came = reprlib.repr((texts.get("format"), texts.get("layout")))
         raise ValueError(f"is no case file of a kernel: it has format and layout {came}, expected {(FORMAT, LAYOUT)}")
-    if source.header_size > HEADER_LIMIT:
-        raise ValueError(f"has a header of {source.header_size} bytes, expected at most {HEADER_LIMIT}")
-    if missing := [key for key in ("name", "call") if key not in texts]:
-        raise ValueError(f"lacks {', '.join(missing)} in its metadata")
-    if not texts["name"].isprintable():
-        raise ValueError(f"has the name {reprlib.repr(texts['name'])}, expected one that can be printed")
+    name = read_name(source, "call")
     try:
         call, entries = json_text.parse(texts["call"]), source.entries
         if alone := call.keys() ^ {"dtype", "layout", *NUMBERS}:
@@ -165,17 +160,17 @@ def parse_kernel(source: Source) -> KernelFile:
         results = {prefix + key: key for prefix in ("", "bounds/") for key in ARRAYS}
         if alone := entries.keys() ^ {*wanted, *results}:
             raise ValueError(f"it lacks, or should not have, {', '.join(sorted(alone))}")
-        kinds = {name: stored_dtype(key, dtype) for name, key in wanted.items()}
+        kinds = {stored: stored_dtype(key, dtype) for stored, key in wanted.items()}
         kinds |= dict.fromkeys(results, np.dtype(np.float64))
-        for name, kind in kinds.items():
-            if (claimed := entries[name].numpy_dtype(name, ALL)) != kind:
-                raise ValueError(f"{name} is {claimed}, expected {kind}")
+        for key, kind in kinds.items():
+            if (claimed := entries[key].numpy_dtype(key, ALL)) != kind:
+                raise ValueError(f"{key} is {claimed}, expected {kind}")
         inputs: dict[str, Any] = {key: read_floats(source, f"inputs/{key}", dtype) for key in INPUTS}
         options = {key: X for key, X in call.items() if X is not None and X is not False}
         options |= {key: source.read(f"call/{key}", ALL).copy() for key in given}
         if "mask" in given and options["mask"].view(np.uint8).max(initial=0) > 1:
             raise ValueError("call/mask holds other bytes than 0 and 1")
-        found = {name: source.read(name) for name in results}
+        found = {key: source.read(key) for key in results}
         expected, bounds = ({key: found[prefix + key] for key in ARRAYS} for prefix in ("", "bounds/"))
         asked = kernel_problem(**inputs, **options, layout=layout, dtype=dtype)
         for own, X in expected.items():
@@ -185,4 +180,4 @@ def parse_kernel(source: Source) -> KernelFile:
                 raise ValueError(f"bounds/{own} are no bounds of shape {X.shape}")
     except (TypeError, ValueError) as problem:
         raise ValueError(f"does not fit its own description: {problem}") from problem
-    return KernelFile(texts["name"], dtype, asked.layout, inputs, options, expected, bounds)
+    return KernelFile(name, dtype, asked.layout, inputs, options, expected, bounds)

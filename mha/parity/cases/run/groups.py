@@ -15,7 +15,7 @@ from collections.abc import Collection
 from mha.core import dispatch
 from mha.parity.cases.devices import BACKENDS, Group
 from mha.parity.cases.run.workers import RunOutcome, SuiteRunner, end
-from mha.parity.cases.suite import Result
+from mha.parity.cases.suite import worst_of_each
 
 # Whether each of several devices takes a process of its own; else the environment variable that gives several to one
 # process, and the option in it before their number.
@@ -98,12 +98,7 @@ def _join_outcomes(group: Group, outcomes: list[RunOutcome]) -> RunOutcome:
 
     An error, as when a rank dies, is kept for each rank.
     """
-    whole = RunOutcome(group.name)
-    worst: dict[tuple[str, ...], Result] = {}
-    for outcome in outcomes:
-        whole.about = whole.about or outcome.about
-        for one in outcome.results:
-            key = (one.check, one.case, one.dtype) if one.dtype else (one.check, one.where)
-            worst[key] = max(worst.get(key, one), one, key=lambda one: one.ratio)
-    whole.results = list(worst.values())
-    return whole
+    about = next((outcome.about for outcome in outcomes if outcome.about), {})
+    results = [one for outcome in outcomes for one in outcome.results]
+    worst = worst_of_each(results, lambda one: (one.check, *((one.case, one.dtype) if one.dtype else (one.where,))))
+    return RunOutcome(group.name, about, list(worst.values()))

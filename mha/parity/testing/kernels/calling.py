@@ -185,19 +185,7 @@ def changed(backend: BackendName, placed: Mapping[str, Placed]) -> list[str]:
     return [name for name, one in placed.items() if to_numpy(one.memory).tobytes() != one.before]
 
 
-def output_of(found: Any) -> Any:
-    """Return the output of what a kernel returned; None if it returned none."""
-    if isinstance(found, Mapping):
-        return found.get("output")
-    return found[0] if isinstance(found, (tuple, list)) and found else found
-
-
-def longest(ends: np.ndarray) -> int:
-    """Return how long the longest text is."""
-    return int(np.diff(ends).max())
-
-
-def arguments_of(arrays: Arrays) -> dict[str, Any]:
-    """Return the arguments of a packed call beside its arrays: how long the longest text is."""
+def lengths_of_texts(arrays: Arrays) -> dict[str, int]:
+    """Return the arguments of a packed call that say how long its longest text is."""
     pairs = {"max_seqlen": "cu_seqlens", "max_seqlen_k": "cu_seqlens_k"}
-    return {name: longest(arrays[ends]) for name, ends in pairs.items() if ends in arrays}
+    return {name: int(np.diff(arrays[ends]).max()) for name, ends in pairs.items() if ends in arrays}

@@ -20,10 +20,9 @@ from mha.parity.testing.implementations import evaluating
 from mha.parity.testing.kernels.calling import (
     GRADIENTS,
     Kernel,
-    arguments_of,
     changed,
     leave_nan_in_freed_memory,
-    output_of,
+    lengths_of_texts,
     place,
     read_kernel,
 )
@@ -137,7 +136,7 @@ class Run:
         where = {"q": "" if case.memory == "stride 0" else case.memory}
         self.placed = {name: own(arrays[name], memory=where.get(name, case.memory)) for name in INPUTS}
         beside = {name: own(arrays[name], memory="") for name in (*BESIDE, "cotangent") if name in arrays}
-        self.options = call.options | arguments_of(arrays) | {name: one.X for name, one in beside.items()}
+        self.options = call.options | lengths_of_texts(arrays) | {name: one.X for name, one in beside.items()}
         self.placed |= beside
         self.inputs = tuple(self.placed[name].X for name in INPUTS)
 
@@ -166,7 +165,7 @@ class Run:
             gradients = backward.function(**rest | backward.spell(offered, width))
             return arrays_by_name(gradients_by_name(gradients)), None
         module, cotangent = dispatch.load(self.backend), self.options["cotangent"]
-        again, by_inputs = module.value_and_gradients(lambda *X: output_of(self.of(*X)), self.inputs, cotangent)
+        again, by_inputs = module.value_and_gradients(lambda *X: parts(self.of(*X))["output"], self.inputs, cotangent)
         same = module.to_numpy(again).tobytes() == module.to_numpy(found["output"]).tobytes()
         if all(X is None for X in by_inputs):
             return {}, same
