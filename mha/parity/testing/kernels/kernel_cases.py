@@ -5,7 +5,6 @@ Letters: B samples, H heads of queries, G of keys and values, T tokens (Q querie
 
 import dataclasses
 import zlib
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -30,7 +29,7 @@ class KernelCase:
         about: the fields without which the case shows nothing: "size", "width", "heads", or options by their names.
             Other options are left out where a kernel does not take them.
         causal, window, scale, softcap, bias, lengths: the options of the call. bias, lengths: whether there are some.
-        mask: a name in `MASKS`; sinks: their magnitude, 0 = none; numbers: a name in `NUMBERS`.
+        mask, numbers: kinds, as of `draw_mask` and `draw_numbers`; sinks: their magnitude, 0 = none.
         memory: where the arrays of the inputs lie: "transposed", "stride 0", "NaN around", "freed NaN".
         texts, key_texts: in a packed call, the number of tokens of each text; () = of T and of T // 2 tokens.
         also: further dtypes in the quick suite; rare: whether it is in the full suite alone.
@@ -84,8 +83,7 @@ class KernelCase:
         shapes = {"q": (B, H, Q, d), "k": (B, G, K, d), "v": (B, G, K, dv), "cotangent": (B, H, Q, dv)}
         found = {name: rng.standard_normal(shape) for name, shape in shapes.items()}
         scale = d**-0.5 if self.scale is None else self.scale
-        if self.numbers in NUMBERS:
-            NUMBERS[self.numbers](found, scale)
+        draw_numbers(self.numbers, found, scale)
         found = {name: X.astype(kind) for name, X in found.items()}
         if self.bias:
             wide = at_least_float32(dtype) if self.bias == "float32" else kind
@@ -93,7 +91,7 @@ class KernelCase:
         if self.sinks:
             found["sinks"] = (self.sinks * rng.standard_normal(H)).astype(kind)
         if self.mask:
-            found["mask"] = MASKS[self.mask](rng, B, H, Q, K)
+            found["mask"] = draw_mask(self.mask, rng, B, H, Q, K)
         if self.lengths:
             halves = np.arange(B) * K // 2  # no key, half of them, all
             found["lengths"] = np.maximum(halves, 0 if empty_rows else 1).astype(np.int32)
@@ -107,74 +105,38 @@ class KernelCase:
         return found
 
 
-def large_scores(found: Arrays, scale: float) -> None:
-    """Make scores some 30 times as large."""
-    found["q"] *= 30
+def draw_numbers(kind: str, found: Arrays, scale: float) -> None:
+    """Change inputs (B, H or G, T, d) that are drawn as a kind of numbers says; any other kind is as they are."""
+    q, k, v = found["q"], found["k"], found["v"]
+    match kind:
+        case "large":  # scores are some 30 times as large
+            q *= 30
+        case "low":  # all scores are about -120, where exponentials without the maximum are 0 in float32
+            q[..., 0], k[..., 0] = 120 / scale, -1
+        case "growing":  # scores grow by 40 from the first key to the last: each tile has a larger maximum
+            q[..., 0], k[..., 0] = 40 / scale, np.linspace(0, 1, k.shape[2])
+        case "equal":  # all keys are equal, so that all weights are
+            k[:] = k[:, :, :1]
+        case "small":  # the values of every second head: their errors disappear in a bound over all heads
+            v[:, 1::2] *= 1e-4
 
 
-def low_scores(found: Arrays, scale: float) -> None:
-    """Shift all scores to about -120, where exponentials without the maximum are 0 in float32."""
-    found["q"][..., 0], found["k"][..., 0] = 120 / scale, -1
-
-
-def growing_scores(found: Arrays, scale: float) -> None:
-    """Let scores grow by 40 from the first key to the last, so that each tile has a larger maximum."""
-    found["q"][..., 0], found["k"][..., 0] = 40 / scale, np.linspace(0, 1, found["k"].shape[2])
-
-
-def equal_keys(found: Arrays, scale: float) -> None:
-    """Make all keys equal, so that all weights are."""
-    found["k"][:] = found["k"][:, :, :1]
-
-
-def small_values(found: Arrays, scale: float) -> None:
-    """Make the values of every second head small: its errors disappear in a bound over all heads."""
-    found["v"][:, 1::2] *= 1e-4
-
-
-NUMBERS: dict[str, Callable[[Arrays, float], None]] = {
-    "large": large_scores, "low": low_scores, "growing": growing_scores, "equal": equal_keys, "small": small_values,
-}  # fmt: skip
-
-
-def mask_of_pairs(rng: np.random.Generator, B: int, H: int, Q: int, K: int) -> np.ndarray:
-    """Hide three of ten pairs, in all heads; the first key is seen."""
-    return seeing(rng.random((B, 1, Q, K)) < 0.7)
-
-
-def mask_of_heads(rng: np.random.Generator, B: int, H: int, Q: int, K: int) -> np.ndarray:
-    """Hide other pairs in each head."""
-    return seeing(rng.random((B, H, Q, K)) < 0.7)
-
-
-def mask_of_keys(rng: np.random.Generator, B: int, H: int, Q: int, K: int) -> np.ndarray:
-    """Hide the same keys from all queries."""
-    return np.repeat(seeing(rng.random((B, 1, 1, K)) < 0.7), Q, 2)  # (B, 1, Q, K)
-
-
-def mask_of_blocks(rng: np.random.Generator, B: int, H: int, Q: int, K: int) -> np.ndarray:
-    """Hide whole blocks of 64 pairs by 64, of which a row sees some that are far apart."""
-    blocks = rng.random((B, 1, -(-Q // 64), -(-K // 64))) < 0.5
-    return seeing(blocks.repeat(64, 2).repeat(64, 3)[:, :, :Q, :K])  # (B, 1, Q, K)
-
-
-def mask_with_empty_rows(rng: np.random.Generator, B: int, H: int, Q: int, K: int) -> np.ndarray:
-    """Hide all keys from one query, and from the whole last sample."""
-    mask = mask_of_pairs(rng, B, H, Q, K)
-    mask[0, :, Q // 3], mask[-1] = False, False
-    return mask
-
-
-def seeing(mask: np.ndarray) -> np.ndarray:
-    """Let each query see the first key."""
+def draw_mask(kind: str, rng: np.random.Generator, B: int, H: int, Q: int, K: int) -> np.ndarray:
+    """Draw a mask (B, 1 or H, Q, K) of a kind, in which each query sees the first key, but for "empty rows"."""
+    match kind:
+        case "heads":  # other pairs in each head
+            mask = rng.random((B, H, Q, K)) < 0.7
+        case "keys":  # the same keys for all queries
+            mask = np.repeat(rng.random((B, 1, 1, K)) < 0.7, Q, 2)  # (B, 1, Q, K)
+        case "blocks":  # whole blocks of 64 pairs by 64, of which a row sees some that are far apart
+            blocks = rng.random((B, 1, -(-Q // 64), -(-K // 64))) < 0.5
+            mask = blocks.repeat(64, 2).repeat(64, 3)[:, :, :Q, :K]  # (B, 1, Q, K)
+        case _:  # pairs, three of ten, in all heads
+            mask = rng.random((B, 1, Q, K)) < 0.7
     mask[..., :1] = True
+    if kind == "empty rows":  # one query sees no key, nor does the whole last sample
+        mask[0, :, Q // 3], mask[-1] = False, False
     return mask
-
-
-MASKS = {
-    "pairs": mask_of_pairs, "heads": mask_of_heads, "keys": mask_of_keys, "blocks": mask_of_blocks,
-    "empty rows": mask_with_empty_rows,
-}  # fmt: skip
 
 
 def of_size(name: str, queries: int, keys: int | None = None, **fields: Any) -> KernelCase:
