@@ -6,7 +6,7 @@ import re
 import adapters
 import pages
 import pytest
-from commands import narrow, run, run_installed
+from commands import narrow, refused, run, run_installed
 from rich.cells import cell_len
 
 from mha import explain
@@ -167,9 +167,7 @@ def test_as_json(tmp_path):
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_one_line(arguments, text):
-    result = run("explain", *arguments)
-    assert (result.exit_code, result.stdout) == (2, "")
-    assert result.stderr == f"mha: {text}\n"
+    refused(f"mha: {text}\n", "explain", *arguments)
 
 
 def test_installed_in_a_pipe_that_has_no_unicode():

@@ -7,7 +7,7 @@ import audited
 import numpy as np
 import pytest
 import small_llama
-from commands import run
+from commands import refused, run
 from recorded.of_torch import recorded
 from small_llama_mistakes import Interleaved
 
@@ -136,11 +136,8 @@ def test_results_of_two_records(files, monkeypatch):
 def test_a_record_and_weights_are_not_compared(files, tmp_path, monkeypatch):
     monkeypatch.chdir(files)
     (files / "weights").write_bytes(b"12345678")
-    result = run("compare", "right", "weights")
-    assert result.exit_code == 2
-    assert "weights is no record, but the other file is one; give two of a kind" in result.stderr
-    result = run("compare", "weights", "weights", "--json", "-")
-    assert "--json is for records, which A and B are not; leave it out" in result.stderr
+    refused("weights is no record, but the other file is one; give two of a kind", "compare", "right", "weights")
+    refused("--json is for records, which A and B are not", "compare", "weights", "weights", "--json", "-")
 
 
 def test_no_word_is_broken_on_a_narrow_terminal(files, monkeypatch):

@@ -17,6 +17,15 @@ def run(*arguments, **options):
     return CliRunner().invoke(cli.app, arguments, **options)
 
 
+def refused(words, *arguments):
+    """Assert that a command is refused with exit code 2: it prints nothing but one line on stderr, with these words."""
+    result = run(*arguments)
+    assert (result.exit_code, result.stdout) == (2, ""), arguments
+    assert result.stderr.startswith("mha: ")
+    assert result.stderr.count("\n") == 1
+    assert words in result.stderr
+
+
 def narrow(monkeypatch, width):
     """Let commands in this process print as on a terminal of this width; progress bars are left out."""
     looks = {"width": width, "force_terminal": True, "color_system": None}
