@@ -142,6 +142,10 @@ def _of_sample(positions: list | None, b: int, otherwise: Sequence[int]) -> Sequ
 PRECISE: tuple[FloatName, ...] = ("float64", "float32")
 FULL: tuple[FloatName, ...] = ()  # none: only the full suite has the case
 
+# The arguments of a call with all of them.
+ALL_CALL: dict[str, Any] = {
+    "valid_lens": [4, 3], "mask": (2, 3, 5), "score_bias": (2, 1, 3, 5), "offset": [1, 3], "head_gates": (6,),
+}  # fmt: skip
 # The layers share shapes where they can: JAX compiles each anew.
 CASES = (
     Case("no lengths", WIDTHS, quick=FULL),
@@ -211,25 +215,16 @@ CASES = (
         GROUPED | {"qk_norm": Norm("rms", 0.01, "all", True), "value_norm": Norm("layer", 0.01), "rotary": Rotary(4)},
         [3, 2], dtypes=DTYPES, quick=FULL,
     ),
-    Case(
-        "all options", ALL, [4, 3], (2, 3, 5), False, (2, 1, 3, 5), [1, 3], (6,), dtypes=DTYPES,
-        quick=("float64",),
-    ),
-    Case("additive, all options", ADDITIVE | REST, [4, 3], (2, 3, 5), False, (2, 1, 3, 5), [1, 3], (6,)),
+    Case("all options", ALL, **ALL_CALL, dtypes=DTYPES),
+    Case("additive, all options", ADDITIVE | REST, **ALL_CALL),
     Case("sinks", GROUPED | {"sinks": True}, [3, 0], dtypes=DTYPES),
     Case("sinks, scale 30", WIDTHS | {"sinks": True}, [3, 2], scale=30.0, dtypes=DTYPES, quick=FULL),
-    Case(
-        "sinks, all options", ALL | {"sinks": True}, [4, 3], (2, 3, 5), False, (2, 1, 3, 5), [1, 3], (6,),
-        dtypes=DTYPES, quick=FULL,
-    ),
+    Case("sinks, all options", ALL | {"sinks": True}, **ALL_CALL, dtypes=DTYPES, quick=FULL),
     Case("additive, sinks", ADDITIVE | {"sinks": True}, [[4, 2, 3], [5, 0, 2]], causal=True, quick=FULL),
     Case("output gate", GROUPED | {"output_gate": "element"}, [3, 0], dtypes=DTYPES),
     Case("output gate of heads", WIDTHS | {"output_gate": "head"}, [3, 2], dtypes=DTYPES, quick=FULL),
     Case("output gate, scale 30", GROUPED | {"output_gate": "element"}, [3, 2], scale=30.0, dtypes=DTYPES, quick=FULL),
-    Case(
-        "output gate, all options", ALL | {"output_gate": "element"}, [4, 3], (2, 3, 5), False, (2, 1, 3, 5), [1, 3],
-        (6,), dtypes=DTYPES, quick=FULL,
-    ),
+    Case("output gate, all options", ALL | {"output_gate": "element"}, **ALL_CALL, dtypes=DTYPES, quick=FULL),
     Case(
         "additive, output gate of heads", ADDITIVE | {"output_gate": "head"}, [[4, 2, 3], [5, 0, 2]], causal=True,
         head_gates=(2, 7), quick=FULL,

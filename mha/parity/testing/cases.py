@@ -38,7 +38,9 @@ class Trial:
 
     def problem(self, cotangent: Any = None, empty_rows: bool = True) -> Problem:
         """Make a `Problem` of the call, for a comparison."""
-        return make_problem(self.attention, self.inputs, self.call, cotangent, empty_rows)
+        queries, keys, values = self.inputs
+        call: dict[str, Any] = {**dict.fromkeys(ROWS), "causal": False, "offset": 0, **self.call}
+        return problem(self.attention, queries, keys, values, call, cotangent, None, empty_rows)
 
 
 def choose_cases(
@@ -158,13 +160,12 @@ def trial(
     for name, X in call.items():
         if isinstance(X, list):
             call[name] = np.array(X, np.int32)
-    attention = case.layer(backend, dtype) if of is None else of
-    if not empty_rows:
-        call = without_empty_rows(attention, inputs, call)
+    tried = Trial(case.layer(backend, dtype) if of is None else of, inputs, cotangent, call)
+    tried = tried if empty_rows else without_empty_rows(tried)
     if case.scale > 1:
-        scores = largest(make_problem(attention, inputs, call).oracle["scores"])
+        scores = largest(tried.problem().oracle["scores"])
         inputs = tuple((X * min(1.0, (LARGEST / scores) ** 0.5)).astype(X.dtype) for X in inputs)
-    return Trial(attention, inputs, cotangent, call)
+    return dataclasses.replace(tried, inputs=inputs)
 
 
 def replace_by_mask(tried: Trial, takes: Collection[str], by_itself: bool) -> Trial:
@@ -182,42 +183,28 @@ def replace_by_mask(tried: Trial, takes: Collection[str], by_itself: bool) -> Tr
     if "mask" not in takes or moves or not (missing or other_shape):
         return tried
     hidden = {name: X for name, X in call.items() if name in (*missing, "mask", *placing)}
-    seen = make_problem(tried.attention, tried.inputs, hidden).visible
+    seen = dataclasses.replace(tried, call=hidden).problem().visible
     mask = np.array(seen[:, :1] if (seen == seen[:, :1]).all() else seen)
     stays = {name: X for name, X in call.items() if name not in missing}
     return dataclasses.replace(tried, call=stays | {"mask": mask})
 
 
-def make_problem(
-    attention: MultiHeadAttention,
-    inputs: tuple[np.ndarray, ...],
-    call: dict[str, Any],
-    cotangent: Any = None,
-    empty_rows: bool = True,
-) -> Problem:
-    """Make a `Problem` of a call, for a comparison."""
-    queries, keys, values = inputs
-    defaults: dict[str, Any] = dict.fromkeys(ROWS) | {"causal": False, "offset": 0}
-    return problem(attention, queries, keys, values, defaults | call, cotangent, None, empty_rows)
-
-
-def without_empty_rows(
-    attention: MultiHeadAttention, inputs: tuple[np.ndarray, ...], call: dict[str, Any]
-) -> dict[str, Any]:
+def without_empty_rows(tried: Trial) -> Trial:
     """Change a call so that every query sees the first key.
 
     Raises NotImplementedError if that is impossible.
     """
-    call = dict(call)
+    call = dict(tried.call)
     if "valid_lens" in call:
         if (call["valid_lens"] == 0).any() and call["valid_lens"].ndim == 1:
             raise NotImplementedError("a query sees no key")
         call["valid_lens"] = np.maximum(call["valid_lens"], 1)
     for X in (call[name] for name in OF_PAIRS if name in call):
         X[..., 0] = True if X.dtype == bool else np.nan_to_num(X[..., 0], neginf=0)
-    if not make_problem(attention, inputs, call).visible.any(3).all():
+    changed = dataclasses.replace(tried, call=call)
+    if not changed.problem().visible.any(3).all():
         raise NotImplementedError("a query sees no key")
-    return call
+    return changed
 
 
 def check_arguments(names: Any) -> tuple[str, ...]:

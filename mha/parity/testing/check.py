@@ -4,7 +4,7 @@ import dataclasses
 import functools
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import partial
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -34,14 +34,6 @@ from mha.parity.testing.implementations import Implementation, own, read_impleme
 Case = TypeVar("Case")
 Result = TypeVar("Result")
 LISTED = 4  # names of cases in a long list, at most
-
-
-class Compared(NamedTuple, Generic[Case, Result]):
-    """What became of some cases: results, the reasons for those that were left out, by name, and errors."""
-
-    results: dict[Case, Result]
-    left_out: dict[str, str]
-    raised: dict[Case, Exception]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -173,17 +165,22 @@ def assert_parity(
     return Outcome(reports, left_out, note, partial(sight, calls))
 
 
-def compare_all(cases: Iterable[Case], compare: Callable[[Case], Result]) -> Compared[Case, Result]:
-    """Compare each case, whatever becomes of the others; NotImplementedError leaves one out, with its words."""
-    found: Compared[Case, Result] = Compared({}, {}, {})
+def compare_all(
+    cases: Iterable[Case], compare: Callable[[Case], Result]
+) -> tuple[dict[Case, Result], dict[str, str], dict[Case, Exception]]:
+    """Compare each case, whatever becomes of the others: return results, what is left out and why, and errors.
+
+    NotImplementedError leaves a case out, by its name.
+    """
+    results, left_out, raised = dict[Case, Result](), dict[str, str](), dict[Case, Exception]()
     for case in cases:
         try:
-            found.results[case] = compare(case)
+            results[case] = compare(case)
         except NotImplementedError as reason:
-            found.left_out[str(case)] = str(reason) or "NotImplementedError"
+            left_out[str(case)] = str(reason) or "NotImplementedError"
         except Exception as problem:
-            found.raised[case] = problem
-    return found
+            raised[case] = problem
+    return results, left_out, raised
 
 
 def compare_case(it: Implementation, tried: Trial, layout: str | None, by_itself: bool) -> Report:

@@ -25,7 +25,7 @@ from mha.parity.rule.decoding import as_decoding
 from mha.parity.rule.port_arrays import floats
 from mha.parity.rule.problem import Problem
 from mha.parity.rule.rules import outside
-from mha.parity.testing.cases import Trial, make_problem
+from mha.parity.testing.cases import Trial
 from mha.parity.testing.implementations import Implementation, own
 
 BATCH, PROMPT, LATER = 3, 5, (1, 1, 1, 3, 1)  # samples, tokens of the prompt, and of each call after it
@@ -95,7 +95,9 @@ def explain_calls(tried: Trial, cuts: list[slice], theirs: np.ndarray, empty_row
         return tuple(X[:, cut] for X in tried.inputs), {"causal": True, "cache": cache} | placed
 
     def step(cut: slice, cache: Cache) -> Problem:
-        return as_decoding(make_problem(layer, *call_of(cut, cache), None, empty_rows))
+        inputs, call = call_of(cut, cache)
+        one = dataclasses.replace(tried, attention=layer, inputs=inputs, call=call)
+        return as_decoding(one.problem(None, empty_rows))
 
     def report_call(cut: slice, cache: Cache) -> Report:
         return report_of(step(cut, cache), theirs[:, cut], call_is_sure=True)
