@@ -55,13 +55,13 @@ def audit(
     Exit code 0 if at least one layer was compared, and all that were called are known and the same; 1 if not; 2 if a
     file cannot be used, if no layer is known, or if the command is wrong.
     """
-    file, files = terminal.json_file(json_file), ResultFiles("mha audit", junit, html)
+    to_json, files = terminal.JsonFile(json_file), ResultFiles("mha audit", junit, html)
     layers = user_layers("names", names, weights.layer_options(rotary, None, num_heads=num_heads), causal)
     with terminal.file_errors():
         report = parity.audit_record(record, like, layers, track=lambda events: terminal.track("Judging", events))
     path, differing = (report.first.path, report.first.report) if report.first else ("", None)
     files.write_report(report.model, report, results(report), differing, path)
-    terminal.show(report, json_file, file)
+    to_json.show(report)
 
 
 def results(report: AuditReport) -> Iterator[Result]:

@@ -134,7 +134,7 @@ def bench(
             else "nothing to measure: expected a kind in --kinds, and a shape in --shapes or --plot; those that begin "
             "with D are of decoding, all others of the other kinds"
         )
-    file = terminal.json_file(to)
+    to_json = terminal.JsonFile(to)
     picture, suffix = _picture(plot) if plot else (None, "")
     results: Any
     table: Callable[..., Table]
@@ -144,7 +144,7 @@ def bench(
     else:
         results = _measure_devices(count, names, both, chosen, seconds, not no_memory)
         table = functools.partial(report.table_of_devices, count=count)
-    console = terminal.console(stderr=to == "-")
+    console = to_json.console()
     console.print(report.about(machine := run.machine(names)))
     for _, rows in itertools.groupby(results.rows, lambda row: (row.backend, row.kind)):
         console.print("", table(list(rows)), sep="\n")
@@ -152,8 +152,7 @@ def bench(
         console.print(f"left out: {line}")
     for line in results.failed:
         terminal.complain(line)
-    if to is not None:
-        terminal.write_json(file, {"machine": machine} | dataclasses.asdict(results))
+    to_json.write({"machine": machine} | dataclasses.asdict(results))
     if picture:
         terminal.write(picture, report.picture(results.sweep, suffix))
     raise typer.Exit(1 if results.failed else 0)

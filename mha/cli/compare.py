@@ -135,7 +135,7 @@ def results_of_layers(name: str, report: LayersReport) -> Iterator[Result]:
 
 def _records(a: str, b: str, path: list[str] | None, layers: Any, json_file: str | None, files: ResultFiles) -> None:
     """Compare two records, and end the command."""
-    file = terminal.json_file(json_file)
+    to_json = terminal.JsonFile(json_file)
     pairs = [one.split("=") for one in path or ()]
     for pair in pairs:
         if len(pair) != 2:
@@ -145,7 +145,7 @@ def _records(a: str, b: str, path: list[str] | None, layers: Any, json_file: str
         report = parity.compare_records(a, b, said, layers, track=lambda steps: terminal.track("Comparing", steps))
     path_of_layer, differing = (report.layer.path, report.layer.report) if report.layer else ("", None)
     files.write_report(report.models[1].name, report, results_of_records(report), differing, path_of_layer)
-    terminal.show(report, json_file, file)
+    to_json.show(report)
 
 
 def results_of_records(report: RecordsReport) -> Iterator[Result]:

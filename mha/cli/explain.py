@@ -78,22 +78,19 @@ def show(
     }  # fmt: skip
     with terminal.errors():
         language = checks.choice("--lang", lang, LANGUAGES)
-        file = terminal.json_file(to)
+        to_json = terminal.JsonFile(to)
         sizes = _sizes(given, values)
         explained = explain.example if values else explain.token if decode else explain.steps
         steps = explained(name, language=language, **sizes)
-    console = terminal.console(stderr=to == "-")
+    console = to_json.console()
     if values:
         _show_example(console, name, language, steps)
     else:
         _show_steps(console, name, language, steps, sizes)
-    if to is not None:
-        rows = [
-            {field: value for field, value in vars(step).items() if field != "value"}
-            | ({"values": step.value.tolist()} if values else {})
-            for step in steps
-        ]
-        terminal.write_json(file, {"mha": mha.__version__, "backend": name, "language": language, "steps": rows})
+    rows = [{field: value for field, value in vars(step).items() if field != "value"} for step in steps]
+    if values:
+        rows = [row | {"values": step.value.tolist()} for row, step in zip(rows, steps, strict=True)]
+    to_json.write({"mha": mha.__version__, "backend": name, "language": language, "steps": rows})
 
 
 def _sizes(given: dict[str, Any], values: bool) -> dict[str, Any]:

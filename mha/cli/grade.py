@@ -83,11 +83,11 @@ def grade(
     given, grader = Path(path), Grader(asked, seed, framework, empty_rows, allow, limit, hints)
     if not given.exists():
         terminal.fail(f"there is no file or folder {path}")
-    file = terminal.json_file(json_file)
+    to_json = terminal.JsonFile(json_file)
     if given.is_dir():
         if gradescope:
             terminal.fail("--gradescope is for one submission, and PATH is a folder; Gradescope runs one at a time")
-        _class(grader, given, output, jobs, json_file, file)
+        _class(grader, given, output, jobs, to_json)
     for name, value in (("--output", output), ("--jobs", jobs > 1)):
         if value:
             terminal.fail(f"{name} is for a class, and PATH is one submission; leave it out")
@@ -95,8 +95,7 @@ def grade(
     result = grader.grade(given)
     if json_file != "-":
         terminal.console().print(result)
-    if json_file is not None:
-        terminal.write_json(file, result.data())
+    to_json.write(result.data())
     if results is not None:
         terminal.write_json(results, classes.gradescope(result.data()))
     raise typer.Exit((FLAGGED if result.problem else 0) if result else 1)
@@ -116,9 +115,7 @@ def _hand_out(name: str, asked: tuple[levels.Level, ...], path: str | None, outp
     raise typer.Exit(0)
 
 
-def _class(
-    grader: Grader, folder: Path, output: str | None, jobs: int, json_file: str | None, file: str | None
-) -> None:
+def _class(grader: Grader, folder: Path, output: str | None, jobs: int, to_json: terminal.JsonFile) -> None:
     """Grade a class, print its tables, and end the command."""
     to = Path(terminal.writable("--output", output)) if output else None
     with terminal.progress() as bar:
@@ -128,7 +125,7 @@ def _class(
         )
     if not rows:
         terminal.fail(f"{folder} holds no submission: no .py, no .ipynb, and no folder with one")
-    console = terminal.console(stderr=json_file == "-")
+    console = to_json.console()
     flagged = [row["name"] for row in rows if row["problem"]]
     last = ("first reason", "flagged") if flagged else ("first reason",)
     grades = plain_table("name", "framework", "points", *[str(level.number) for level in grader.levels], *last)
@@ -151,7 +148,6 @@ def _class(
         console.print(f"{len(flagged)} flagged, whose code somebody should read: {', '.join(flagged)}")
     if to is not None:
         console.print(f"grades are in {output}, and what to tell each student in {to.with_suffix('.jsonl').name}")
-    if json_file is not None:
-        made_by = [{"level": level, "mistake": name, "students": count} for level, name, count in made]
-        terminal.write_json(file, {"submissions": rows, "mistakes": made_by})
+    made_by = [{"level": level, "mistake": name, "students": count} for level, name, count in made]
+    to_json.write({"submissions": rows, "mistakes": made_by})
     raise typer.Exit(FLAGGED if flagged else 0)

@@ -91,12 +91,12 @@ def compare(
         known = tuple(one.name for one in ALL_CASES)
         runner = Runner(**_runner_options(suite, case, dtype, known), pythons=pythons, limit=limit)
         run = partial(_run, runner, names)
-    file = terminal.json_file(to)
+    to_json = terminal.JsonFile(to)
     files = ResultFiles("mha parity", junit, html)
     outcomes = run()
     results = [result for outcome in outcomes for result in outcome.results]
     failed = [result for result in results if not result.passed]
-    console = terminal.console(stderr=to == "-")
+    console = to_json.console()
     console.print(_summary(results))
     if failed:
         wrong = ", ".join(dict.fromkeys(result.backend for result in failed))
@@ -107,8 +107,7 @@ def compare(
         )
     else:
         terminal.fail("nothing was compared: no backend has such a case in such a dtype")
-    if to is not None:
-        terminal.write_json(file, _report(outcomes, results))
+    to_json.write(_report(outcomes, results))
     files.write(results, {one.backend: one.about for one in outcomes})
     raise typer.Exit(1 if failed else 0)
 

@@ -48,21 +48,29 @@ def writable(argument: str, name: str, expected: str = "expected one") -> str:
     return path
 
 
-def json_file(name: str | None) -> str | None:
-    """Return the file that --json names, checked as `writable` does; None = none, or stdout."""
-    return None if name in (None, "-") else writable("--json", name, "expected one, or - for stdout")
+class JsonFile:
+    """The file that --json names, checked before anything is computed; None = none, "-" = stdout."""
 
+    def __init__(self, name: str | None) -> None:
+        self.name = name
+        self.path = None if name is None or name == "-" else writable("--json", name, "expected one, or - for stdout")
 
-def show(report: Any, json_file: str | None, file: str | None) -> NoReturn:
-    """Print a report, or write it as JSON to a file where --json names one, and end the command: 1 if it is not true.
+    def console(self) -> "Terminal":
+        """Return the console for what else a command prints."""
+        return console(stderr=self.name == "-")
 
-    json_file: as it was given; file: as `json_file` returned it.
-    """
-    if json_file is None:
-        console().print(report)
-    else:
-        write_text(file, report.to_json())
-    raise typer.Exit(0 if report else 1)
+    def write(self, value: dict[str, Any]) -> None:
+        """Write a value, if a file was named."""
+        if self.name is not None:
+            write_json(self.path, value)
+
+    def show(self, report: Any) -> NoReturn:
+        """Write a report, or print it if no file was named, and end the command: 1 if it is not true."""
+        if self.name is None:
+            console().print(report)
+        else:
+            write_text(self.path, report.to_json())
+        raise typer.Exit(0 if report else 1)
 
 
 def write_json(file: str | None, value: dict[str, Any]) -> None:
