@@ -10,7 +10,7 @@ from mha import parity
 from mha.cli import terminal, weights
 from mha.cli.names import user_layers
 from mha.cli.results import Html, Junit, ResultFiles
-from mha.cli.terminal import option
+from mha.cli.terminal import flag, option
 from mha.parity import AuditReport, LayerRow, Result
 from mha.parity.diagnosis.compare.report import describe_row
 
@@ -25,7 +25,7 @@ def audit(
         option("NAMES", "The names of the projections, where no table has them: W_q=to_q,W_k=... and so on."),
     ] = None,
     num_heads: Annotated[int | None, option("H", "With --names: the number of heads.")] = None,
-    causal: Annotated[bool, typer.Option("--causal", help="With --names: no query sees a later token.")] = False,
+    causal: Annotated[bool, flag("--causal", "With --names: no query sees a later token.")] = False,
     rotary: Annotated[str | None, option("BASE", "With --names: a base, none, or base=B,dim=N.")] = None,
     json_file: Annotated[
         str | None, option("FILE", "Write the report as JSON to a file; - = stdout.", "--json")

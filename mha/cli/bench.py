@@ -14,7 +14,7 @@ from rich.table import Table
 from mha.bench import cases, devices, report, run
 from mha.cli import terminal
 from mha.cli.backends import Backends, choose_backends
-from mha.cli.terminal import option
+from mha.cli.terminal import flag, option
 from mha.core import dispatch
 from mha.core.options import checks
 from mha.core.options.names import BackendName
@@ -42,7 +42,7 @@ def bench(
     seconds: Annotated[
         float, typer.Option(min=0, help="Time for all implementations of a backend on one shape, in turns.")
     ] = 10.0,
-    no_memory: Annotated[bool, typer.Option("--no-memory", help="Do not measure memory for the tables.")] = False,
+    no_memory: Annotated[bool, flag("--no-memory", "Do not measure memory for the tables.")] = False,
     to: Annotated[
         str | None, option("FILE", "Also write all numbers, and this machine's data, to FILE; - is stdout.", "--json")
     ] = None,

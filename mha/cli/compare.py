@@ -12,7 +12,7 @@ from mha.cli import terminal, weights
 from mha.cli.audit import layer_result
 from mha.cli.names import parse_names, user_layers
 from mha.cli.results import Html, Junit, ResultFiles
-from mha.cli.terminal import option
+from mha.cli.terminal import flag, option
 from mha.models.records.reading import is_record
 from mha.parity import FilesReport, LayersReport, RecordsReport, Result
 from mha.weights import schemes
@@ -36,9 +36,7 @@ def compare(
         str | None, option("NAMES", "The names of the projections, if no scheme has them: W_q=to_q,W_k=... and so on.")
     ] = None,
     names_b: Annotated[str | None, option("NAMES", "The same for B alone; default: those of --names.")] = None,
-    causal: Annotated[
-        bool, typer.Option("--causal", help="Of records, with --names: no query sees a later token.")
-    ] = False,
+    causal: Annotated[bool, flag("--causal", "Of records, with --names: no query sees a later token.")] = False,
     path: Annotated[
         list[str] | None,
         option("A=B", "Of records: a module's path in A, and in B, A= leaves it out; {} = the number of a layer."),

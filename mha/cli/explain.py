@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from typing import Annotated, Any
 
 import numpy as np
-import typer
 from rich.columns import Columns
 from rich.console import Console
 from rich.panel import Panel
@@ -15,7 +14,7 @@ from rich.text import Text
 import mha
 from mha.cli import terminal
 from mha.cli.backends import Backend, choose_backend
-from mha.cli.terminal import option
+from mha.cli.terminal import flag, option
 from mha.core.options import checks
 from mha.core.options.names import BackendName, LanguageName
 from mha.core.tables import plain_table, wrap, wrap_anywhere
@@ -50,9 +49,7 @@ def show(
         int | None, option("N", "Put a prompt and N more tokens into a cache, and explain the last.", min=1)
     ] = None,
     slots: Annotated[int | None, option("S", "Slots of the cache, a ring; default: 4.", min=1, max=MOST_SLOTS)] = None,
-    values: Annotated[
-        bool, typer.Option("--values", help="Show a small example in numbers instead; its sizes are fixed.")
-    ] = False,
+    values: Annotated[bool, flag("--values", "Show a small example in numbers instead; its sizes are fixed.")] = False,
     lang: Annotated[str, option("NAME", f"The language: {', '.join(LANGUAGES)}.")] = "en",
     to: Annotated[str | None, option("FILE", "Also write every step to FILE; - is stdout.", "--json")] = None,
 ) -> None:

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from mha.cli import terminal
-from mha.cli.terminal import option
+from mha.cli.terminal import flag, option
 from mha.core import dispatch
 from mha.core.tables import plain_table, plural
 from mha.learn.grade import classes, levels
@@ -28,10 +28,8 @@ def grade(
     seed: Annotated[int, option("N", "Draw the inputs from N.", min=0)] = 0,
     hints: Annotated[int, option("0-2", "0 the level; 1 the step and axis; 2 the mistake.", min=0, max=2)] = 2,
     backend: Annotated[str, option("NAME", "The framework of a submission that imports none.")] = "numpy",
-    empty_rows: Annotated[
-        bool, typer.Option("--empty-rows", help="Queries that see no key count: their output must be 0.")
-    ] = False,
-    allow: Annotated[bool, typer.Option("--allow", help="Submissions may use the framework's own attention.")] = False,
+    empty_rows: Annotated[bool, flag("--empty-rows", "Queries that see no key count: their output must be 0.")] = False,
+    allow: Annotated[bool, flag("--allow", "Submissions may use the framework's own attention.")] = False,
     limit: Annotated[float, option("SECONDS", "Stop what takes longer in one case.", min=1)] = 20.0,
     json_file: Annotated[
         str | None, option("FILE", "Write all results as JSON to FILE; - is stdout.", "--json")

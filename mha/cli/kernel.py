@@ -16,7 +16,7 @@ from mha.cli import terminal
 from mha.cli.backends import choose_backends
 from mha.cli.parity import OnlyCases, OnlyDtypes, Suite
 from mha.cli.results import Html, Junit, ResultFiles, find
-from mha.cli.terminal import option
+from mha.cli.terminal import flag, option
 from mha.core import dispatch
 from mha.core.options.names import BackendName
 from mha.parity import Result, one_line
@@ -30,21 +30,17 @@ def kernel(
     backend: Annotated[str | None, option("NAME", "The framework of its arrays.")] = None,
     suite: Suite = "quick",
     layout: Annotated[str, option("NAME", f"{', '.join(LAYOUTS)} (packed).")] = "BHTD",
-    causal: Annotated[bool, typer.Option("--causal", help="Every call is causal, aligned to the upper left.")] = False,
-    lower_right: Annotated[
-        bool, typer.Option("--lower-right", help="Every call is causal, aligned to the lower right.")
-    ] = False,
+    causal: Annotated[bool, flag("--causal", "Every call is causal, aligned to the upper left.")] = False,
+    lower_right: Annotated[bool, flag("--lower-right", "Every call is causal, aligned to the lower right.")] = False,
     takes: Annotated[list[str] | None, option("NAME", "A parameter that it takes unseen; may be repeated.")] = None,
     groups: Annotated[
-        bool, typer.Option("--groups/--no-groups", help="Whether it takes fewer heads of keys than of queries.")
+        bool, flag("--groups/--no-groups", "Whether it takes fewer heads of keys than of queries.")
     ] = True,
-    equal_lengths: Annotated[
-        bool, typer.Option("--equal-lengths", help="It takes as many keys as queries alone.")
-    ] = False,
+    equal_lengths: Annotated[bool, flag("--equal-lengths", "It takes as many keys as queries alone.")] = False,
     head_dim: Annotated[list[int] | None, option("N", "A width of heads that it takes; may be repeated.")] = None,
     multiple_of: Annotated[int, option("N", "Numbers of tokens are multiples of N.", min=1)] = 1,
     empty_rows: Annotated[
-        bool, typer.Option("--empty-rows/--no-empty-rows", help="Whether queries that see no key must give 0.")
+        bool, flag("--empty-rows/--no-empty-rows", "Whether queries that see no key must give 0.")
     ] = True,
     case: OnlyCases = None,
     dtype: OnlyDtypes = None,

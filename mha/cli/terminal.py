@@ -29,6 +29,11 @@ def option(metavar: str, help: str, *names: str, **more: Any) -> Any:
     return typer.Option(*names, metavar=metavar, help=help, **more)
 
 
+def flag(name: str, help: str) -> Any:
+    """Describe an option without a value: as it is typed, and what it is for."""
+    return typer.Option(name, help=help)
+
+
 def writable(argument: str, name: str, expected: str = "expected one") -> str:
     """Check the file to write later, and return its path; a wrong one ends the command before it computes."""
     path = os.path.realpath(name)

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from mha import weights
 from mha.cli import terminal
-from mha.cli.terminal import option
+from mha.cli.terminal import flag, option
 from mha.core.options.config import Config, shapes
 from mha.core.options.names import SchemeName
 from mha.core.options.norms import Norm
@@ -75,7 +75,7 @@ def convert(
     length: Annotated[
         int | None, option("T", "The tokens of a text, if a rotation that a file beside IN says goes by them.")
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Do everything except write OUT.")] = False,
+    dry_run: Annotated[bool, flag("--dry-run", "Do everything except write OUT.")] = False,
 ) -> None:
     """Convert one attention layer of a checkpoint to a file that mha.load reads on every backend.
 

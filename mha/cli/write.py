@@ -8,7 +8,7 @@ import typer
 
 from mha import weights
 from mha.cli import terminal
-from mha.cli.terminal import option
+from mha.cli.terminal import flag, option
 from mha.core.options.config import ROWS, Config
 from mha.learn import write as written
 from mha.learn.write import commands
@@ -26,7 +26,7 @@ def write(
     num_hiddens: Annotated[Size, option("D", "Width of the output.", min=1)] = None,
     num_heads: Annotated[Size, option("H", "Number of heads.", min=1)] = None,
     dropout: Annotated[float, option("P", "Default for dropout of weights.")] = 0.0,
-    bias: Annotated[bool, typer.Option("--bias", help="Default: projections add a bias.")] = False,
+    bias: Annotated[bool, flag("--bias", "Default: projections add a bias.")] = False,
     query_size: Annotated[Size, option("N", "Width of queries, if not D.", min=1)] = None,
     key_size: Annotated[Size, option("N", "Width of keys, if not D.", min=1)] = None,
     value_size: Annotated[Size, option("N", "Width of values, if not D.", min=1)] = None,
@@ -41,17 +41,17 @@ def write(
     qk_norm: Annotated[str | None, option("KIND", "rms or layer, or kind=rms,eps=1e-6,over=all.")] = None,
     value_norm: Annotated[str | None, option("KIND", "Norm of values, likewise.")] = None,
     temperature: Annotated[str | None, option("PARTS", "scale=0.1,floor=8192,shift=1.")] = None,
-    sinks: Annotated[bool, typer.Option("--sinks", help="One more score per head, pools nothing.")] = False,
+    sinks: Annotated[bool, flag("--sinks", "One more score per head, pools nothing.")] = False,
     output_gate: Annotated[Literal["element", "head"] | None, option("KIND", "Gates of the pooled heads.")] = None,
     pooling: Annotated[Literal["dot", "additive"], option("KIND", "The scores.")] = "dot",
     dtype: Annotated[str, option("NAME", "Default for the dtype.")] = "float32",
     call: Annotated[str | None, option("NAME,NAME", "More arguments of a call: positions, ...")] = None,
     names: Annotated[str | None, option("SCHEME", "Take its checkpoints: by names, else by a method load.")] = None,
-    fused: Annotated[bool, typer.Option("--fused", help="Pool by the framework's own kernel.")] = False,
+    fused: Annotated[bool, flag("--fused", "Pool by the framework's own kernel.")] = False,
     kind: Annotated[str | None, option("KIND", "Of JAX's modules: linen, the default, or nnx.")] = None,
     like: Annotated[str | None, option("PATH", "A checkpoint whose layer says the options.")] = None,
     layer: Annotated[Size, option("N", "The layer of PATH; default: its first.", min=0)] = None,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite files that exist.")] = False,
+    force: Annotated[bool, flag("--force", "Overwrite files that exist.")] = False,
     check: Annotated[str | None, option("FILE", "Say whether FILE is as it was written.", "--check")] = None,
 ) -> None:
     """Write a layer as one file that needs its framework and nothing of mha, with its proof beside it.
