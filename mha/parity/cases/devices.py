@@ -24,7 +24,7 @@ from mha.core.options.names import BackendName, FloatName, SuiteName
 from mha.core.options.norms import Norm
 from mha.core.options.positions import Rotary
 from mha.parity.cases.suite import Check, Result, chosen_cases, worst_of_each
-from mha.parity.cases.usual import WIDTHS, Case
+from mha.parity.cases.usual import WIDTHS, Case, full
 from mha.parity.rule.problem import problem
 from mha.parity.rule.rules import error
 
@@ -79,10 +79,10 @@ def cases_of(count: int) -> tuple[Case, ...]:
         Case("all options", grouped | rest | turned, lengths, mask=(B, Q, K), **pairs, **sizes, dtypes=DTYPES),
         Case("additive, all options", grouped | rest | {"pooling": "additive"}, lengths, **pairs, **sizes),
         Case("fewer rows than devices", plain, [2], batch=1, num_queries=count - 1, num_keys=max(2, count - 1)),
-        Case("no lengths", plain, **sizes, quick=()),
-        Case("mask and bias of one row", plain, mask=(1, K), score_bias=(1, H, 1, K), **sizes, quick=()),
-        Case("mask and bias of one column", plain, mask=(Q, 1), score_bias=(1, H, Q, 1), **sizes, quick=()),
-        Case("window, offsets", plain | {"window": (2, 1)}, causal=True, offset=offsets, **sizes, quick=()),
+        full("no lengths", plain, **sizes),
+        full("mask and bias of one row", plain, mask=(1, K), score_bias=(1, H, 1, K), **sizes),
+        full("mask and bias of one column", plain, mask=(Q, 1), score_bias=(1, H, Q, 1), **sizes),
+        full("window, offsets", plain | {"window": (2, 1)}, causal=True, offset=offsets, **sizes),
         Case("chunks, offsets", grouped | {"chunk": 5}, lengths, offset=offsets, **sizes),
         Case(
             "positions", grouped | rest | turned, lengths, causal=True, **sizes,
@@ -94,24 +94,24 @@ def cases_of(count: int) -> tuple[Case, ...]:
             segments=[[(b + i) // 5 - 1 for i in range(Q)] for b in range(B)],
             key_segments=[j // 5 for j in range(K)],
         ),
-        Case(
-            "segments, positions", plain | turned, **sizes, causal=True,
-            segments=[i % 3 - 1 for i in range(Q)], positions=[i // 3 for i in range(Q)],
-            key_segments=[j % 3 - 1 for j in range(K)], key_positions=[j // 3 for j in range(K)], quick=(),
+        full(
+            "segments, positions", plain | turned, **sizes, causal=True, segments=[i % 3 - 1 for i in range(Q)],
+            positions=[i // 3 for i in range(Q)], key_segments=[j % 3 - 1 for j in range(K)],
+            key_positions=[j // 3 for j in range(K)],
         ),
-        Case("scale 30, lengths", plain, lengths, scale=30.0, **sizes, quick=()),
+        full("scale 30, lengths", plain, lengths, scale=30.0, **sizes),
         Case("sinks, lengths", grouped | {"sinks": True}, lengths, **sizes, dtypes=DTYPES),
-        Case("additive, sinks, causal", plain | {"pooling": "additive", "sinks": True}, causal=True, **sizes, quick=()),
+        full("additive, sinks, causal", plain | {"pooling": "additive", "sinks": True}, causal=True, **sizes),
         Case("output gate, lengths", grouped | {"output_gate": "element"}, lengths, **sizes, dtypes=DTYPES),
-        Case("output gate of heads, causal", plain | {"output_gate": "head"}, causal=True, **sizes, quick=()),
-        Case(
+        full("output gate of heads, causal", plain | {"output_gate": "head"}, causal=True, **sizes),
+        full(
             "rotary, interleaved, far", grouped | {"rotary": Rotary(6, interleaved=True)}, offset=131072,
-            head_gates=(2 * G,), **sizes, quick=(),
+            head_gates=(2 * G,), **sizes,
         ),
         Case("norms over all heads", grouped | of_all, lengths, **sizes, dtypes=DTYPES),
-        Case(
-            "norms over all heads, after the rotation", plain | of_all | after, causal=True, mask=(B, H, Q, K), **sizes,
-            quick=(),
+        full(
+            "norms over all heads, after the rotation", plain | of_all | after, causal=True, mask=(B, H, Q, K),
+            **sizes,
         ),
         Case(
             "few heads of keys", few | turned | {"value_norm": "rms", "sinks": True}, lengths, causal=True, **sizes,
@@ -124,7 +124,7 @@ def cases_of(count: int) -> tuple[Case, ...]:
             "heads of equal widths", grouped | {"value_dim": WIDTHS["key_dim"], "sinks": True}, lengths, causal=True,
             **sizes, dtypes=DTYPES,
         ),
-        Case("norms over all heads, few of keys", torn_heads | of_all, lengths, **sizes, quick=()),
+        full("norms over all heads, few of keys", torn_heads | of_all, lengths, **sizes),
     )  # fmt: skip
 
 

@@ -1,6 +1,7 @@
 """The usual cases: layers and calls with random numbers that are the same in every run."""
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -140,63 +141,53 @@ def _of_sample(positions: list | None, b: int, otherwise: Sequence[int]) -> Sequ
 
 # The dtypes of the quick suite: float64 shows errors of logic; in a few cases, float32 shows those of precision.
 PRECISE: tuple[FloatName, ...] = ("float64", "float32")
-FULL: tuple[FloatName, ...] = ()  # none: only the full suite has the case
-
+full = functools.partial(Case, quick=())  # makes a case that only the full suite has
 # The arguments of a call with all of them.
 ALL_CALL: dict[str, Any] = {
     "valid_lens": [4, 3], "mask": (2, 3, 5), "score_bias": (2, 1, 3, 5), "offset": [1, 3], "head_gates": (6,),
 }  # fmt: skip
 # The layers share shapes where they can: JAX compiles each anew.
 CASES = (
-    Case("no lengths", WIDTHS, quick=FULL),
+    full("no lengths", WIDTHS),
     Case("lengths per sample", WIDTHS, [3, 2], dtypes=DTYPES, quick=DTYPES, lesson=DTYPES),
     Case("length zero", WIDTHS, [0, 4]),
-    Case("length above K", WIDTHS, [9, 2], quick=FULL),
+    full("length above K", WIDTHS, [9, 2]),
     Case("scale 0.01", WIDTHS, [3, 2], scale=1e-2, dtypes=DTYPES, quick=PRECISE),
     Case("scale 30", WIDTHS, [3, 2], scale=30.0, dtypes=DTYPES, quick=PRECISE),
     Case("lengths per query", WIDTHS, [[1, 4, 2], [0, 3, 9]]),
     Case("mask", WIDTHS, mask=(2, 7, 3, 5)),
-    Case("mask of each sample", WIDTHS, mask=(2, 3, 5), quick=FULL),
+    full("mask of each sample", WIDTHS, mask=(2, 3, 5)),
     Case("causal", WIDTHS, causal=True),
     Case("lengths, mask, causal", WIDTHS, [[4, 2, 3], [5, 0, 2]], mask=(3, 5), causal=True),
     Case("additive", ADDITIVE, [3, 2], dtypes=DTYPES, quick=("float32",)),
-    Case("additive, scale 0.01", ADDITIVE, [3, 2], scale=1e-2, quick=FULL),
+    full("additive, scale 0.01", ADDITIVE, [3, 2], scale=1e-2),
     Case("additive, scale 30", ADDITIVE, [3, 2], scale=30.0, quick=("float32",)),
-    Case("additive, lengths, mask, causal", ADDITIVE, [4, 0], mask=(2, 7, 3, 5), causal=True, quick=FULL),
+    full("additive, lengths, mask, causal", ADDITIVE, [4, 0], mask=(2, 7, 3, 5), causal=True),
     Case("equal widths, no bias", {"num_hiddens": 77, "num_heads": 7}, [3, 2]),
-    Case("one head", {"num_hiddens": 11, "num_heads": 1}, [3, 2], quick=FULL),
-    Case("head of width 1", {"num_hiddens": 7, "num_heads": 7, "bias": True}, [3, 2], quick=FULL),
+    full("one head", {"num_hiddens": 11, "num_heads": 1}, [3, 2]),
+    full("head of width 1", {"num_hiddens": 7, "num_heads": 7, "bias": True}, [3, 2]),
     Case("grouped heads", GROUPED, [3, 2], dtypes=DTYPES, quick_lesson=True),
-    Case("one head of keys", GROUPED | {"num_key_value_heads": 1}, causal=True, quick=FULL),
+    full("one head of keys", GROUPED | {"num_key_value_heads": 1}, causal=True),
     Case("window, offset", WIDTHS | {"window": (1, 0)}, causal=True, offset=2),
-    Case("window, offsets", WIDTHS | {"window": (2, 1)}, [4, 3], offset=[-1, 3], quick=FULL),
+    full("window, offsets", WIDTHS | {"window": (2, 1)}, [4, 3], offset=[-1, 3]),
     Case("chunks, offsets", WIDTHS | {"chunk": 3}, [4, 5], offset=[-2, 2]),
-    Case("chunks, causal, window", WIDTHS | {"chunk": 3, "window": (1, None)}, causal=True, offset=1, quick=FULL),
+    full("chunks, causal, window", WIDTHS | {"chunk": 3, "window": (1, None)}, causal=True, offset=1),
     Case("score bias", WIDTHS, [4, 3], score_bias=(2, 3, 5), offset=1, causal=True),
-    Case(
-        "gates, scale, cap", WIDTHS | {"scale": 0.7, "softcap": 1.5}, [3, 2], head_gates=(2, 7), dtypes=DTYPES,
-        quick=FULL,
-    ),
+    full("gates, scale, cap", WIDTHS | {"scale": 0.7, "softcap": 1.5}, [3, 2], head_gates=(2, 7), dtypes=DTYPES),
     Case("rotary", WIDTHS | {"rotary": Rotary(10)}, offset=131072, dtypes=DTYPES, quick=("float32",)),
-    Case(
-        "rotary, interleaved, offsets", WIDTHS | {"rotary": Rotary(6, interleaved=True)}, [3, 2], offset=[4, 99],
-        quick=FULL,
-    ),
-    Case(
-        "rotary, magnified", WIDTHS | {"rotary": Rotary(6, magnitude=1.25)}, [3, 2], offset=5, dtypes=DTYPES,
-        quick=FULL,
-    ),
-    Case(
+    full("rotary, interleaved, offsets", WIDTHS | {"rotary": Rotary(6, interleaved=True)}, [3, 2], offset=[4, 99]),
+    full("rotary, magnified", WIDTHS | {"rotary": Rotary(6, magnitude=1.25)}, [3, 2], offset=5, dtypes=DTYPES),
+    full(
         "temperature", WIDTHS | {"temperature": Temperature(0.4, 2), "rotary": Rotary(4)}, [3, 2], offset=[5, -1],
-        dtypes=DTYPES, quick=FULL,
+        dtypes=DTYPES,
     ),
     Case(
         "positions, padded left", WIDTHS | {"rotary": Rotary(10)}, causal=True, positions=[[-1, 3, 4], [1, 2, 3]],
         key_positions=[[-1, -1, 3, 2, 4], [-1, 0, 1, 2, 3]],
     ),
-    Case("positions, window", WIDTHS | {"window": (2, 1)}, [4, 5], positions=[7, 2, 3], quick=FULL),
-    Case("positions, chunks", WIDTHS | {"chunk": 4}, positions=[7, 2, 3], key_positions=[6, 1, -1, 2, 3], quick=FULL),
-    Case("positions of keys", WIDTHS | {"window": (1, None)}, offset=2, key_positions=[6, 1, -1, 2, 3], quick=FULL),
+    full("positions, window", WIDTHS | {"window": (2, 1)}, [4, 5], positions=[7, 2, 3]),
+    full("positions, chunks", WIDTHS | {"chunk": 4}, positions=[7, 2, 3], key_positions=[6, 1, -1, 2, 3]),
+    full("positions of keys", WIDTHS | {"window": (1, None)}, offset=2, key_positions=[6, 1, -1, 2, 3]),
     Case(
         "segments", WIDTHS, dtypes=DTYPES, segments=[[0, 0, 1], [2, -1, 4]],
         key_segments=[[0, 1, 1, 0, -1], [-1, 4, 4, 2, 4]],
@@ -205,29 +196,29 @@ CASES = (
         "segments, positions that restart", GROUPED | {"rotary": Rotary(10), "window": (1, None)}, causal=True,
         num_queries=5, segments=[3, 3, 3, 0, 0], positions=[0, 1, 2, 0, 1], key_positions=[0, 1, 2, 0, 1],
     ),
-    Case(
+    full(
         "segments, lengths, mask, causal", GROUPED | {"sinks": True}, [4, 3], mask=(2, 1, 5, 5), causal=True,
-        num_queries=5, segments=[[1, 0, 1, 0, 0], [5, 5, -1, 5, 5]], quick=FULL,
+        num_queries=5, segments=[[1, 0, 1, 0, 0], [5, 5, -1, 5, 5]],
     ),
-    Case("norms", WIDTHS | {"qk_norm": "rms"}, [3, 2], dtypes=DTYPES, quick=FULL),
-    Case(
+    full("norms", WIDTHS | {"qk_norm": "rms"}, [3, 2], dtypes=DTYPES),
+    full(
         "norms over all heads, after the rotation, of values",
         GROUPED | {"qk_norm": Norm("rms", 0.01, "all", True), "value_norm": Norm("layer", 0.01), "rotary": Rotary(4)},
-        [3, 2], dtypes=DTYPES, quick=FULL,
+        [3, 2], dtypes=DTYPES,
     ),
     Case("all options", ALL, **ALL_CALL, dtypes=DTYPES),
     Case("additive, all options", ADDITIVE | REST, **ALL_CALL),
     Case("sinks", GROUPED | {"sinks": True}, [3, 0], dtypes=DTYPES),
-    Case("sinks, scale 30", WIDTHS | {"sinks": True}, [3, 2], scale=30.0, dtypes=DTYPES, quick=FULL),
-    Case("sinks, all options", ALL | {"sinks": True}, **ALL_CALL, dtypes=DTYPES, quick=FULL),
-    Case("additive, sinks", ADDITIVE | {"sinks": True}, [[4, 2, 3], [5, 0, 2]], causal=True, quick=FULL),
+    full("sinks, scale 30", WIDTHS | {"sinks": True}, [3, 2], scale=30.0, dtypes=DTYPES),
+    full("sinks, all options", ALL | {"sinks": True}, **ALL_CALL, dtypes=DTYPES),
+    full("additive, sinks", ADDITIVE | {"sinks": True}, [[4, 2, 3], [5, 0, 2]], causal=True),
     Case("output gate", GROUPED | {"output_gate": "element"}, [3, 0], dtypes=DTYPES),
-    Case("output gate of heads", WIDTHS | {"output_gate": "head"}, [3, 2], dtypes=DTYPES, quick=FULL),
-    Case("output gate, scale 30", GROUPED | {"output_gate": "element"}, [3, 2], scale=30.0, dtypes=DTYPES, quick=FULL),
-    Case("output gate, all options", ALL | {"output_gate": "element"}, **ALL_CALL, dtypes=DTYPES, quick=FULL),
-    Case(
+    full("output gate of heads", WIDTHS | {"output_gate": "head"}, [3, 2], dtypes=DTYPES),
+    full("output gate, scale 30", GROUPED | {"output_gate": "element"}, [3, 2], scale=30.0, dtypes=DTYPES),
+    full("output gate, all options", ALL | {"output_gate": "element"}, **ALL_CALL, dtypes=DTYPES),
+    full(
         "additive, output gate of heads", ADDITIVE | {"output_gate": "head"}, [[4, 2, 3], [5, 0, 2]], causal=True,
-        head_gates=(2, 7), quick=FULL,
+        head_gates=(2, 7),
     ),
     Case("2053 keys", WIDTHS, [2039], batch=1, num_keys=2053, quick=("float32",)),
 )  # fmt: skip
