@@ -8,7 +8,6 @@ import typer
 
 from mha import parity
 from mha.cli import terminal, weights
-from mha.cli.names import user_layers
 from mha.cli.results import Html, Junit, ResultFiles
 from mha.cli.terminal import flag, option
 from mha.parity import AuditReport, LayerRow, Result
@@ -56,7 +55,7 @@ def audit(
     file cannot be used, if no layer is known, or if the command is wrong.
     """
     to_json, files = terminal.JsonFile(json_file), ResultFiles("mha audit", junit, html)
-    layers = user_layers("names", names, weights.layer_options(rotary, None, num_heads=num_heads), causal)
+    layers = weights.user_layers("names", names, weights.layer_options(rotary, None, num_heads=num_heads), causal)
     with terminal.file_errors():
         report = parity.audit_record(record, like, layers, track=lambda events: terminal.track("Judging", events))
     path, differing = (report.first.path, report.first.report) if report.first else ("", None)

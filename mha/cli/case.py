@@ -95,7 +95,8 @@ def check(
     results = {(file, name): case_files.check(cases[file], name) for file, name in terminal.track("Checking", pairs)}
     console = terminal.console()
     console.print((_of_one if len(cases) == 1 else _of_many)(cases, chosen, results))
-    failures = [f"{file} on {name}: {_failure(found)}" for (file, name), found in results.items() if _failures(found)]
+    described = {f"{file} on {name}": _failure(found) for (file, name), found in results.items()}
+    failures = [f"{where}: {why}" for where, why in described.items() if why]
     for line in failures:
         console.print(line)
     if not failures:
@@ -137,13 +138,11 @@ def _ratio_text(result: Result | None) -> str:
     return "-" if result is None else f"{result.ratio:.2f}" + ("" if result.passed else " FAIL")
 
 
-def _failures(results: list[Result]) -> list[Result]:
-    return [result for result in results if not result.passed]
-
-
 def _failure(results: list[Result]) -> str:
-    """Describe the first result outside its bound, or the error that was raised."""
-    first, *_ = _failures(results)
+    """Describe the first result outside its bound, or the error that was raised; "" = all are within."""
+    first = next((one for one in results if not one.passed), None)
+    if first is None:
+        return ""
     if first.error == math.inf and len(results) == 1:
         return first.where
     return f"{first.where} leaves its bound first: error {first.error:.1e}, bound {first.bound:.1e}"

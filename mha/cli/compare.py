@@ -10,7 +10,6 @@ import typer
 from mha import parity
 from mha.cli import terminal, weights
 from mha.cli.audit import layer_result
-from mha.cli.names import parse_names, user_layers
 from mha.cli.results import Html, Junit, ResultFiles
 from mha.cli.terminal import flag, option
 from mha.models.records.reading import is_record
@@ -94,15 +93,15 @@ def compare(
             kind = "is no record, but the other file is one; give two of a kind"
             terminal.fail(f"{other} {kind}" if os.path.exists(other) else f"there is no file {other}")
         options = weights.layer_options(rotary, qk_norm, num_heads=num_heads)
-        layers: Any = user_layers("names", names, options, causal)
+        layers: Any = weights.user_layers("names", names, options, causal)
         if names_b is not None:
-            layers = layers, user_layers("names_b", names_b, options, causal)
+            layers = layers, weights.user_layers("names_b", names_b, options, causal)
         _records(a, b, path, layers, json_file, files)
     for name, given in (("--path", path), ("--causal", causal), ("--json", json_file)):
         if given:
             terminal.fail(f"{name} is for records, which A and B are not; leave it out")
     said: dict[str, Any] = {"scheme_a": scheme_a, "scheme_b": scheme_b, "prefix_a": prefix_a, "prefix_b": prefix_b}
-    said |= {"names": parse_names("names", names), "names_b": parse_names("names_b", names_b)}
+    said |= {"names": weights.parse_names("names", names), "names_b": weights.parse_names("names_b", names_b)}
     said |= weights.layer_options(rotary, qk_norm, num_heads=num_heads)
     with terminal.file_errors():
         report = parity.compare_files(a, b, track=lambda pairs: terminal.track("Comparing", pairs), **said)

@@ -4,7 +4,7 @@ import dataclasses
 import math
 import os
 import reprlib
-from collections.abc import Container
+from collections.abc import Container, Mapping
 from typing import Annotated, Any
 
 import numpy as np
@@ -20,8 +20,11 @@ from mha.core.options.norms import Norm
 from mha.core.options.positions import Rotary
 from mha.core.tables import plain_table
 from mha.learn.write import commands
-from mha.weights import models, readers, schemes
+from mha.weights import argument_names, models, readers, schemes
+from mha.weights.projections import check_parts
 from mha.weights.readers import Source
+
+SPELT = "W_q=to_q,W_k=to_k,W_v=to_v,W_o=to_out"
 
 
 def show(
@@ -131,6 +134,33 @@ def layer_options(rotary: str | None, qk_norm: str | None, **numbers: int | None
             if text is not None:
                 options[name] = commands.parse_option(name, text)
     return options
+
+
+def parse_names(argument: str, text: str | None) -> dict[str, str] | None:
+    """Parse --names, W_q=to_q,W_k=to_k,..., to a dict; argument: its name in Python."""
+    if text is None:
+        return None
+    named = {}
+    for one in text.split(","):
+        role, equals, name = one.partition("=")
+        if not equals or role.strip() in named:
+            expected = f"{SPELT}, each once"
+            terminal.fail(
+                f"{argument_names.name(argument)} has {one!r}, expected a projection, =, and its name: {expected}"
+            )
+        named[role.strip()] = name.strip()
+    with terminal.errors():
+        check_parts(argument, named)
+    return named
+
+
+def user_layers(argument: str, text: str | None, options: Mapping[str, Any], causal: bool) -> dict[str, Any] | None:
+    """Return layers= for models whose projections --names calls so; None without names, which other options need."""
+    if (names := parse_names(argument, text)) is not None:
+        return {"*": {**names, **options, "causal": causal}}
+    if options or causal:
+        terminal.fail("--num-heads, --causal and --rotary say what layers of --names compute, which is not given")
+    return None
 
 
 def _norm(array: np.ndarray) -> str:

@@ -4,6 +4,7 @@ import functools
 import inspect
 import re
 
+import failures
 import numpy as np
 import pages
 import pytest
@@ -17,6 +18,8 @@ from mha.parity.diagnosis.search.explanations import Diagnosis, Explanation
 from mha.parity.testing.kernels.calling import OPTION_OF
 from mha.parity.testing.kernels.explaining import forms_that_explain
 
+failure_of = failures.of(assert_kernel)
+
 FLOAT32 = {"dtypes": "float32"}
 
 
@@ -25,13 +28,6 @@ def kernel_with(mistake):
     made = functools.partial(attend, wrong=mistake)
     made.__name__ = "kernel"
     return made
-
-
-def failure_of(*arguments, **options):
-    """The message of an assertion that must fail."""
-    with pytest.raises(AssertionError) as failure:
-        assert_kernel(*arguments, **options)
-    return str(failure.value)
 
 
 # 1. Right kernels

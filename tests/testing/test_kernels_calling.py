@@ -3,6 +3,7 @@
 import functools
 import inspect
 
+import failures
 import numpy as np
 import pytest
 from mha.testing import assert_kernel, kernel_cases
@@ -10,15 +11,10 @@ from plain_kernel import attend
 
 from mha.core import dispatch
 
+failure_of = failures.of(assert_kernel)
+
 FLOAT32 = {"dtypes": "float32"}
 FIELD = ("is_causal", "attn_mask", "score_bias", "sm_scale", "window_size", "logits_soft_cap", "s_aux", "kv_lengths")
-
-
-def failure_of(*arguments, **options):
-    """The message of an assertion that must fail."""
-    with pytest.raises(AssertionError) as failure:
-        assert_kernel(*arguments, **options)
-    return str(failure.value)
 
 
 # 1. Names of parameters

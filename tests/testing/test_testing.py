@@ -3,6 +3,7 @@
 import re
 
 import adapters
+import failures
 import numpy as np
 import peers
 import pytest
@@ -10,6 +11,8 @@ from ports import Port
 
 import mha
 from mha.core import dispatch
+
+failure_of = failures.of(mha.testing.assert_parity)
 
 SQUARE = {"num_hiddens": 24, "num_heads": 4, "bias": True}
 
@@ -57,13 +60,6 @@ MISTAKES = {
 
 def with_mistake(name):
     return port_with(**MISTAKES[name])
-
-
-def failure_of(*arguments, **options):
-    """The message of an assertion that must fail."""
-    with pytest.raises(AssertionError) as failure:
-        mha.testing.assert_parity(*arguments, **options)
-    return str(failure.value)
 
 
 # 1. Functions

@@ -4,11 +4,14 @@ import re
 
 import adapters
 import decoders
+import failures
 import numpy as np
 import pytest
 from mha.testing.decoding import decodings
 
 import mha
+
+failure_of = failures.of(mha.testing.assert_parity)
 
 CASES = ["decoding", "decoding, groups", "decoding, window"]
 ALL = [name + ragged for name in CASES for ragged in ("", ", ragged")]
@@ -44,12 +47,6 @@ class WideWindow(decoders.Decoder):
     def sees(self, b, i, token):
         place = self.position(b, i)
         return 0 <= token.place <= place and token.place >= place - self.config.window[0] - 1
-
-
-def failure_of(*arguments, **options):
-    with pytest.raises(AssertionError) as failure:
-        mha.testing.assert_parity(*arguments, **options)
-    return str(failure.value)
 
 
 @pytest.mark.parametrize("cases", [ALL[:2], pytest.param(ALL, marks=pytest.mark.long(*adapters.COMPILED))], ids=len)
