@@ -86,7 +86,6 @@ def sizes(number: int) -> Case:
         num_queries=queries,
         num_keys=keys,
         dtypes=("float64",),
-        quick=(),
     )
 
 
@@ -135,7 +134,6 @@ def options(number: int) -> Case:
         num_queries=Q,
         num_keys=K,
         dtypes=("float64",),
-        quick=(),
     )
 
 

@@ -19,6 +19,7 @@ from mha.parity.rule.options import Option, complete
 from mha.parity.rule.problem import StyleName, as_numpy
 
 LOWER_RIGHT = "lower right"
+NUMBERS = ("causal", "window", "scale", "softcap")  # options that are no arrays
 # The arguments of a layer's call that a kernel's call names otherwise.
 NAMES = {"queries": "q", "keys": "k", "values": "v", "valid_lens": "lengths", "score_bias": "bias"}
 

@@ -20,14 +20,7 @@ from mha.parity.diagnosis.blind_spots.sight import Sight, Unseen
 from mha.parity.diagnosis.blind_spots.views import sight
 from mha.parity.diagnosis.compare.comparison import report_of
 from mha.parity.rule.layouts import layout_name
-from mha.parity.testing.cases import (
-    Trial,
-    check_arguments,
-    choose_cases,
-    options_of,
-    replace_by_mask,
-    trial,
-)
+from mha.parity.testing.cases import Trial, check_arguments, choose_cases, options_of, replace_by_mask, trial
 from mha.parity.testing.decoding import decodings, report_on
 from mha.parity.testing.implementations import Implementation, own, read_implementation
 

@@ -23,14 +23,13 @@ from mha.parity.cases.files.case_reader import STORED, read_floats, read_name
 from mha.parity.cases.suite import Arrays
 from mha.parity.rule.heads import KernelLayout, at_least_float32
 from mha.parity.rule.kernel import ARRAYS, KernelProblem
-from mha.parity.rule.kernel_call import kernel_problem
+from mha.parity.rule.kernel_call import NUMBERS, kernel_problem
 from mha.parity.rule.layouts import GRADIENT, LSE
 from mha.weights import files, json_text, readers, safetensors_writer
 from mha.weights.readers import ALL, SafetensorsFile, Source
 
 FORMAT, LAYOUT = "mha kernel", "1"
 INPUTS = ("q", "k", "v", "cotangent")
-NUMBERS = ("causal", "window", "scale", "softcap")  # options that are no arrays
 WIDE = ("bias", "sinks")  # floats that a kernel in half precision gets in float32
 INTEGERS = ("lengths", "cu_seqlens", "cu_seqlens_k")
 OPTIONS = ("mask", *WIDE, *INTEGERS)

@@ -12,11 +12,11 @@ import numpy as np
 from mha.core.options.config import numpy_dtype
 from mha.core.options.names import FloatName
 from mha.parity.rule.heads import at_least_float32
+from mha.parity.rule.kernel_call import NUMBERS
 
 Arrays = dict[str, np.ndarray]
-FIXED = ("causal", "window", "scale", "softcap")  # options that may hold in every call
 UNPACKED = ("mask", "bias", "lengths")  # those that packed calls do not have
-DRAWN = (*FIXED, *UNPACKED, "sinks")
+DRAWN = (*NUMBERS, *UNPACKED, "sinks")
 HALVES: tuple[FloatName, ...] = ("bfloat16", "float16")
 HUGE = {"float16": 3e4}  # in keys that nobody sees; in other dtypes 1e30
 

@@ -10,11 +10,11 @@ from mha.core.options import checks
 from mha.core.options.config import DTYPES
 from mha.core.options.names import BackendName, FloatName
 from mha.parity.rule.heads import LAYOUTS, KernelLayout
-from mha.parity.rule.kernel_call import order_of
+from mha.parity.rule.kernel_call import NUMBERS, order_of
 from mha.parity.rule.options import Option, complete
 from mha.parity.testing.cases import as_list, check_case_name
 from mha.parity.testing.kernels.calling import OF_BACKWARD, Kernel, read_kernel
-from mha.parity.testing.kernels.kernel_cases import FIXED, KERNEL_CASES
+from mha.parity.testing.kernels.kernel_cases import KERNEL_CASES
 
 
 def order(name: str, value: Any) -> Any:
@@ -73,7 +73,7 @@ class Setup:
     @property
     def fixed(self) -> dict[str, Any]:
         """Return the options that hold in every call."""
-        named = {name: getattr(self.options, name) for name in FIXED}
+        named = {name: getattr(self.options, name) for name in NUMBERS}
         return {name: value for name, value in named.items() if value is not None}
 
 

@@ -13,7 +13,7 @@ from mha.core.options.names import FloatName
 from mha.parity import Report
 from mha.parity.diagnosis.compare.kernels import arrays_of_kernel, report_on_kernel
 from mha.parity.rule.kernel import ARRAYS, KernelProblem
-from mha.parity.rule.kernel_call import kernel_problem
+from mha.parity.rule.kernel_call import NUMBERS, kernel_problem
 from mha.parity.rule.problem import with_rows
 from mha.parity.testing.check import brief
 from mha.parity.testing.implementations import evaluating
@@ -26,7 +26,7 @@ from mha.parity.testing.kernels.calling import (
     place,
     read_kernel,
 )
-from mha.parity.testing.kernels.kernel_cases import FIXED, UNPACKED, Arrays, KernelCase
+from mha.parity.testing.kernels.kernel_cases import UNPACKED, Arrays, KernelCase
 from mha.parity.testing.kernels.options import Setup
 
 INPUTS = ("q", "k", "v")
@@ -61,7 +61,7 @@ class KernelCall:
     @property
     def options(self) -> dict[str, Any]:
         """Return the options of the call, as `compare_kernel` takes them, without those that are off."""
-        numbers = {name: getattr(self.case, name) for name in FIXED}
+        numbers = {name: getattr(self.case, name) for name in NUMBERS}
         arrays = {name: self.arrays[name] for name in BESIDE if name in self.arrays}
         return {name: value for name, value in numbers.items() if value not in (None, False)} | arrays
 
