@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from commands import run
 from malformed import join, split
+from written_cases import failed, refusal, written_and_read
 
 from mha import MultiHeadAttention
 from mha.core.options.config import DTYPES, numpy_dtype
@@ -24,17 +25,8 @@ def made(dtype="float32"):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_what_is_written_is_read(tmp_path, dtype):
-    case, path = made(dtype), tmp_path / "case"
-    case_files.write(path, case)
-    found = case_files.read(path)
-    assert case_files.to_bytes(found) == path.read_bytes()
-    assert (found.name, found.config, found.bounds) == ("decode-draft", case.config, case.bounds)
-    for part in ("weights", "inputs", "call", "expected"):
-        arrays = getattr(case, part)
-        assert getattr(found, part).keys() == arrays.keys()
-        for name, X in arrays.items():
-            np.testing.assert_array_equal(getattr(found, part)[name], X)
-    assert list(found.expected) == list(case.expected)
+    found = written_and_read(tmp_path / "case", made(dtype))
+    assert found.name == "decode-draft"
     assert found.inputs["step2.queries"].dtype == numpy_dtype(dtype)
     assert {name for name in found.call if name not in ("causal", "size")} == {"step1.positions", "step4.crop"}
     exact = {name for name, bound in found.bounds.items() if bound == 0}
@@ -47,7 +39,7 @@ def test_what_is_written_is_read(tmp_path, dtype):
 )
 def test_a_decode_on_a_backend(backend, name):
     case = case_files.from_case(CASES[name], "float64")
-    assert [str(result) for result in case_files.check(case, backend) if not result.passed] == []
+    assert failed(case, backend) == []
 
 
 def test_each_number_counts_where_a_slot_is_filled():
@@ -57,7 +49,7 @@ def test_each_number_counts_where_a_slot_is_filled():
     case.expected["step5.cache.positions"][0, 7] += 1
     case.expected["step5.cache.lost"][1] += 1
     wrong = ["step3.output", "step4.cache.keys", "step5.cache.positions", "step5.cache.lost"]
-    assert [result.where for result in case_files.check(case, "numpy") if not result.passed] == wrong
+    assert failed(case, "numpy") == wrong
 
 
 def test_what_a_draft_leaves():
@@ -94,17 +86,12 @@ def data():
     return case_files.to_bytes(made())
 
 
-def refusal(path, data, change):
-    """The error of a file whose header is changed; by the command too."""
+def refusal_of(path, data, change):
+    """The error of a file whose header is changed."""
     header, numbers = split(data)
     described = copy.deepcopy(header)
     change(described)
-    path.write_bytes(join(described, bytes(numbers)))
-    with pytest.raises(ValueError, match="case") as raised:
-        case_files.read(path)
-    result = run("case", "check", str(path), "--backends", "numpy")
-    assert (result.exit_code, result.stdout, result.stderr) == (2, "", f"mha: {raised.value}\n")
-    return str(raised.value)
+    return refusal(path, join(described, bytes(numbers)))
 
 
 @pytest.mark.parametrize(
@@ -123,7 +110,7 @@ def refusal(path, data, change):
     ],
 )
 def test_texts_that_do_not_fit_are_refused(data, tmp_path, key, value, text):
-    assert text in refusal(tmp_path / "case", data, lambda header: header["__metadata__"].update({key: value}))
+    assert text in refusal_of(tmp_path / "case", data, lambda header: header["__metadata__"].update({key: value}))
 
 
 @pytest.mark.parametrize(
@@ -145,7 +132,7 @@ def test_texts_that_do_not_fit_are_refused(data, tmp_path, key, value, text):
     ],
 )
 def test_arrays_that_do_not_fit_are_refused(data, tmp_path, name, described, text):
-    assert text in refusal(tmp_path / "case", data, lambda header: header[name].update(described))
+    assert text in refusal_of(tmp_path / "case", data, lambda header: header[name].update(described))
 
 
 @pytest.mark.parametrize(
@@ -158,7 +145,7 @@ def test_arrays_that_do_not_fit_are_refused(data, tmp_path, name, described, tex
     ],
 )
 def test_other_names_are_refused(data, tmp_path, name, other, text):
-    assert text in refusal(tmp_path / "case", data, lambda header: header.update({other: header.pop(name)}))
+    assert text in refusal_of(tmp_path / "case", data, lambda header: header.update({other: header.pop(name)}))
 
 
 def test_steps_of_ones_own():
