@@ -14,15 +14,14 @@ from mha.cli.results import Html, Junit, ResultFiles
 from mha.cli.terminal import flag, option
 from mha.models.records.reading import is_record
 from mha.parity import FilesReport, LayersReport, RecordsReport, Result
-from mha.weights import schemes
-
-SCHEME = f"auto (found from the names), {', '.join(schemes.SCHEMES)}."
 
 
 def compare(
     a: Annotated[str, typer.Argument(metavar="A", help="A file of weights, a directory with one, or a record.")],
     b: Annotated[str, typer.Argument(metavar="B", help="The file or directory to compare with A.")],
-    scheme_a: Annotated[str, option("SCHEME", f"The naming scheme of A's arrays: {SCHEME}", "--from-a")] = "auto",
+    scheme_a: Annotated[
+        str, option("SCHEME", f"The naming scheme of A's arrays: {weights.SCHEME}", "--from-a")
+    ] = "auto",
     scheme_b: Annotated[str, option("SCHEME", "The naming scheme of B's arrays, likewise.", "--from-b")] = "auto",
     prefix_a: Annotated[str | None, option("PREFIX", "The beginning of the names of the layer's arrays in A.")] = None,
     prefix_b: Annotated[

@@ -4,8 +4,6 @@ import dataclasses
 import math
 import os
 import shutil
-from collections.abc import Callable
-from functools import partial
 from typing import Annotated, Any
 
 import typer
@@ -84,16 +82,23 @@ def compare(
     wrong or if a backend that it names is not installed.
     """
     if distributed:
-        run = _groups(distributed, backends, python, suite, case, dtype, limit)
+        for name, value in (("--backends", backends), ("--python", python)):
+            if value:
+                terminal.fail(f"{name} came with --distributed, which names backends itself; leave one of them out")
+        with terminal.errors():
+            what: list[Any] = [groups_of.group("--distributed", text) for text in dict.fromkeys(distributed)]
+        for one in what:
+            choose_backends(one.backend)
+        known = tuple(dict.fromkeys(name for one in what for name in one.cases))
+        runner: Any = groups_of.GroupRunner(**_runner_options(suite, case, dtype, known), limit=limit)
     else:
         pythons = _pythons(python or [])
-        names = choose_backends(backends, elsewhere=list(pythons))
+        what = choose_backends(backends, elsewhere=list(pythons))
         known = tuple(one.name for one in ALL_CASES)
         runner = Runner(**_runner_options(suite, case, dtype, known), pythons=pythons, limit=limit)
-        run = partial(_run, runner, names)
     to_json = terminal.JsonFile(to)
     files = ResultFiles("mha parity", junit, html)
-    outcomes = run()
+    outcomes = _run(runner, what)
     results = [result for outcome in outcomes for result in outcome.results]
     failed = [result for result in results if not result.passed]
     console = to_json.console()
@@ -110,23 +115,6 @@ def compare(
     to_json.write(_report(outcomes, results))
     files.write(results, {one.backend: one.about for one in outcomes})
     raise typer.Exit(1 if failed else 0)
-
-
-def _groups(
-    distributed: list[str], backends: str | None, python: list[str] | None, suite: str, case: list[str] | None,
-    dtype: list[str] | None, limit: float,
-) -> Callable[[], list[RunOutcome]]:  # fmt: skip
-    """Return a function that runs the groups of --distributed; wrong options end the command."""
-    for name, value in (("--backends", backends), ("--python", python)):
-        if value:
-            terminal.fail(f"{name} came with --distributed, which names backends itself; leave one of them out")
-    with terminal.errors():
-        groups = [groups_of.group("--distributed", text) for text in dict.fromkeys(distributed)]
-    for one in groups:
-        choose_backends(one.backend)
-    known = tuple(dict.fromkeys(name for one in groups for name in one.cases))
-    runner = groups_of.GroupRunner(**_runner_options(suite, case, dtype, known), limit=limit)
-    return partial(_run, runner, groups)
 
 
 def _runner_options(

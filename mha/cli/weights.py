@@ -24,6 +24,7 @@ from mha.weights import argument_names, models, readers, schemes
 from mha.weights.projections import check_parts
 from mha.weights.readers import Source
 
+SCHEME = f"auto (found from the names), {', '.join(schemes.SCHEMES)}."
 SPELT = "W_q=to_q,W_k=to_k,W_v=to_v,W_o=to_out"
 
 
@@ -63,14 +64,7 @@ def show(
 def convert(
     source: Annotated[str, typer.Argument(metavar="IN", help="A file of weights with the layer, or its directory.")],
     target: Annotated[str, typer.Argument(metavar="OUT", help="The file to write; an existing file is replaced.")],
-    scheme: Annotated[
-        str,
-        option(
-            "SCHEME",
-            f"The naming scheme of IN's arrays: auto (found from the names), {', '.join(schemes.SCHEMES)}.",
-            "--from",
-        ),
-    ] = "auto",
+    scheme: Annotated[str, option("SCHEME", f"The naming scheme of IN's arrays: {SCHEME}", "--from")] = "auto",
     prefix: Annotated[str | None, option("PREFIX", "The beginning of the names of the layer's arrays.")] = None,
     num_heads: Annotated[int | None, option("H", "The number of heads, if the arrays do not show it.")] = None,
     rotary: Annotated[str | None, option("BASE", "Rotation: a base, none, or base=B,dim=N,interleaved=true.")] = None,

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import safetensors.numpy
+from commands import keeps_words, shown
 from rich.rule import Rule
 from stored import stored
 
@@ -12,8 +13,6 @@ from mha.bench.run import Measurement, Report
 from mha.cli import bench
 from mha.core import dispatch
 from mha.core.tables import text
-
-from .words import keeps_words, shown
 
 PREFIX = "model.text_encoder.layers.0.attention."
 COMMANDS = ["demo", "explain", "backends", "parity", "bench", "weights", "weights show", "convert", "compare", "audit"]

@@ -7,13 +7,11 @@ import audited
 import numpy as np
 import pytest
 import small_llama
-from commands import refused, run
+from commands import keeps_words, refused, run
 from recorded.of_torch import recorded
 from small_llama_mistakes import Interleaved
 
 from mha import parity
-
-from .words import keeps_words
 
 NAMES = ("--names", "W_q=to_q,W_k=to_k,W_v=to_v,W_o=to_out")
 CALLED = ("--num-heads", str(audited.H), "--causal")
