@@ -124,6 +124,8 @@ def wrong(attention: mha.MultiHeadAttention, told: str) -> None:
     mha.parity.ration()  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
     mha.testing.assert_parity(attention, suite="slow")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     mha.testing.assert_parity(attention, dtypes=["int8"])  # type: ignore[list-item]  # pyright: ignore[reportArgumentType]
+    mha.testing.assert_kernel(mha.ones, layout="BHDT")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    mha.parity.compare_kernel(X, X, X, X, casual=True)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
     mha.MultiHeadAtention(12, 3)  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
 
 
