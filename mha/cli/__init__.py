@@ -3,6 +3,7 @@
 import io
 import os
 import sys
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
@@ -75,25 +76,18 @@ def main(
         typer.echo(context.get_help())
 
 
-app.command()(terminal.command(demo.demo))
-app.command(name="explain")(terminal.command(explain.show))
-app.command()(terminal.command(heads.heads))
-app.command(name="backends")(terminal.command(backends.show))
-app.command(name="parity")(terminal.command(parity.compare))
-app.command()(terminal.command(kernel.kernel))
-app.command()(terminal.command(bench.bench))
-app.command()(terminal.command(weights.convert))
-app.command()(terminal.command(compare.compare))
-app.command()(terminal.command(audit.audit))
-app.command()(terminal.command(grade.grade))
-app.command(name="page")(terminal.command(page.write))
-app.command()(terminal.command(write.write))
+def _add(to: typer.Typer, **functions: Callable) -> None:
+    for name, function in functions.items():
+        to.command(name)(terminal.command(function))
 
-files_of_weights = typer.Typer(**OPTIONS)
-files_of_weights.command()(terminal.command(weights.show))
+
+_add(
+    app, demo=demo.demo, explain=explain.show, heads=heads.heads, backends=backends.show, parity=parity.compare,
+    kernel=kernel.kernel, bench=bench.bench, convert=weights.convert, compare=compare.compare, audit=audit.audit,
+    grade=grade.grade, page=page.write, write=write.write,
+)  # fmt: skip
+files_of_weights, case_files = typer.Typer(**OPTIONS), typer.Typer(**OPTIONS)
+_add(files_of_weights, show=weights.show)
+_add(case_files, write=case.write, check=case.check)
 app.add_typer(files_of_weights, name="weights", help="Show what files of weights hold.", no_args_is_help=True)
-
-case_files = typer.Typer(**OPTIONS)
-case_files.command()(terminal.command(case.write))
-case_files.command()(terminal.command(case.check))
 app.add_typer(case_files, name="case", help="Write and check cases as files, for any framework.", no_args_is_help=True)

@@ -68,25 +68,16 @@ NORMS = Norm("rms", 0.01, "all"), Norm("layer", 0.01), Norm("rms", 0.01), Norm("
 def sizes(number: int) -> Case:
     """Draw a case with any sizes, lengths, mask, causal order and pooling; the same number gives the same case."""
     draw = np.random.default_rng(number).integers
-    heads, batch, queries, keys = (int(draw(1, end)) for end in (7, 5, 9, 11))
-    mask = (batch, heads, queries, keys)
-    full: tuple[int, ...] | None = [None, mask[2:], (mask[0], *mask[2:]), mask][draw(4)]
-    chosen = full and tuple(1 if draw(4) == 0 else size for size in full)
-    options: dict[str, Any] = {
-        name: int(draw(1, 9)) for name in ("query_size", "key_size", "value_size", "key_dim", "value_dim")
-    }
-    options |= {"num_heads": heads, "num_hiddens": int(heads * draw(1, 6)), "bias": bool(draw(2))}
-    return Case(
-        f"sizes {number}",
-        options | {"pooling": ("dot", "additive")[draw(2)]},
-        valid_lens=[None, draw(0, keys + 2, batch).tolist(), draw(0, keys + 2, (batch, queries)).tolist()][draw(3)],
-        mask=chosen,
-        causal=bool(draw(2)),
-        batch=batch,
-        num_queries=queries,
-        num_keys=keys,
-        dtypes=("float64",),
-    )
+    H, B, Q, K = (int(draw(1, end)) for end in (7, 5, 9, 11))
+    full: tuple[int, ...] | None = [None, (Q, K), (B, Q, K), (B, H, Q, K)][draw(4)]
+    mask = full and tuple(1 if draw(4) == 0 else size for size in full)
+    widths = ("query_size", "key_size", "value_size", "key_dim", "value_dim")
+    layer: dict[str, Any] = {name: int(draw(1, 9)) for name in widths}
+    layer |= {"num_heads": H, "num_hiddens": int(H * draw(1, 6)), "bias": bool(draw(2))}
+    layer["pooling"] = ("dot", "additive")[draw(2)]
+    lengths = [None, draw(0, K + 2, B).tolist(), draw(0, K + 2, (B, Q)).tolist()][draw(3)]
+    sizes: dict[str, Any] = {"batch": B, "num_queries": Q, "num_keys": K}
+    return Case(f"sizes {number}", layer, lengths, mask, bool(draw(2)), **sizes, dtypes=("float64",))
 
 
 def options(number: int) -> Case:

@@ -82,7 +82,7 @@ def read_kernel(argument: str, given: Any, takes: Collection[str] | None, inputs
     """
     must_be_function(argument, given)
     name = getattr(given, "__qualname__", None) or getattr(given, "__name__", None) or type(given).__name__
-    taken = check_takes(takes)
+    taken = takes or ()
     try:
         parameters = list(inspect.signature(given).parameters.values())
     except ValueError as error:
@@ -135,13 +135,11 @@ def by_option(
     return found
 
 
-def check_takes(takes: Collection[str] | None) -> tuple[str, ...]:
-    """Check names of parameters; TypeError or ValueError if one is not known."""
-    if takes is None:
-        return ()
-    if isinstance(takes, str) or not isinstance(takes, Collection):
-        raise TypeError(f"takes is {checks.brief(takes)}, expected the names of parameters, such as ('attn_mask',)")
-    return tuple(checks.choice("takes", one, tuple(OPTION_OF), {}) for one in takes)
+def parameter_names(name: str, value: Any) -> tuple[str, ...]:
+    """Names of parameters that are known."""
+    if isinstance(value, str) or not isinstance(value, Collection):
+        raise TypeError(f"{name} is {checks.brief(value)}, expected the names of parameters, such as ('attn_mask',)")
+    return tuple(checks.choice(name, one, tuple(OPTION_OF), {}) for one in value)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,7 +13,7 @@ from mha.parity.rule.heads import LAYOUTS, KernelLayout
 from mha.parity.rule.kernel_call import NUMBERS, order_of
 from mha.parity.rule.options import Option, complete
 from mha.parity.testing.cases import as_list, check_case_name
-from mha.parity.testing.kernels.calling import OF_BACKWARD, Kernel, read_kernel
+from mha.parity.testing.kernels.calling import OF_BACKWARD, Kernel, parameter_names, read_kernel
 from mha.parity.testing.kernels.kernel_cases import KERNEL_CASES
 
 
@@ -48,7 +48,7 @@ class KernelOptions(TypedDict, total=False):
     window: Annotated[Any, Option(None, checks.window)]
     scale: Annotated[float | None, Option(None, checks.number)]
     softcap: Annotated[float | None, Option(None, checks.positive)]
-    takes: Annotated[Collection[str] | None, Option()]
+    takes: Annotated[Collection[str] | None, Option(None, parameter_names)]
     groups: Annotated[bool, Option(True, checks.flag)]
     head_dims: Annotated[Collection[int] | None, Option(None, widths)]
     equal_lengths: Annotated[bool, Option(False, checks.flag)]
