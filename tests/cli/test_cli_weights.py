@@ -75,6 +75,7 @@ def test_convert_writes_the_layer_bit_for_bit(bert, tmp_path):
     assert result.exit_code == 0
     assert result.stdout.replace("is written", "") == dry.stdout.replace("is not written: --dry-run", "")
     assert re.search(r"W_q\.kernel .*layer\.1\.attention\.self\.query\.weight \(out, in\)", result.stdout)
+    assert re.search(r"W_q\.bias .*layer\.1\.attention\.self\.query\.bias *\n", result.stdout)
     attention = mha.load(out, "numpy")
     assert attention.config.num_heads == 3
     assert np.array_equal(attention.weights["W_k.kernel"], arrays["layer.1.attention.self.key.weight"].T)

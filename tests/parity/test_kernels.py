@@ -332,6 +332,7 @@ def kernel_inputs(**changed):
         (ValueError, "dtype is 'int8'", OUTPUT, INPUTS, {"dtype": "int8"}),
         (TypeError, "empty_rows is 1", OUTPUT, INPUTS, {"empty_rows": 1}),
         (ValueError, "style is 'any'", OUTPUT, INPUTS, {"style": "any"}),
+        (TypeError, r"compare_kernel\(\) got an unexpected keyword argument 'masks'", OUTPUT, INPUTS, {"masks": 1}),
     ],
 )  # fmt: skip
 def test_bad_input_is_named(error, words, theirs, inputs, options):

@@ -10,6 +10,7 @@ from mha.testing import assert_kernel, kernel_cases
 from plain_kernel import attend
 
 from mha.core import dispatch
+from mha.parity import compare_kernel
 
 failure_of = failures.of(assert_kernel)
 
@@ -243,6 +244,13 @@ def test_inputs_and_what_is_around_them_stay_as_they_are():
     assert "it changed v" in said
 
 
+def test_help_has_every_option():
+    for function in (assert_kernel, kernel_cases, compare_kernel):
+        found = inspect.signature(function).parameters["empty_rows"]
+        assert (found.kind, found.default, found.annotation) == (found.KEYWORD_ONLY, True, bool)
+    assert inspect.signature(kernel_cases).parameters["multiple_of"].default == 1
+
+
 # 4. Bad input
 
 
@@ -279,6 +287,7 @@ def plain(q, k, v):
         ({"empty_rows": 0}, TypeError, "empty_rows is 0"),
         ({"hidden_nan": 0}, TypeError, "hidden_nan is 0"),
         ({"device": "cuda"}, ValueError, "device is 'cuda', expected None"),
+        ({"casual": True}, TypeError, "assert_kernel() got an unexpected keyword argument 'casual'"),
     ],
 )
 def test_options_that_are_none(options, error, words):
