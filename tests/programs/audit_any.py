@@ -1,7 +1,7 @@
 """Audit as many kinds of models of `transformers` as can be built small, and count what is judged.
 
 python tests/programs/audit_any.py [KIND ...] [--seconds 60] [--jobs 2] prints a line for each kind: judged, not called,
-not built, not known, without attention or DIFFERS, and the reason; then the counts. Weights are random, nothing is loaded.
+not built, not known, without attention or DIFFERS, and the reason; then the counts. Weights are random.
 
 Letters: B samples, T tokens.
 """

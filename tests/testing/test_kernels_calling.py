@@ -69,6 +69,19 @@ def test_what_is_off_is_left_out_or_said_where_the_default_differs():
     assert {*given} == {(False, None, 0.0, (-1, -1), None)}
 
 
+def test_a_parameter_without_a_default_gets_something_in_every_call():
+    given = []
+
+    def kernel(q, k, v, mask, bias, lengths, sinks, window):
+        given.append((mask.all(), not bias.any(), (lengths == k.shape[2]).all(), window == (None, None)))
+        return attend(q, k, v, window=window, mask=mask, bias=bias, lengths=lengths, sinks=sinks)[0]
+
+    outcome = assert_kernel(kernel, **FLOAT32)
+    assert outcome.not_offered == ("causal", "scale", "softcap", "lse", "gradients")
+    assert given[0] == (True, True, True, True)  # the plain case
+    assert all({*column} == {True, False} for column in zip(*given, strict=True))
+
+
 def test_masks_and_lengths_have_one_shape():
     def kernel(q, k, v, mask=None, bias=None, lengths=None, sinks=None):
         (B, H, Q, _), K = q.shape, k.shape[2]

@@ -62,6 +62,8 @@ class Kernel:
             value = options.get(option)
             if option == "window" and parameter.name == "window_size":
                 value = tuple(OPEN if side is None else side for side in value or (None, None))
+            elif option == "window" and value is None and self.needs(option):
+                value = (None, None)
             elif option == "causal":
                 value = bool(value)
             elif option == "scale" and value is None and parameter.default is not None:

@@ -59,7 +59,8 @@ def assert_kernel(
             (`logits_soft_cap`), `sinks` (H,) (`s_aux`), `lengths` (B,) (`kv_lengths`, `key_value_seq_lengths`),
             `cu_seqlens`, `cu_seqlens_k`, `max_seqlen`, `max_seqlen_k` (`cu_seqlens_q`, `max_seqlen_q`), `cotangent`.
             It returns the output; or the pair (output, lse); or a mapping of some of "output", "lse", "dq", "dk", "dv",
-            as `mha.parity.compare_kernel` takes them. NotImplementedError leaves a case out.
+            as `mha.parity.compare_kernel` takes them. NotImplementedError leaves a case out. A parameter without a
+            default gets something in every call: a mask that hides nothing, a bias of zeros, all lengths, sinks.
         backend: the framework of its arrays; None = MHA_BACKEND, else "numpy".
         suite: "quick", some 45 calls; or "full", every case in every dtype.
         layout: "BHTD", "BTHD", or "THD": texts that are packed into one row, as `cu_seqlens` says.

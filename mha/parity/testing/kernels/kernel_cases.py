@@ -5,7 +5,7 @@ Letters: B samples, H heads of queries, G of keys and values, T tokens (Q querie
 
 import dataclasses
 import zlib
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -15,6 +15,8 @@ from mha.parity.rule.heads import at_least_float32
 from mha.parity.rule.kernel_call import NUMBERS
 
 Arrays = dict[str, np.ndarray]
+# What a kernel is given in each call of an option that it cannot do without, where the case does not have it.
+NEEDED = {"mask": "nothing", "bias": "nothing", "lengths": "nothing", "sinks": 1.0}
 UNPACKED = ("mask", "bias", "lengths")  # those that packed calls do not have
 DRAWN = (*NUMBERS, *UNPACKED, "sinks")
 HALVES: tuple[FloatName, ...] = ("bfloat16", "float16")
@@ -29,6 +31,7 @@ class KernelCase:
         about: the fields without which the case shows nothing: "size", "width", "heads", or options by their names.
             Other options are left out where a kernel does not take them.
         causal, window, scale, softcap, bias, lengths: the options of the call. bias, lengths: whether there are some.
+            "nothing" = of zeros, or of all keys, where a kernel cannot do without.
         mask, numbers: kinds, as of `draw_mask` and `draw_numbers`; sinks: their magnitude, 0 = none.
         memory: where the arrays of the inputs lie: "transposed", "stride 0", "NaN around", "freed NaN".
         texts, key_texts: in a packed call, the number of tokens of each text; () = of T and of T // 2 tokens.
@@ -49,8 +52,8 @@ class KernelCase:
     scale: float | None = None
     softcap: float | None = None
     mask: str = ""
-    bias: bool = False
-    lengths: bool = False
+    bias: bool | Literal["float32", "nothing"] = False
+    lengths: bool | Literal["nothing"] = False
     sinks: float = 0.0
     numbers: str = ""
     memory: str = ""
@@ -87,13 +90,13 @@ class KernelCase:
         found = {name: X.astype(kind) for name, X in found.items()}
         if self.bias:
             wide = at_least_float32(dtype) if self.bias == "float32" else kind
-            found["bias"] = rng.standard_normal((B, H, Q, K)).astype(wide)
+            found["bias"] = ((self.bias != "nothing") * rng.standard_normal((B, H, Q, K))).astype(wide)
         if self.sinks:
             found["sinks"] = (self.sinks * rng.standard_normal(H)).astype(kind)
         if self.mask:
             found["mask"] = draw_mask(self.mask, rng, B, H, Q, K)
         if self.lengths:
-            halves = np.arange(B) * K // 2  # no key, half of them, all
+            halves = np.full(B, K) if self.lengths == "nothing" else np.arange(B) * K // 2  # no key, half of them, all
             found["lengths"] = np.maximum(halves, 0 if empty_rows else 1).astype(np.int32)
             hidden = np.arange(K) >= found["lengths"][:, None, None, None]  # (B, 1, 1, K)
             filled = {"hidden huge": HUGE.get(dtype, 1e30), "hidden NaN": np.nan}.get(self.numbers)
@@ -131,6 +134,8 @@ def draw_mask(kind: str, rng: np.random.Generator, B: int, H: int, Q: int, K: in
         case "blocks":  # whole blocks of 64 pairs by 64, of which a row sees some that are far apart
             blocks = rng.random((B, 1, -(-Q // 64), -(-K // 64))) < 0.5
             mask = blocks.repeat(64, 2).repeat(64, 3)[:, :, :Q, :K]  # (B, 1, Q, K)
+        case "nothing":  # is hidden
+            mask = np.ones((B, 1, Q, K), bool)
         case _:  # pairs, three of ten, in all heads
             mask = rng.random((B, 1, Q, K)) < 0.7
     mask[..., :1] = True

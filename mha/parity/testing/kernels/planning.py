@@ -1,7 +1,7 @@
 """Plan the calls of a kernel: fit the cases to the options that it takes, and to what its caller says of it."""
 
 import dataclasses
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, Unpack
 
 from mha.core import dispatch
@@ -9,7 +9,7 @@ from mha.core.options import checks
 from mha.core.options.config import DTYPES
 from mha.core.options.names import BackendName, FloatName, SuiteName
 from mha.parity.testing.kernels.calling import PACKING, STRIDED, read_kernel
-from mha.parity.testing.kernels.kernel_cases import DRAWN, HALVES, KERNEL_CASES, UNPACKED, KernelCase
+from mha.parity.testing.kernels.kernel_cases import DRAWN, HALVES, KERNEL_CASES, NEEDED, UNPACKED, KernelCase
 from mha.parity.testing.kernels.options import KernelOptions, Setup, read_setup
 from mha.parity.testing.kernels.running import KernelCall
 
@@ -44,6 +44,7 @@ def plan_calls(
     setup = read_setup(dispatch.backend_name(backend), options)
     known = None if kernel is None else read_kernel("kernel", kernel, setup.options.takes)
     takes = (*DRAWN, *PACKING) if known is None else tuple(known.parameters)
+    needs = {} if known is None else {name: value for name, value in NEEDED.items() if known.needs(name)}
     packed = setup.options.layout == "THD"
     if packed and "cu_seqlens" not in takes:
         raise TypeError('kernel has no parameter cu_seqlens, expected one with layout="THD": where each text begins')
@@ -57,7 +58,7 @@ def plan_calls(
         if not applies(case, setup) or not {*missing}.isdisjoint(case.about):
             continue
         try:
-            fitted = fit(case, setup, takes)
+            fitted = fit(case, setup, takes, needs)
         except NotImplementedError as reason:
             left_out[f"{dtype}, {case.name}"] = str(reason)
         else:
@@ -103,11 +104,15 @@ def call_of(case: KernelCase) -> tuple[Any, ...]:
     return tuple(value for name, value in fields.items() if name not in ("name", "about", "also", "rare"))
 
 
-def fit(case: KernelCase, setup: Setup, takes: Collection[str]) -> KernelCase:
-    """Return the call as a kernel can be given it; NotImplementedError with the reason if the kernel is not for it."""
+def fit(case: KernelCase, setup: Setup, takes: Collection[str], needs: Mapping[str, Any]) -> KernelCase:
+    """Return the call as a kernel can be given it; NotImplementedError with the reason if the kernel is not for it.
+
+    takes: the options that it has parameters for; needs: what it gets of those that it cannot do without.
+    """
     backend, options = setup.backend, setup.options
     off = {name: getattr(KernelCase, name) for name in case.options if name not in {*takes, *setup.fixed}}
-    case = dataclasses.replace(case, **off | setup.fixed)
+    lacks = {name: value for name, value in needs.items() if name not in case.options}
+    case = dataclasses.replace(case, **off | lacks | setup.fixed)
     if case.memory in ("transposed", "stride 0", "NaN around") and backend not in STRIDED:
         raise NotImplementedError(f"arrays of {backend} have no strides")
     if backend in FEW_SHAPES and not case.texts and {*OF_SHAPE}.isdisjoint(case.about):
