@@ -181,9 +181,9 @@ HALVES = tuple(
 SUMS = (Core(dots=True, weights=True, sums=True),)
 QUERIES = tuple(Core(scale, weights=True) for scale in ("queries", "queries, rounded", "queries, root"))
 QUERIES_FLASH = tuple(
-    Core(scale, softmax="flash", tile=tile, base_2=base_2)
+    dataclasses.replace(core, softmax="flash", tile=tile)
     for tile in (0, 64, 128)
-    for scale, base_2 in (("queries", True), ("queries, rounded", True), ("queries", False))
+    for core in (Core("queries", base_2=True), Core("queries, rounded", base_2=True), Core("queries"))
 )
 CUT = PLAIN, FUSED[1], STEPS[4], STEPS[0], STEPS[7], HALVES[0][1], HALVES[1][1]
 FAMILIES = (
