@@ -1,7 +1,8 @@
 """Audit as many kinds of models of `transformers` as can be built small, and count what is judged.
 
-python tests/programs/audit_any.py [KIND ...] [--seconds 60] [--jobs 2] prints a line for each kind: judged, not called,
-not built, not known, without attention or DIFFERS, and the reason; then the counts. Weights are random.
+python tests/programs/audit_any.py [KIND ...] [--seconds 60] [--jobs 2] prints a line for each kind: judged, judged in a
+layer (of attention, built alone), not called, not built, not known, without attention or DIFFERS, and the reason; then
+the counts. Weights are random.
 
 Letters: B samples, T tokens.
 """
@@ -119,10 +120,11 @@ def classes(config):
             found = mapping[type(config)]
             yield from found if isinstance(found, tuple) else (found,)
     module = importlib.import_module(type(config).__module__.replace("configuration", "modeling"))
-    every = [one for one in vars(module).values() if inspect.isclass(one) and type(config) in configurations(one)]
-    whole = [one for one in every if issubclass(one, PreTrainedModel) and not one.__name__.endswith("PreTrainedModel")]
-    yield from whole
-    yield from (one for one in reversed(every) if not issubclass(one, PreTrainedModel))  # parts, the largest first
+    own = [one for one in vars(module).values() if inspect.isclass(one) and one.__module__ == module.__name__]
+    whole = [one for one in own if issubclass(one, PreTrainedModel) and type(config) in configurations(one)]
+    yield from [one for one in whole if not one.__name__.endswith("PreTrainedModel")][:4]
+    parts = [one for one in own if "ALL_ATTENTION_FUNCTIONS" in inspect.getsource(one)]  # layers of attention
+    yield from sorted(parts, key=lambda one: type(config) not in configurations(one))[:3]
 
 
 def configurations(kind):
@@ -135,11 +137,11 @@ def build(config, kind, implementation, dtype):
     """A model with random weights; ValueError if it is large."""
     config._attn_implementation = implementation
     with torch.device("meta"):
-        count = sum(X.numel() for X in kind(config).parameters())
+        count = sum(X.numel() for X in made_of(kind, config).parameters())
     if count > MOST:
         raise ValueError(f"{count:,} parameters")
     torch.manual_seed(5)
-    made = kind(config).eval()
+    made = made_of(kind, config).eval()
     with torch.no_grad():
         for parameter in made.parameters():
             parameter.normal_(std=0.3)
@@ -147,6 +149,12 @@ def build(config, kind, implementation, dtype):
     if hasattr(made, "set_attn_implementation"):  # else it is a part, which goes by its configuration
         made.set_attn_implementation(implementation)
     return made
+
+
+def made_of(kind, config):
+    """A model, or a part of one, which may be told its place."""
+    needed = [one.name for one in inspect.signature(kind.__init__).parameters.values() if one.default is one.empty]
+    return kind(config, **{name: 0 for name in needed if name in ("layer_idx", "layer_id", "layer_number")})
 
 
 def sizes_of_pictures(config):
@@ -204,14 +212,43 @@ def calls(made, config):
     if needed:
         yield dict.fromkeys(needed, hidden)
         yield dict.fromkeys(needed, torch.randn(B, 2, T, sides))
+    if not isinstance(made, PreTrainedModel):  # a layer of attention
+        first, turns = next(iter(takes)), angles(made, config, hidden)
+        for rows, turned in ((hidden, turns), (hidden[0], tuple(X[0] for X in turns))):
+            told = {"position_embeddings": turned, "cu_seqlens": torch.tensor([0, 4, T]), "attention_mask": None}
+            if getattr(made, "is_causal", False):
+                told["attention_mask"] = torch.full((1, 1, T, T), torch.finfo(torch.float32).min).triu(1)
+            for others in (takes, needed):
+                yield (
+                    dict.fromkeys(needed, hidden)
+                    | {first: rows}
+                    | {name: told[name] for name in told if name in others}
+                )
     if "past_values" in takes:
         yield {"past_values": torch.randn(B, 64)}
         yield {"past_values": torch.randn(B, 512, 7)}
 
 
+def angles(made, config, hidden):
+    """The cosines and sines (1, T, d) that a layer of attention gets: those of its model where it has such a class."""
+    module = vars(sys.modules[type(made).__module__])
+    for name, one in module.items():
+        if name.endswith("RotaryEmbedding"):
+            with contextlib.suppress(Exception):
+                return one(config)(hidden, torch.arange(T)[None])
+    turns = torch.arange(T)[:, None] * 0.1 ** torch.arange(getattr(made, "head_dim", hidden.shape[2] // 4))
+    return turns.cos()[None], turns.sin()[None]
+
+
 def cast(given, dtype):
     """The same arguments, with floats of another type."""
-    return {name: X.to(dtype) if X.is_floating_point() else X for name, X in given.items()}
+
+    def in_dtype(X):
+        if isinstance(X, tuple):
+            return tuple(map(in_dtype, X))
+        return X.to(dtype) if X is not None and X.is_floating_point() else X
+
+    return {name: in_dtype(X) for name, X in given.items()}
 
 
 def audit(kind, implementation, dtype, deadline, worked):
@@ -230,7 +267,7 @@ def audit(kind, implementation, dtype, deadline, worked):
         except Exception as error:
             why = why if why.startswith("not") else f"not built: {short(error)}"
             continue
-        for one in every[:4]:
+        for one in every:
             if time.process_time() > deadline:
                 return f"{why}; no time is left"
             try:
@@ -278,13 +315,14 @@ def line(kind, seconds):
                 words.append(f"{what}: {report}")
                 continue
             found = collections.Counter(row.verdict for row in report.layers)
-            verdicts.append("DIFFERS" if report.wrong else "judged" if found["same"] else "not known")
+            judged = "judged" if issubclass(worked[-1][1], PreTrainedModel) else "judged in a layer"
+            verdicts.append("DIFFERS" if report.wrong else judged if found["same"] else "not known")
             rest = [f"{row.path} ({row.kind}) {row.verdict}: {row.note} {row.ratio or ''}" for row in report.layers
                     if row.verdict not in ("same", "not called")]  # fmt: skip
             worst = max((row.ratio for row in report.layers if row.ratio is not None), default=0)
             contradict = ", masks contradict" * ("masks contradict" in str(report.notes))
             words.append(f"{what}: {dict(found)} {worst:.2f} {rest[:2]}{contradict}")
-    first = [one for one in ("DIFFERS", "judged") if one in verdicts] or verdicts
+    first = [one for one in ("DIFFERS", "judged", "judged in a layer") if one in verdicts] or verdicts
     return first[0], words
 
 
