@@ -9,7 +9,7 @@ from mha.parity.diagnosis.mistakes import (
     of_gradients,
     of_precision,
     of_scores,
-    of_sinks,
+    of_softmax,
     of_tiles,
     of_weights,
 )
@@ -39,7 +39,7 @@ SECTIONS: dict[str, Known] = {
     "Lengths, masks and causal order": known(*catalogue.OF_HIDING, *catalogue.OF_MASKS),
     "Windows, chunks and segments": known(*catalogue.OF_WINDOWS, *catalogue.OF_CHUNKS, *catalogue.OF_SEGMENTS),
     "Softmax, dropout and sinks": [
-        *known(*catalogue.OF_NAN, *catalogue.OF_SOFTMAX, *catalogue.OF_SINKS, of_sinks.SINKS_SEVERAL_TIMES),
+        *known(*catalogue.OF_NAN, *catalogue.OF_SOFTMAX, *catalogue.OF_SINKS, of_softmax.SINKS_SEVERAL_TIMES),
         ("dropout left on", precision.DROPOUT, precision.DROPOUT_FIX),
     ],
     "Rotations and temperatures": known(

@@ -102,6 +102,15 @@ def text(printed: ConsoleRenderable) -> str:
     return "\n".join(line.rstrip() for line in file.getvalue().splitlines())
 
 
+class Printed:
+    """What `rich` prints, as a string: in a pipe, and at the prompt."""
+
+    def __str__(self: ConsoleRenderable) -> str:
+        return text(self)
+
+    __repr__ = __str__
+
+
 def few(words: list[str]) -> list[str]:
     """Keep the first of many words."""
     return words if len(words) <= 4 else [*words[:3], "..."]

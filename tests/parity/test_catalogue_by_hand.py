@@ -32,7 +32,7 @@ def given(case, *changes):
     with np.errstate(all="ignore"):
         for change in changes:
             plan = change(plan)
-        return layer(*inputs, **arguments), all_steps(plan, ["output"])["output"]
+        return layer(*inputs, **arguments), all_steps(plan)[0]["output"]
 
 
 def of_twin(case, twin):
@@ -114,12 +114,12 @@ def test_every_two_mistakes_can_be_made_at_once(option):
 @pytest.mark.parametrize(("axis", "over"), [(2, "over queries"), (1, "over heads")])
 def test_one_more_beside_sinks_in_a_softmax_over_another_axis(axis, over):
     plan = make_plan(asked(RARE["sinks"], "float64"), "float64")
-    scores = all_steps(plan, ["capped"])["capped"]
+    scores = all_steps(plan)[0]["capped"]
     shares = np.where(plan.visible(), np.exp(scores), 0)  # no sink is on the axis
     changed = form("the softmax is over another axis", over).change(plan)
     changed = form("1 is added to the sum of the softmax").change(changed)
     with np.errstate(over="ignore"):
-        weights = all_steps(changed, ["weights"])["weights"]
+        weights = all_steps(changed)[0]["weights"]
     assert np.allclose(weights, shares / (1 + shares.sum(axis, keepdims=True)), rtol=0, atol=1e-12)
 
 

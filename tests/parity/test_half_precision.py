@@ -8,7 +8,7 @@ import pytest
 
 from mha.core.options.config import Config
 from mha.core.options.positions import Rotary
-from mha.parity.rule.half_precision import HalfPrecision, WithoutRounding, likeness, row_errors
+from mha.parity.rule.half_precision import HalfPrecision, likeness, row_errors
 from mha.parity.rule.styles import EXACT, FUSED, PLAIN, STEPS, TILES, Border
 
 B, Q, D = 3, 64, 256
@@ -208,9 +208,9 @@ def test_an_output_from_which_the_error_of_a_style_was_taken():
     written = Written(ORACLE + ERROR * APART)
     rule, theirs = HalfPrecision(written, ORACLE, counts), written.usual + ERROR * LEFT
     found = rule.judge(theirs)
-    without = WithoutRounding.of(rule, found)
-    assert np.array_equal(without.error, ERROR * APART * counts[..., None])
-    again = without.judge(theirs - without.error)
+    without = rule.without(found)
+    assert np.array_equal(without.taken, ERROR * APART * counts[..., None])
+    again = without.judge(theirs - without.taken)
     assert (again.ratio, again.worst) == (pytest.approx(found.ratio), "the mean square of all rows")
 
 

@@ -123,8 +123,8 @@ def test_noise_in_half_precision_is_measured_by_that_of_numpy(dtype, share):
 @pytest.mark.parametrize(("far", "sure"), [(3.6, ()), (4.4, (("bfloat16 arithmetic",),))])
 def test_rounding_is_looked_for_far_from_the_right_answer(far, sure):
     _, asked = small()
-    theirs = all_steps(everything("bfloat16")(make_plan(asked, "float32")), ["output"])
-    found, _, _ = diagnosis.attempts(asked, theirs, (), far, Effort())
+    theirs = all_steps(everything("bfloat16")(make_plan(asked, "float32")))[0]["output"]
+    found, _, _ = diagnosis.attempts(asked, {"output": theirs}, (), far, Effort())
     assert tuple(one.mistakes for one in found if one.sure) == sure
 
 

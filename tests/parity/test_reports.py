@@ -14,8 +14,7 @@ import mha
 from mha import parity
 from mha.core.call import ROWS
 from mha.parity.diagnosis.blind_spots import views
-from mha.parity.diagnosis.blind_spots.narrowing import in_samples, shrink
-from mha.parity.diagnosis.blind_spots.probes import draw_arguments, hide_all, probes
+from mha.parity.diagnosis.blind_spots.probes import draw_arguments, hide_all, in_samples, probes, shrink
 from mha.parity.diagnosis.search import time_budget
 from mha.parity.rule.problem import problem
 

@@ -6,7 +6,7 @@ from functools import partial, partialmethod
 import numpy as np
 from planted import Call
 
-from mha.parity.diagnosis.mistakes import of_sinks
+from mha.parity.diagnosis.mistakes import of_softmax
 
 from . import by_hand
 from .by_hand import columns, option, port, weight
@@ -55,7 +55,7 @@ def in_blocks(size, self, scores, seen):
 
 
 long = Call(GROUPS | {"sinks": True}, {"valid_lens": np.array([1031, 90, 300])}, K=1031)
-for size in of_sinks.BLOCKS:
+for size in of_softmax.SINK_BLOCKS:
     add("a sink counts once for each block", long, **{f"blocks of {size}": port(softmax=partialmethod(
         lambda self, size, scores, seen: in_blocks(size, self, scores, seen), size))})  # fmt: skip
 

@@ -127,7 +127,7 @@ def compute(plan: Plan, style: str | None = None) -> Array:
         vars(made).update(vars(plan), **STYLES[style](plan))
         plan = made
     with np.errstate(all="ignore"):
-        return all_steps(plan, ["output"])["output"]
+        return all_steps(plan)[0]["output"]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

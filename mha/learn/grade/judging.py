@@ -10,7 +10,7 @@ from mha.core.call import call_of
 from mha.learn.grade import mistakes
 from mha.learn.grade.cases import Case
 from mha.learn.grade.process import Answer
-from mha.parity.diagnosis.compare.comparison import compare_array
+from mha.parity.diagnosis.compare.comparison import compare_array, compare_arrays
 from mha.parity.diagnosis.compare.diagnosis import attempts, explanation_of, of_gradients, rank
 from mha.parity.diagnosis.compare.report import Row, describe_row
 from mha.parity.diagnosis.mistakes.mistake import Mistake, forms_of
@@ -61,14 +61,10 @@ def judge(case: Case, answer: Answer, empty_rows: bool) -> CaseVerdict:
     arrays = {name: answer.arrays[name] for name in wanted}
     for name in (f"{GRADIENT}{name}" for name in answer.facts.get("none", ())):
         arrays[name] = np.zeros(asked.expected(name).X.shape, np.float32)
-    rows, steps = [], {}
-    for name, given in arrays.items():
-        row, X = compare_array(asked, name, given, "(B, H, T, d)")
-        rows.append(row)
-        if X is not None:
-            steps[name] = X
+    by_name, steps = compare_arrays(asked, arrays, "(B, H, T, d)")
+    rows = tuple(by_name.values())
     wrong = [row for row in rows if not row.passed]
-    return CaseVerdict(case, not wrong, describe_row(wrong[0]) if wrong else "", asked, steps, tuple(rows))
+    return CaseVerdict(case, not wrong, describe_row(wrong[0]) if wrong else "", asked, steps, rows)
 
 
 def judge_portions(case: Case, answer: Answer, empty_rows: bool) -> CaseVerdict:

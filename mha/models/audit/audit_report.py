@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 from rich.console import Console, ConsoleOptions, RenderResult
 
-from mha.core.tables import lines, number, plain_table, plural, text
+from mha.core.tables import Printed, lines, number, plain_table, plural
 from mha.models.audit.judging import JudgedCall
 from mha.parity.cases.files import case_files
 from mha.parity.diagnosis.blind_spots.sight import Sight, Unseen
@@ -116,7 +116,7 @@ class RepairEffect:
 
 
 @dataclasses.dataclass(repr=False, eq=False)
-class AuditReport:
+class AuditReport(Printed):
     """An audit of a model: true if at least one layer was compared, and all that were called are known and the same.
 
     Attributes:
@@ -195,11 +195,6 @@ class AuditReport:
             "layers": [row.as_json(row is first or row.verdict != "differs") for row in self.layers],
             "first": first and first.path, "mended": self.mended and str(self.mended),
         }, indent=1)  # fmt: skip
-
-    def __str__(self) -> str:
-        return text(self)
-
-    __repr__ = __str__
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         yield from lines(f"{self.model}: {plural(len(self.layers), 'attention layer')}, against {self.truth}", options)

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from rich.console import Console, ConsoleOptions, RenderResult
 
-from mha.core.tables import few, lines, number, plain_table, plural, text
+from mha.core.tables import Printed, few, lines, number, plain_table, plural
 from mha.models.files.one_file import Layer
 from mha.models.files.pairing import Move, Pair
 from mha.parity.diagnosis.compare.two_layers import LayersReport
@@ -15,7 +15,7 @@ LISTED = 4  # so many layers in another place are listed
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
-class FilesReport:
+class FilesReport(Printed):
     """A comparison of the layers of two files, A and B: true if all are the same, printed as a table.
 
     Attributes:
@@ -61,11 +61,6 @@ class FilesReport:
         lone = [f"{plural(len(some), 'layer')} of {name}" for name, some in zip("AB", self.alone, strict=True) if some]
         more = [*moved, *([f"no partner for {' and '.join(lone)}"] if lone else [])]
         return f"{found}; but {', '.join(more)}" if more else found
-
-    def __str__(self) -> str:
-        return text(self)
-
-    __repr__ = __str__
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         one = len(self.layers) == 1

@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderResult
 
-from mha.core.tables import few, lines, number, plain_table, plural, text
+from mha.core.tables import Printed, few, lines, number, plain_table, plural
 from mha.models.audit.audit_report import AuditReport, LayerRow
 from mha.models.records.doubts import path_pattern
 from mha.models.records.stepping import StepRow, is_inside
@@ -32,7 +32,7 @@ class ModelFacts:
 
 
 @dataclasses.dataclass(frozen=True, repr=False, eq=False)
-class RecordsReport:
+class RecordsReport(Printed):
     """A comparison of two records: true if nothing differs beyond rounding.
 
     Attributes:
@@ -162,11 +162,6 @@ class RecordsReport:
             "alone": [list(one) for one in self.alone], "notes": [*self.notes, *[self.left] * bool(self.left)],
             "attention": [None if one is None else json.loads(one.to_json()) for one in self.audits],
         }, indent=1)  # fmt: skip
-
-    def __str__(self) -> str:
-        return text(self)
-
-    __repr__ = __str__
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         yield from lines(f"A: {self.models[0]}", options)

@@ -7,6 +7,7 @@ mistake makes. All errors are divided by those that the style itself has in the 
 Letters as in the lessons; R rows that count.
 """
 
+import copy
 import functools
 import itertools
 import math
@@ -15,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mha.parity.rule.heads import finite
+from mha.parity.rule.heads import by_samples, finite, flat, merge
 from mha.parity.rule.rules import UNIT, bound, ratio_of, row_bounds
 from mha.parity.rule.simulation import Simulation
 from mha.parity.rule.styles import EXACT, FAMILIES, FUSED, STEPS, WIDE, Border, Core, Family, Style
@@ -115,13 +116,17 @@ class HalfPrecision:
     """The rule for one call.
 
     simulation: of the call. oracle: its output in float64, (B, Q, D). counts: the rows that count, (B, Q). style: the
-    kind of cores that is tried; None = all.
+    kind of cores that is tried; None = all. num_heads: of a kernel, whose outputs are heads side by side: each head of
+    a sample is a sample here.
     """
 
-    def __init__(self, simulation: Simulation, oracle: Array, counts: Array, style: str | None = None) -> None:
+    def __init__(
+        self, simulation: Simulation, oracle: Array, counts: Array, style: str | None = None, num_heads: int = 1
+    ) -> None:
         self.simulation, self.style, self.start = simulation, style, Border.usual(simulation.config)
-        self.oracle_output, self.counts = oracle, counts & np.isfinite(oracle).all(-1)
-        self.every = Rows(simulation, oracle, self.counts)
+        self.num_heads, self.oracle_output, self.taken = num_heads, flat(oracle, num_heads), np.zeros(())
+        self.counts = np.repeat(counts, num_heads, 0) & np.isfinite(self.oracle_output).all(-1)
+        self.every = Rows(simulation, self.oracle_output, self.counts)
         self.samples = np.nonzero(self.counts)[0]  # (R,)
 
     def base(self) -> Array:
@@ -142,6 +147,7 @@ class HalfPrecision:
 
         Where that leaves too much, another style may be nearer in the queries in which it leaves most.
         """
+        theirs = flat(theirs + self.taken, self.num_heads)
         judged, queries = dict[Style, tuple[Rounding, Array]](), np.flatnonzero(self.counts.any(0))
         few = max(1, SEARCHED // len(self.counts))
         chosen = queries[np.unique(np.linspace(0, max(len(queries) - 1, 0), few).astype(int))]
@@ -156,7 +162,8 @@ class HalfPrecision:
                 break
             chosen = np.union1d(chosen[::2], np.argsort(-left.max(0), kind="stable")[: few // 2 + 1])
             chosen = chosen[self.counts.any(0)[chosen]]
-        return min(judged.values(), key=lambda one: float(one[1].sum()))[0]
+        found = min(judged.values(), key=lambda one: float(one[1].sum()))[0]
+        return found._replace(rows=np.asarray(by_samples(found.rows, self.num_heads).any(1)))  # (B, Q)
 
     def judge_by(self, border: Border, core: Core, theirs: Array) -> tuple[Rounding, Array]:
         """Judge an output (B, Q, D) by one style; return too what it leaves in each query, by usual errors, (B, Q)."""
@@ -199,13 +206,20 @@ class HalfPrecision:
     def error_of(self, rounding: Rounding) -> Array:
         """Return the error of a style, (B, Q, D), 0 in rows that do not count."""
         error = finite(self.simulation.output(rounding.border, rounding.core) - self.oracle_output)
-        return np.where(self.counts[..., None], error, 0)
+        return merge(by_samples(np.where(self.counts[..., None], error, 0), self.num_heads))
+
+    def without(self, rounding: Rounding) -> "HalfPrecision":
+        """Return the rule for outputs from which the error of a style was taken."""
+        made = copy.copy(self)
+        made.taken = self.error_of(rounding)
+        return made
 
     @np.errstate(all="ignore")
     def ratio_of_change(self, change: Array) -> float:
         """Return the ratio of right code whose output is changed by so much, (B, Q, D), were its style simulated."""
         usual, rows = (self.start, FUSED[0]), np.ones(len(self.samples), bool)
-        measures = self.measures(self.every.output(*usual), self.every.errors(*usual), change[self.counts], rows)
+        change = flat(change, self.num_heads)[self.counts]  # (R, D)
+        measures = self.measures(self.every.output(*usual), self.every.errors(*usual), change, rows)
         return max((ratio for ratio, _ in measures), default=0.0)
 
     def ties(self, border: Border) -> Array:
@@ -253,27 +267,6 @@ class HalfPrecision:
         for name, change in changes.items():
             for own in (slice(None), *(samples == sample for sample in np.unique(samples))):
                 yield float(likeness(left[own], over(change, errors)[own])) / alike**0.5, f"the likeness to {name}"
-
-
-class WithoutRounding(NamedTuple):
-    """The rule for outputs from which the error of a style, (B, Q, D), was taken."""
-
-    rule: HalfPrecision
-    error: Array
-
-    @classmethod
-    def of(cls, rule: HalfPrecision, rounding: Rounding) -> "WithoutRounding":
-        """Make it for the style that is nearest to an output."""
-        return cls(rule, rule.error_of(rounding))
-
-    @property
-    def has_ties(self) -> bool:
-        """Return whether any query has ties by rounding."""
-        return self.rule.has_ties
-
-    def judge(self, theirs: Array) -> Rounding:
-        """Judge an output (B, Q, D) without the error."""
-        return self.rule.judge(theirs + self.error)
 
 
 class Search:

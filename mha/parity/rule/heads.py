@@ -5,7 +5,7 @@ from typing import Literal, get_args
 import numpy as np
 
 from mha.core import dispatch
-from mha.core.options.config import numpy_dtype
+from mha.core.options.config import Config, numpy_dtype
 from mha.core.options.names import FloatName
 
 KernelLayout = Literal["BHTD", "BTHD", "THD"]
@@ -38,6 +38,21 @@ def flat(X: np.ndarray, num_heads: int) -> np.ndarray:
 def by_samples(X: np.ndarray, num_heads: int) -> np.ndarray:
     """Tell the heads of a sample from its samples: (B*H, ...) -> (B, H, ...)."""
     return X.reshape(-1, num_heads, *X.shape[1:])  # (B, H, ...)
+
+
+def in_groups(X: np.ndarray, groups: int) -> np.ndarray:
+    """Tell the heads of each group from one another: (B, H, ...) -> (B, G, H / G, ...)."""
+    return X.reshape(len(X), groups, X.shape[1] // groups, *X.shape[2:])  # (B, G, H / G, ...)
+
+
+def unshare(X: np.ndarray, groups: int) -> np.ndarray:
+    """Sum what heads of queries have of a head that they share: (B, H, K, d) -> (B, G, K, d)."""
+    return np.asarray(in_groups(X, groups).sum(2))  # (B, G, K, d)
+
+
+def scale_of(config: Config) -> float:
+    """Return the factor of the dot products."""
+    return config.key_dim**-0.5 if config.scale is None else config.scale
 
 
 def finite(X: np.ndarray) -> np.ndarray:

@@ -5,7 +5,6 @@ Letters as in the lessons. A text is a sample, or one of several that are packed
 
 import dataclasses
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -23,9 +22,11 @@ from mha.parity.rule.heads import (
     heads_first,
     log_sum_exp,
     merge,
+    scale_of,
     split,
+    unshare,
 )
-from mha.parity.rule.layouts import GRADIENT, LSE, OF_INPUTS
+from mha.parity.rule.layouts import GRADIENT, LSE, OF_INPUTS, Turn
 from mha.parity.rule.problem import Expected, Named, Problem
 from mha.parity.rule.rules import UNIT, row_bounds
 
@@ -73,11 +74,6 @@ class KernelProblem(Problem):
     layout: KernelLayout = "BHTD"
 
     @functools.cached_property
-    def plain(self) -> Any:
-        """Return the kernel in its own dtype."""
-        return self.layer
-
-    @functools.cached_property
     def wide(self) -> Any:
         """Return the kernel in float64."""
         return self.layer.in_dtype("float64")  # type: ignore[attr-defined]
@@ -90,7 +86,7 @@ class KernelProblem(Problem):
         """Return the name of an array in a report: the kernel's own."""
         return next(title for title, own in ARRAYS.items() if own == name)
 
-    def turn(self, name: str, X: np.ndarray) -> Callable[[np.ndarray], np.ndarray] | str | None:
+    def turn(self, name: str, X: np.ndarray, layout: str | None = None) -> Turn | str:
         """Return the function from an array in the layout of the call to the compared shape; or why it does not fit."""
         shape, packed = self.sizes.shape(name) if name == LSE else self.expected(name).X.shape, self.layout == "THD"
         if name == LSE:
@@ -134,9 +130,11 @@ class KernelProblem(Problem):
         """Return the rule for an output in half precision, None in others, and without queries or keys."""
         if UNIT[self.config.dtype] < UNIT["float16"] or not self.queries.size * self.keys.size:
             return None
-        from mha.parity.rule.kernel_rounding import KernelPrecision  # which other precisions do without
+        from mha.parity.rule.half_precision import HalfPrecision  # which other precisions do without
+        from mha.parity.rule.simulation import KernelSimulation
 
-        return KernelPrecision.of(self)
+        simulation, H = KernelSimulation(self.layer, *self._heads("float32")), self.config.num_heads
+        return HalfPrecision(simulation, self.oracle["output"], self.rows_that_count, self.style, H)
 
     @functools.cached_property
     def sizes_of_heads(self) -> tuple[np.ndarray, ...]:
@@ -148,38 +146,28 @@ class KernelProblem(Problem):
         given = zip((self.queries, self.keys, self.values), self.numbers, strict=True)
         q, k, v = (np.abs(finite(split(X.astype(np.float64), n))) for X, n in given)  # (B, H or G, T, d)
         k, v = (np.repeat(X, times, 1) for X in (k, v))  # (B, H, K, d)
-        products = np.where(self.visible, self.scale * (q @ k.swapaxes(2, 3)), 0)  # (B, H, Q, K)
+        products = np.where(self.visible, scale_of(self.config) * (q @ k.swapaxes(2, 3)), 0)  # (B, H, Q, K)
         weights = finite(self.oracle["weights"]) * (1 + OF_SCORES * products)  # (B, H, Q, K)
         return q, k, v, weights, products
 
     def terms(self, name: str) -> np.ndarray:
         """Return the magnitude of the terms of which each number of an array is a sum, before they cancel, by heads."""
-        q, k, v, weights, products = self.sizes_of_heads
+        (q, k, v, weights, products), scale = self.sizes_of_heads, scale_of(self.config)
         if name == "output":
             return np.asarray(weights @ v)  # (B, H, Q, dv)
         if name == LSE:
             return np.maximum(products.max(-1, initial=1, keepdims=True), np.abs(finite(self.oracle[LSE])))
         by_pooled = np.abs(finite(split(self._cotangent("float64"), self.config.num_heads)))  # (B, H, Q, dv)
         if name == GRADIENT + "values":
-            return self.unshare(weights.swapaxes(2, 3) @ by_pooled)  # (B, G, K, dv)
+            return unshare(weights.swapaxes(2, 3) @ by_pooled, self.numbers[1])  # (B, G, K, dv)
         by_weights = by_pooled @ v.swapaxes(2, 3)  # (B, H, Q, K)
-        by_scores = self.scale * weights * (by_weights + (weights * by_weights).sum(-1, keepdims=True))  # (B, H, Q, K)
-        return self.unshare(by_scores.swapaxes(2, 3) @ q) if name == GRADIENT + "keys" else by_scores @ k
-
-    def unshare(self, X: np.ndarray) -> np.ndarray:
-        """Sum what heads of queries have of a head that they share: (B, H, K, d) -> (B, G, K, d)."""
-        G = self.config.num_key_value_heads
-        return np.asarray(X.reshape(len(X), G, X.shape[1] // G, *X.shape[2:]).sum(2))  # (B, G, K, d)
+        by_scores = scale * weights * (by_weights + (weights * by_weights).sum(-1, keepdims=True))  # (B, H, Q, K)
+        return unshare(by_scores.swapaxes(2, 3) @ q, self.numbers[1]) if name == GRADIENT + "keys" else by_scores @ k
 
     @property
     def numbers(self) -> tuple[int, int, int]:
         """Return the number of heads of queries, keys and values."""
         return self.config.num_heads, self.config.num_key_value_heads, self.config.num_key_value_heads
-
-    @property
-    def scale(self) -> float:
-        """Return the factor of the dot products."""
-        return self.config.key_dim**-0.5 if self.config.scale is None else self.config.scale
 
     def limits(self, name: str, oracle: np.ndarray, base: np.ndarray) -> np.ndarray:
         """Return how far each number of an array may be, in its shape: as far as the worst of its text and head.
@@ -213,13 +201,11 @@ class KernelProblem(Problem):
         )
 
     def _expect(self, name: str) -> Expected:
-        short = name.removeprefix(GRADIENT)
-        gradient, counts = short != name, True if short != name else self.matters(name)
-        sides = (self.oracle_gradients, self.base_gradients) if gradient else (self.oracle, self.base)
         with np.errstate(invalid="ignore"):
-            oracle, base = (np.where(counts, side[short], 0).astype(np.float64) for side in sides)
-            if gradient:
-                return self.expected_gradient(short, oracle, base, 0.0)
+            if name.startswith(GRADIENT):
+                return super()._expect(name)
+            sides = (np.where(self.matters(name), X[name], 0) for X in (self.oracle, self.base))
+            oracle, base = (X.astype(np.float64) for X in sides)
             found = self.within(self.limits(name, oracle, base), oracle)
         if name != "output":
             return found
@@ -234,9 +220,6 @@ class KernelProblem(Problem):
         """Expect an oracle, each number within its own limit."""
         limit = float(limits.max(initial=0))
         return Expected(oracle, limit, shares=np.maximum(limits / limit, LEAST) if limit else None)
-
-    def _output(self, layer: Any) -> np.ndarray:
-        return self._trace(layer)["output"]
 
     def _arguments(self, dtype: FloatName) -> tuple[Any, ...]:
         kind, wide = numpy_dtype(dtype), at_least_float32(dtype)

@@ -121,6 +121,36 @@ def choices(name: str, X: np.ndarray, shape: tuple[int, ...], layout: str | None
     return list(fits)
 
 
+def turn_of(name: str, X: np.ndarray, shape: tuple[int, ...], heads: int, layout: str | None) -> Turn | str:
+    """Return the function from an array to the compared shape; or a text that says why its shape does not fit.
+
+    heads: the number of those of queries; layout: as of `choices`.
+    """
+    came = f"it has shape {X.shape}"
+    if name.startswith(GRADIENT):
+        if X.shape == shape:
+            return lambda X: X
+        axes = [length for length in X.shape if length != heads]
+        if X.size == np.prod(shape) and X.ndim == len(shape) + 1 and len(axes) == len(shape):
+            return lambda X: X.reshape(shape)  # (in, H, d) or (H, d, out), as Keras and Flax have kernels
+        hint = "; kernels are (in, out): pass its transpose" if X.shape == shape[::-1] else ""
+        return f"{came}, expected {shape}{hint}"
+    possible = [shape]
+    if kind(name) == "rows" and shape[1] != heads:
+        possible.append((shape[0], heads, *shape[2:]))
+    for each in possible:
+        fits = choices(name, X, each, layout or ("(B, H, T, d)" if name in CACHED else None))  # as a cache has them
+        if len(fits) == 1:
+            return layouts(name, each)[fits[0]][1]
+        if fits:
+            return f"{came}, which may be {' or '.join(fits)}; say which with layout="
+    written = [f"{one}{' = ' if one else ''}{own}" for one, (own, _) in layouts(name, shape).items()]
+    hint = ""
+    if name == "output" and X.shape == (shape[1], shape[0], shape[2]):
+        hint = "; it looks like (Q, B, D): swap the first two axes"
+    return f"{came}, expected {' or '.join(written)}{hint}"
+
+
 def layout_name(value: object) -> LayoutName | None:
     """Return the canonical spelling of a layout, None for None; spaces, brackets and the case of letters do not matter.
 

@@ -16,8 +16,19 @@ from mha.core.options import checks
 from mha.core.options.config import Config, numpy_dtype
 from mha.core.options.names import FloatName
 from mha.layer import MultiHeadAttention
-from mha.parity.rule.coarse_angles import with_coarse_angles
-from mha.parity.rule.layouts import GRADIENT, INPUTS, MEANS, OF_INPUTS, Sizes, matters, means, trace_layout
+from mha.parity.rule.layouts import (
+    GRADIENT,
+    INPUTS,
+    MEANS,
+    OF_INPUTS,
+    Sizes,
+    Turn,
+    matters,
+    means,
+    trace_layout,
+    turn_of,
+)
+from mha.parity.rule.rounding import with_coarse_angles
 from mha.parity.rule.rules import (
     UNIT,
     bound,
@@ -193,9 +204,9 @@ class Problem:
         """Return the name of an array in a report."""
         return name
 
-    def turn(self, name: str, X: np.ndarray) -> Callable[[np.ndarray], np.ndarray] | str | None:
-        """Return the function from their array to the compared shape, or why none fits; None = `layouts` tells."""
-        return None
+    def turn(self, name: str, X: np.ndarray, layout: str | None = None) -> Turn | str:
+        """Return the function from their array to the compared shape, or why none fits; layout: as of `choices`."""
+        return turn_of(name, X, self.expected(name).X.shape, self.config.num_heads, layout)
 
     def matters(self, name: str) -> np.ndarray:
         """Return which numbers of an array count, see `layouts.matters`."""

@@ -1,14 +1,17 @@
-"""Rounding as half precision does it, in wider arrays: of numbers, of sums, of products, and of a softmax.
+"""Rounding as half precision does it, in wider arrays: of numbers, sums, products and a softmax; angles in float32.
 
 Letters as in the lessons.
 """
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from mha.core.options.config import numpy_dtype
+from mha.core.options.positions import Rotary
+from mha.layer import MultiHeadAttention, restore
 
 Array = np.ndarray
 Into = Callable[[Array], Array]
@@ -64,9 +67,10 @@ def by_chance(dtype: Any, random: np.random.Generator) -> Into:
     return into
 
 
-def cut_off(X: Array) -> Array:
-    """Cut numbers off after the bits of bfloat16."""
-    return (np.ascontiguousarray(X).view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32)
+def cut_off(X: Array, dropped: int = 16, half: int = 0) -> Array:
+    """Cut float32 numbers off before so many bits, those of bfloat16; half: added to the bits first, to round."""
+    bits = np.ascontiguousarray(X, np.float32).view(np.uint32) + np.uint32(half)
+    return (bits & np.uint32(2**32 - 2**dropped)).view(np.float32)
 
 
 def one_by_one(dtype: Any, rows: Array) -> Array:
@@ -97,3 +101,26 @@ def shares_of(into: Into, exponentials: Array, total: Array, inverse: bool = Fal
     total = into(total)
     total = np.where(total == 0, total.dtype.type(1), total)
     return exponentials * into(1 / total) if inverse else exponentials / total
+
+
+@dataclasses.dataclass(frozen=True)
+class CoarseRotary(Rotary):
+    """A rotation whose frequencies and angles are float32."""
+
+    def angles(self) -> tuple[Any, ...]:
+        """Return the frequencies as NumPy's float32."""
+        return tuple(map(np.float32, super().angles()))
+
+
+def coarse(rotary: Rotary) -> CoarseRotary:
+    """Return a rotation with angles in float32."""
+    return CoarseRotary(**{field.name: getattr(rotary, field.name) for field in dataclasses.fields(Rotary)})
+
+
+def with_coarse_angles(attention: MultiHeadAttention) -> MultiHeadAttention:
+    """Return the layer on NumPy with angles in float32; in float64 it is unchanged, as without a rotation."""
+    config = attention.config
+    if config.dtype == "float64" or config.rotary is None:
+        return attention
+    config = dataclasses.replace(config, rotary=coarse(config.rotary))
+    return restore(config, attention.weights, "numpy", attention.seed)

@@ -15,8 +15,17 @@ import numpy as np
 from mha.core import dispatch
 from mha.core.options.positions import Rotary
 from mha.layer import MultiHeadAttention
-from mha.parity.rule.coarse_angles import coarse
-from mha.parity.rule.rounding import as_it_is, by_chance, cut_off, one_by_one, product_one_by_one, shares_of, through
+from mha.parity.rule.heads import scale_of
+from mha.parity.rule.rounding import (
+    as_it_is,
+    by_chance,
+    coarse,
+    cut_off,
+    one_by_one,
+    product_one_by_one,
+    shares_of,
+    through,
+)
 from mha.parity.rule.styles import PLAIN, Border, Core
 
 Array = np.ndarray
@@ -49,7 +58,7 @@ class Simulation:
         self.inputs, self.call, self.round = (queries, keys, values), call, through(self.dtype)
         self.config = dataclasses.replace(attention.config, dtype="float32")
         self.layer = self.lesson_of(attention)
-        self.scale = np.float32(self.config.key_dim**-0.5 if self.config.scale is None else self.config.scale)
+        self.scale = np.float32(scale_of(self.config))
         self.known: dict[Any, Any] = {}
 
     def drawn(self, seed: int) -> "Simulation":
@@ -201,6 +210,30 @@ class Simulation:
                 q, k, v = (X[0] for X in lesson.zero_unused(*given, None if seen is None else seen[None]))
                 found.append(take(Chunk(self, q, k, v, heads, seen, added, sink)))
         return np.concatenate(found).reshape(BH, len(chosen), -1)  # (B*H, Q, any)
+
+
+class KernelSimulation(Simulation):
+    """A call of a kernel in many styles; its inputs and outputs are heads, (B*H, Q, d) and (B*H, Q, dv)."""
+
+    def lesson_of(self, attention: Any) -> Any:
+        """Return the lesson's layer that pools in float32."""
+        return attention.in_dtype("float32").layer
+
+    def heads(self, border: Border) -> Heads:
+        """Return the heads that the kernel gets, and its call."""
+        return Heads(*self.inputs, self.scale, self.round, cut_off if border.cut else self.round, self.call)
+
+    def project_pooled(self, border: Border, core: Core, rows: Rows) -> Array:
+        """Return the output (B*H, Q, dv) of a style; rows: those queries alone."""
+        return self.round(self.pool(self.once("heads", self.heads, border), lambda chunk: chunk.pool(core), rows))
+
+    def change_of_scale(self, border: Border) -> Array:
+        """Return the change of the output (B*H, Q, dv) with the logarithm of the scale."""
+        return self.pool(self.once("heads", self.heads, border), Chunk.change_of_scale)
+
+    def largest_scores(self, border: Border) -> Array:
+        """Return the largest magnitude among the scores that each query sees, (B*H, Q)."""
+        return np.asarray(self.pool(self.once("heads", self.heads, border), Chunk.largest).max(-1))
 
 
 class Chunk:

@@ -7,8 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mha.parity.diagnosis.blind_spots.narrowing import FEATURES, in_samples, shrink
-from mha.parity.diagnosis.blind_spots.probes import Probe, longer, probes
+from mha.parity.diagnosis.blind_spots.probes import FEATURES, Probe, in_samples, longer, probes, shrink
 from mha.parity.diagnosis.blind_spots.sight import NARROW, Sight, Unseen
 from mha.parity.diagnosis.mistakes.bench import ALL, Bench
 from mha.parity.diagnosis.mistakes.catalogue import FORMS

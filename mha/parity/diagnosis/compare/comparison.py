@@ -23,20 +23,16 @@ from mha.parity.diagnosis.search.explanations import Diagnosis
 from mha.parity.diagnosis.wrong_setup.equivalent_steps import find_rewritten, undo_shifts
 from mha.parity.rule.decoding import as_decoding
 from mha.parity.rule.layouts import (
-    CACHED,
     FROM_SOFTMAX,
     GRADIENT,
     INPUTS,
     MEANS,
     OF_INPUTS,
     PLACED,
-    choices,
-    kind,
     layout_name,
-    layouts,
 )
 from mha.parity.rule.port_arrays import arrays_by_name, weights_of_others
-from mha.parity.rule.problem import Problem, problem, with_rows
+from mha.parity.rule.problem import Named, Problem, problem, with_rows
 from mha.parity.rule.rules import error
 
 
@@ -185,12 +181,7 @@ def report_of(
     """
     found, layout, cached = arrays_by_name(asked, theirs), layout_name(layout), asked.sizes.slots is not None
     asked = with_rounded_gradients(asked) if any(name.startswith(GRADIENT) for name in found) else asked
-    by_name: dict[str, Row] = {}
-    taken: dict[str, np.ndarray] = {}
-    for name, X in found.items():
-        by_name[name], turned = compare_array(asked, name, X, layout)
-        if turned is not None:
-            taken[name] = turned
+    by_name, taken = compare_arrays(asked, found, layout)
     passed = {name: row.passed for name, row in by_name.items()}
     turned_back, note = ({}, "") if cached else undo_shifts(asked, taken, passed)  # keys in the slots are not shifted
     taken |= turned_back
@@ -211,10 +202,20 @@ def report_of(
     return Report(rows, asked.config.dtype, why)
 
 
+def compare_arrays(asked: Problem, found: Named, layout: str | None = None) -> tuple[dict[str, Row], Named]:
+    """Compare their arrays by name: return the row of each, and those that fit, in the compared shapes."""
+    rows, taken = dict[str, Row](), Named()
+    for name, X in found.items():
+        rows[name], turned = compare_array(asked, name, X, layout)
+        if turned is not None:
+            taken[name] = turned
+    return rows, taken
+
+
 def compare_array(asked: Problem, name: str, X: np.ndarray, layout: str | None) -> tuple[Row, np.ndarray | None]:
     """Compare one of their arrays: return its row, and the array in the compared shape, or None if it does not fit."""
     right = asked.expected(name)
-    turn = asked.turn(name, X) or conversion(asked, name, X, right.X.shape, layout)
+    turn = asked.turn(name, X, layout)
     if isinstance(turn, str):
         return Row(name, np.inf, right.limit, None, turn, title=asked.title(name)), None
     theirs, share = turn(X), 1
@@ -254,31 +255,3 @@ def compare_array(asked: Problem, name: str, X: np.ndarray, layout: str | None) 
         name, verdict.error, verdict.limit, place, "; ".join(notes), verdict.rounding, verdict.rest, asked.title(name)
     )
     return row, theirs[:, ::share] if share > 1 else theirs
-
-
-def conversion(asked: Problem, name: str, X: np.ndarray, shape: tuple[int, ...], layout: str | None) -> Any:
-    """Return the function from their array to the compared shape; or a text that says why its shape does not fit."""
-    came = f"it has shape {X.shape}"
-    heads = asked.config.num_heads
-    if name.startswith(GRADIENT):
-        if X.shape == shape:
-            return lambda X: X
-        axes = [length for length in X.shape if length != heads]
-        if X.size == np.prod(shape) and X.ndim == len(shape) + 1 and len(axes) == len(shape):
-            return lambda X: X.reshape(shape)  # (in, H, d) or (H, d, out), as Keras and Flax have kernels
-        hint = "; kernels are (in, out): pass its transpose" if X.shape == shape[::-1] else ""
-        return f"{came}, expected {shape}{hint}"
-    possible = [shape]
-    if kind(name) == "rows" and shape[1] != heads:
-        possible.append((shape[0], heads, *shape[2:]))
-    for each in possible:
-        fits = choices(name, X, each, layout or ("(B, H, T, d)" if name in CACHED else None))  # as a cache has them
-        if len(fits) == 1:
-            return layouts(name, each)[fits[0]][1]
-        if fits:
-            return f"{came}, which may be {' or '.join(fits)}; say which with layout="
-    written = [f"{one}{' = ' if one else ''}{own}" for one, (own, _) in layouts(name, shape).items()]
-    hint = ""
-    if name == "output" and X.shape == (shape[1], shape[0], shape[2]):
-        hint = "; it looks like (Q, B, D): swap the first two axes"
-    return f"{came}, expected {' or '.join(written)}{hint}"

@@ -25,7 +25,6 @@ from mha.parity.diagnosis.search.verdicts import LITTLE, SURE, MistakeVerdict, a
 from mha.parity.diagnosis.wrong_setup import calls
 from mha.parity.diagnosis.wrong_setup.beyond_attention import more_than_attention
 from mha.parity.diagnosis.wrong_setup.equivalent_steps import NONE, Rewritten, Way
-from mha.parity.rule.half_precision import WithoutRounding
 from mha.parity.rule.kernel import KernelProblem
 from mha.parity.rule.layouts import GRADIENT
 from mha.parity.rule.problem import Problem
@@ -107,9 +106,9 @@ def without_rounding(
     if (rounding := next((row.rounding for row in rows if row.rounding), None)) is None:
         return problem, steps
     expected, there = problem.expected("output"), blank_unused(problem, "output", steps["output"])
-    exact, half = copy.copy(problem), WithoutRounding.of(expected.half, rounding)
+    exact, half = copy.copy(problem), expected.half.without(rounding)
     vars(exact)["expectations"] = problem.expectations | {"output": expected._replace(half=half)}
-    return exact, {**steps, "output": there - half.error}
+    return exact, {**steps, "output": there - half.taken}
 
 
 def describe_open(ways: Mapping[str, Way]) -> str:

@@ -6,7 +6,7 @@ from typing import Any, Unpack
 
 import numpy as np
 
-from mha.parity.diagnosis.compare.comparison import compare_array
+from mha.parity.diagnosis.compare.comparison import compare_arrays
 from mha.parity.diagnosis.compare.diagnosis import find_reasons
 from mha.parity.diagnosis.compare.report import Report, Row
 from mha.parity.diagnosis.pipeline.gradient_rounding import with_rounded_gradients
@@ -60,13 +60,9 @@ def report_on_kernel(asked: Problem, theirs: Any) -> Report:
     """Compare arrays of a kernel, as `compare_kernel` takes them, with those of its problem."""
     found = arrays_of_kernel(theirs)
     asked = with_rounded_gradients(asked) if any(name.startswith(GRADIENT) for name in found) else asked
-    rows, taken = list[Row](), dict[str, np.ndarray]()
-    for name, X in found.items():
-        row, turned = compare_array(asked, name, X, None)
-        rows.append(row)
-        if turned is not None:
-            taken[name] = turned
-    return Report(tuple(rows), asked.config.dtype, partial(explain_kernel, asked.alone(), taken, tuple(rows)))
+    by_name, taken = compare_arrays(asked, found)
+    rows = tuple(by_name.values())
+    return Report(rows, asked.config.dtype, partial(explain_kernel, asked.alone(), taken, rows))
 
 
 def explain_kernel(asked: Problem, taken: Mapping[str, np.ndarray], rows: tuple[Row, ...]) -> Diagnosis:

@@ -83,7 +83,9 @@ def describe_place(asked: Problem, name: str, wrong: np.ndarray, worst: Any) -> 
     short, last = name.removeprefix(GRADIENT), "keys" if asked.sizes.slots is None else "slots"
     padding, labels = np.zeros(wrong.shape, bool), [f"sample {b}" for b in range(len(wrong))]
     if isinstance(asked, KernelProblem):
-        return place_of_kernel(asked, name, wrong)
+        wrong = asked.by_heads(name, wrong)  # (B, H, T, d)
+        found, drawn = place_of_heads(asked, "split_k" if name in BY_KEYS else "pooled", wrong)
+        return "; ".join(filter(None, [found, tile(np.asarray(wrong.any((0, 1, 3))))])), drawn
     if short in ("output", *OF_INPUTS, INPUTS):
         rows = {"keys": "keys", "values": "keys", INPUTS: "tokens"}.get(short, "queries")
         padding |= ~no_padding(asked, short, wrong.shape)
@@ -102,27 +104,18 @@ def describe_place(asked: Problem, name: str, wrong: np.ndarray, worst: Any) -> 
         axes, grid, gray = ["samples", "heads", "queries", last], wrong[b, h], padding[b, h]
         labels = [f"sample {b}, head {h}, query {i}" for i in range(wrong.shape[2])]
     else:
-        B, H, T, _ = wrong.shape
-        rows = "slots" if name in CACHED else "keys" if name in (*OF_KEYS, *OF_VALUES) else "queries"
-        padding |= ~no_padding(asked, name, wrong.shape)
-        axes, labels = ["samples", "heads", rows, ""], [f"sample {b}, head {h}" for b in range(B) for h in range(H)]
-        grid, gray = (X.any(3).reshape(B * H, T) for X in (wrong, padding))  # (B*H, T)
+        return place_of_heads(asked, name, wrong)
     return words(wrong, padding, axes), picture(np.asarray(grid), np.asarray(gray), labels, rows)
 
 
-def place_of_kernel(asked: KernelProblem, name: str, wrong: np.ndarray) -> tuple[str, tuple[str, ...]]:
-    """Describe where numbers of a kernel's array are wrong: of which samples or texts, heads and rows."""
-    wrong = np.asarray(asked.by_heads(name, wrong).any(3))  # (B, H, T)
-    visible, (B, H, T) = asked.pairs_that_count, wrong.shape
-    if name in BY_KEYS:
-        rows, padding = "keys", np.asarray(~visible.any(2).reshape(B, H, -1, T).any(2))  # (B, G, K)
-    else:
-        rows, padding = "queries", np.asarray(~visible.any(3))  # (B, H, Q)
+def place_of_heads(asked: Problem, name: str, wrong: np.ndarray) -> tuple[str, tuple[str, ...]]:
+    """Describe where numbers of heads are wrong, booleans (B, H, T, any)."""
+    B, H, T, _ = wrong.shape
+    rows = "slots" if name in CACHED else "keys" if name in (*OF_KEYS, *OF_VALUES) else "queries"
+    padding = np.broadcast_to(~no_padding(asked, name, wrong.shape), wrong.shape)
+    grid, gray = (np.asarray(X.any(3)).reshape(B * H, T) for X in (wrong, padding))  # (B*H, T)
     labels = [f"sample {b}, head {h}" for b in range(B) for h in range(H)]
-    found = "; ".join(
-        filter(None, [words(wrong, padding, ["samples", "heads", rows]), tile(np.asarray(wrong.any((0, 1))))])
-    )
-    return found, picture(wrong.reshape(B * H, T), padding.reshape(B * H, T), labels, rows)
+    return words(wrong, padding, ["samples", "heads", rows, ""]), picture(grid, gray, labels, rows)
 
 
 def tile(wrong: np.ndarray) -> str:

@@ -8,7 +8,7 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
 from mha.core.options.names import FloatName
-from mha.core.tables import lines, number, plain_table, plural, text
+from mha.core.tables import Printed, lines, number, plain_table, plural
 from mha.parity.diagnosis.blind_spots.sight import Sight, Unseen
 from mha.parity.diagnosis.compare.places import LEGEND
 from mha.parity.diagnosis.search.explanations import Diagnosis
@@ -72,7 +72,7 @@ class Row:
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
-class Report:
+class Report(Printed):
     """A comparison: true if all arrays are the same, printed as a table, its rows as data.
 
     rows: a `Row` for each array that was given, in the order of `trace`, gradients last. dtype: of the layer.
@@ -118,11 +118,6 @@ class Report:
         They are worked out when they are first asked for, or printed, in five seconds at most.
         """
         return self.sight.unseen if self.sight else ()
-
-    def __str__(self) -> str:
-        return text(self)
-
-    __repr__ = __str__
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         table = plain_table("array", "ratio", "result", "worst at", "theirs", "expected", "where", folded="where")

@@ -9,12 +9,11 @@ from rich.console import Console, ConsoleOptions, RenderResult
 
 from mha.core.options.names import FloatName
 from mha.core.options.positions import Rotary
-from mha.core.tables import lines, number, plain_table, text
+from mha.core.tables import Printed, lines, number, plain_table
 from mha.layer import MultiHeadAttention
-from mha.parity.diagnosis.compare.changed_weights import explain_by_weights, only_reordered
 from mha.parity.diagnosis.compare.comparison import report_of
 from mha.parity.diagnosis.compare.report import Report, describe_row
-from mha.parity.diagnosis.compare.same_layer import compare_calls, describe_weights
+from mha.parity.diagnosis.compare.same_layer import compare_calls, describe_weights, explain_by_weights, only_reordered
 from mha.parity.diagnosis.search.explanations import Diagnosis
 from mha.parity.rule.layouts import GRADIENT, trace_layout
 from mha.parity.rule.relations import HEADS, Relation
@@ -29,7 +28,7 @@ KEPT = ("dtype", "dropout", "bias")  # options that change no output by themselv
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
-class LayersReport:
+class LayersReport(Printed):
     """A comparison of two layers, A and B: true if they are the same, printed as a table, its rows as data.
 
     Two layers are the same if their outputs are, and the gradients of their inputs, in several calls: their weights may
@@ -115,11 +114,6 @@ class LayersReport:
         if any(HEADS in row.note for row in other):
             found.append("what a call says for each head, such as a bias of the scores, goes by the order of the heads")
         return tuple(found)
-
-    def __str__(self) -> str:
-        return text(self)
-
-    __repr__ = __str__
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         for name, first, second in self.options:

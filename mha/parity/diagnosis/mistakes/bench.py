@@ -88,11 +88,6 @@ class Bench:
             return False
         return not plan.visible().any(plan.axis).all()
 
-    def changes_window(self, form: Form) -> bool:
-        """Return whether a mistake takes another window."""
-        plan = self.plan_with((form,))
-        return plan is not None and plan.window != self.plan.window
-
     def work(self, state: State) -> tuple[bool, int]:
         """Return the work for mistakes, to sort by: whether all queries are needed, and how many projections change."""
         several = [role for role in ROLES if sum(form.mistake.touches(role) for form in state) > 1]

@@ -2,20 +2,15 @@
 
 from mha.parity.diagnosis.mistakes.mistake import Mistake, forms_of, only_where
 from mha.parity.diagnosis.mistakes.of_decoding import OF_DECODING
-from mha.parity.diagnosis.mistakes.of_heads import OF_GATES, OF_GROUPS, OF_HEADS
-from mha.parity.diagnosis.mistakes.of_hiding import OF_CHUNKS, OF_HIDING, OF_WINDOWS
+from mha.parity.diagnosis.mistakes.of_heads import OF_GATES, OF_GROUPS, OF_HEADS, OF_OUTPUT_GATE
+from mha.parity.diagnosis.mistakes.of_hiding import OF_CHUNKS, OF_HIDING, OF_SEGMENTS, OF_WINDOWS
 from mha.parity.diagnosis.mistakes.of_masks import OF_MASKS
 from mha.parity.diagnosis.mistakes.of_norms import OF_NORMS
-from mha.parity.diagnosis.mistakes.of_output_gate import OF_OUTPUT_GATE
 from mha.parity.diagnosis.mistakes.of_permutations import OF_PERMUTATIONS
-from mha.parity.diagnosis.mistakes.of_rotated_parts import OF_ROTATED_PARTS
-from mha.parity.diagnosis.mistakes.of_rotations import OF_ROTATIONS, OF_TEMPERATURE
+from mha.parity.diagnosis.mistakes.of_rotations import OF_ROTATED_PARTS, OF_ROTATIONS, OF_TEMPERATURE
 from mha.parity.diagnosis.mistakes.of_scores import OF_BIASES, OF_SCALE, OF_SCORES
-from mha.parity.diagnosis.mistakes.of_segments import OF_SEGMENTS
-from mha.parity.diagnosis.mistakes.of_sinks import OF_SINKS
-from mha.parity.diagnosis.mistakes.of_softmax import OF_NAN, OF_SOFTMAX
-from mha.parity.diagnosis.mistakes.of_texts import OF_TEXTS
-from mha.parity.diagnosis.mistakes.of_tiles import OF_TILES
+from mha.parity.diagnosis.mistakes.of_softmax import OF_NAN, OF_SINKS, OF_SOFTMAX
+from mha.parity.diagnosis.mistakes.of_tiles import OF_TEXTS, OF_TILES
 from mha.parity.diagnosis.mistakes.of_weights import OF_KERNELS, OF_ORDERS_AND_BIASES
 from mha.parity.rule.kernel import KernelProblem
 from mha.parity.rule.problem import Problem

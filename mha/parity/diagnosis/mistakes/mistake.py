@@ -65,6 +65,11 @@ def only_where(possible: Callable[[Any], Any], *mistakes: Mistake) -> tuple[Mist
     )
 
 
+def around(piece: str, change: Callable[..., Any], plan: Plan) -> Plan:
+    """Replace a piece of a plan by its name; change: takes the piece that was there, and then what that takes."""
+    return replace(plan, **{piece: partial(change, getattr(plan, piece))})
+
+
 def softmax_change(possible: Callable[[Plan], Any] = lambda plan: True) -> Callable[..., Callable[..., Plan | None]]:
     """Make a change of plans, where it is possible, from a function that takes the place of the softmax.
 

@@ -106,12 +106,6 @@ def see_empty(plan: Plan) -> Plan | None:
     return hiding("key_positions", lambda plan: CONDITIONS["key_positions"](plan) | empty[:, None, None], plan)
 
 
-def upper_left(plan: Plan) -> Plan:
-    """Let the first query see position 0 alone, the second 1 as well, and so on."""
-    begun = replace(plan, order_offsets=0 * plan.order_offsets)
-    return replace(begun, hiding=plan.hiding | {"order": CONDITIONS["order"]})
-
-
 def padding_too(stays: bool, plan: Plan) -> Plan | None:
     """Take padding for tokens, which are seen and kept; stays: whether those behind it have their right positions."""
     before, new = slot_places(plan)
@@ -260,7 +254,8 @@ OF_DECODING = only_where(
             ("weights",), {"": in_order_of_slots}),
     Mistake("causal order is aligned to the upper left", "the first query sees the first position alone",
             "count queries behind what the cache holds: hide positions above offset + i", ("weights",),
-            {"": upper_left}),
+            {"": lambda plan: replace(plan, order_offsets=0 * plan.order_offsets,
+                                      hiding=plan.hiding | {"order": CONDITIONS["order"]})}),
     Mistake("empty slots are seen", "what is in them counts as a token",
             "hide slots at position -1", ("weights",), {"": see_empty}),
     Mistake("padding is taken for tokens", "it is seen, and kept in slots",

@@ -13,6 +13,7 @@ from mha.parity.diagnosis.pipeline import backward, pieces
 from mha.parity.diagnosis.pipeline.backward import Backward
 from mha.parity.diagnosis.pipeline.parts import ROLES, rotate_heads
 from mha.parity.diagnosis.pipeline.pieces import Array
+from mha.parity.rule.heads import in_groups
 from mha.parity.rule.layouts import PAIRS
 
 
@@ -108,19 +109,6 @@ def transpose(names: tuple[str, ...], back: Backward) -> Backward | None:
     return on_the_way(dict.fromkeys(kernels, np.transpose), back)
 
 
-def without_group_sum(mean: bool, back: Backward) -> Backward | None:
-    """Take the gradient of the first head of a group, or the mean, instead of the sum."""
-    if back.plan.groups == back.plan.heads:
-        return None
-
-    def unshare(by_X: Array, groups: int) -> Array:
-        B, H, K, d = by_X.shape
-        apart = by_X.reshape(B, groups, H // groups, K, d)  # (B, G, H / G, K, d)
-        return apart.mean(2) if mean else apart[:, :, 0]
-
-    return replace(back, unshare=unshare)
-
-
 MEANS: dict[str, Callable[[Backward], float]] = {
     "over samples": lambda back: 1 / len(back.cotangent),
     "over tokens": lambda back: 1 / back.cotangent.shape[1],
@@ -190,10 +178,12 @@ GRADIENT_MISTAKES = (
             "take the sum of output * cotangent as the loss", (),
             {how: partial(rescale, factor, OUTPUT) for how, factor in MEANS.items()}
             | {"over all numbers": partial(rescale, lambda back: 1 / back.cotangent.size, OUTPUT)}),
-    Mistake("gradients of shared heads are not summed", "a head of keys has the gradient of one of its heads",
-            "sum the gradients of the H / G heads of queries that share a head of keys", (),
-            {"the first of each group": partial(without_group_sum, False),
-             "their mean": partial(without_group_sum, True)}),
+    *only_where(
+        lambda back: back.plan.groups != back.plan.heads,
+        Mistake("gradients of shared heads are not summed", "a head of keys has the gradient of one of its heads",
+                "sum the gradients of the H / G heads of queries that share a head of keys", (),
+                {"the first of each group": partial(replace, unshare=lambda *heads: in_groups(*heads)[:, :, 0]),
+                 "their mean": partial(replace, unshare=lambda *heads: in_groups(*heads).mean(2))})),
     *only_where(
         lambda back: back.plan.frequencies is not None,
         Mistake("gradients are not turned back", "the rotation is left out of gradients, or done again",
@@ -219,13 +209,8 @@ GRADIENT_MISTAKES = (
                 "let gradients flow through the mean and the root that a norm computes", (),
                 one(partial(replace, through_norm=through_constant_norm)))),
 )  # fmt: skip
-DROPOUT = Mistake(
-    "dropout's scale in gradients alone",
-    "gradients are multiplied by 1 / (1 - p), the output is not",
-    "multiply by 1 / (1 - p) in the output and in gradients, or in neither",
-    (),
-    {},
-)
+DROPOUT = Mistake("dropout's scale in gradients alone", "gradients are multiplied by 1 / (1 - p), the output is not",
+                  "multiply by 1 / (1 - p) in the output and in gradients, or in neither", (), {})  # fmt: skip
 
 
 def with_dropout(p: float) -> Mistake:

@@ -15,10 +15,16 @@ OfArray = Callable[[Plan, Array], Array | None]
 GROUPS = frozenset({"order", "window", "chunk"}), frozenset({"segments"})  # conditions that a port has in one mask
 
 
+def change_array(field: str, change: OfArray, plan: Plan) -> Plan | None:
+    """Change the mask or the bias of scores, (B or 1, H or 1, Q or 1, K or 1); minus infinity goes with the bias."""
+    X = getattr(plan, field)
+    changed = None if X is None else change(plan, X)
+    return None if changed is None else replace(plan, **{field: changed})
+
+
 def change_mask(change: OfArray, plan: Plan) -> Plan | None:
-    """Change the mask, (B or 1, H or 1, Q or 1, K or 1)."""
-    changed = change(plan, plan.mask) if "mask" in plan.hiding else None
-    return None if changed is None else replace(plan, mask=changed)
+    """Change the mask, if it hides keys."""
+    return change_array("mask", change, plan) if "mask" in plan.hiding else None
 
 
 def change_all(change: OfArray, plan: Plan, but: Sequence[frozenset[str]]) -> Plan | None:
@@ -146,10 +152,7 @@ def join_by_or(plan: Plan) -> Plan | None:
     return replace(as_mask(names, parts), mask=seen)
 
 
-def of_bias(change: OfArray, plan: Plan) -> Plan | None:
-    """Change the bias of scores as an array; minus infinity goes with it."""
-    changed = None if plan.score_bias is None else change(plan, plan.score_bias)
-    return None if changed is None else replace(plan, score_bias=changed)
+of_bias = partial(change_array, "score_bias")
 
 
 def of_joint_bias(change: OfArray, plan: Plan) -> Plan | None:

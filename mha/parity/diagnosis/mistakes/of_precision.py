@@ -6,26 +6,14 @@ from typing import Any
 
 import numpy as np
 
-from mha.parity.diagnosis.mistakes.mistake import Change, Mistake, one, only_where, softmax_change
+from mha.parity.diagnosis.mistakes.mistake import Change, Mistake, around, one, only_where, softmax_change
 from mha.parity.diagnosis.mistakes.of_rotations import rotates
 from mha.parity.diagnosis.pipeline.parts import PARTS
-from mha.parity.diagnosis.pipeline.pieces import Array, beside_sinks
+from mha.parity.diagnosis.pipeline.pieces import Array, half_softmax
 from mha.parity.diagnosis.pipeline.plan import Plan, replace
-from mha.parity.rule.rounding import through
+from mha.parity.rule.rounding import cut_off, through
 
 ALL_PARTS = tuple(PARTS)
-
-
-def short(bits: int, nearest: bool) -> Callable[[Array], Array]:
-    """Make a function that keeps so many bits after the leading one of float32, rounded to the nearest or cut off."""
-    drop = 23 - bits
-
-    def shorten(X: Array) -> Array:
-        whole = np.ascontiguousarray(X, np.float32).view(np.uint32)
-        half = np.uint32(1 << (drop - 1)) if nearest else np.uint32(0)
-        return ((whole + half) & np.uint32(0xFFFFFFFF << drop & 0xFFFFFFFF)).view(np.float32).astype(X.dtype)
-
-    return shorten
 
 
 def everything(dtype: str) -> Change:
@@ -39,20 +27,16 @@ def softmax_in(dtype: str, inside: bool, right: Any, plan: Plan, scores: Array, 
     into = through(dtype)
     if not inside:
         return into(right(plan, into(scores), visible))
-    low = beside_sinks(plan, np.where(visible, into(scores), -np.inf))
-    shares = into(np.exp(into(low - low.max(-1, keepdims=True, initial=np.finfo(np.float32).min))))
-    sums = into(shares.sum(-1, keepdims=True))
-    return np.where(visible, into(shares / np.where(sums == 0, 1, sums))[..., : scores.shape[3]], 0)
+    weights = half_softmax(into, lambda rows: rows.sum(0), plan, into(scores), visible)
+    return np.where(visible, weights, 0)
 
 
 def heads_in(role: str, dtype: str, plan: Plan) -> Plan:
     """Round heads of queries, keys or values."""
-    into, scores, share, share_values = through(dtype), plan.scores, plan.share, plan.share_values
+    into, piece = through(dtype), "share" if role == "keys" else "share_values"
     if role == "queries":
-        return replace(plan, scores=lambda plan, q, k: scores(plan, into(q), k))
-    if role == "keys":
-        return replace(plan, share=lambda X, times: share(into(X), times))
-    return replace(plan, share_values=lambda X, times: share_values(into(X), times))
+        return around("scores", lambda right, plan, q, k: right(plan, into(q), k), plan)
+    return around(piece, lambda right, X, times: right(into(X), times), plan)
 
 
 def to_int8(axes: tuple[int, ...]) -> Callable[[Array], Array]:
@@ -73,8 +57,8 @@ SWITCHES = (
 ROUNDINGS = (
     Mistake("TF32 arithmetic", f"matrix products keep 10 bits behind the leading one, unless {SWITCHES}",
             "switch TF32 off, so that matrix products are in float32", ALL_PARTS,
-            {"rounded": partial(replace, into_product=short(10, True)),
-             "cut off": partial(replace, into_product=short(10, False))}),
+            {"rounded": partial(replace, into_product=lambda X: cut_off(X, 13, 2**12).astype(X.dtype)),
+             "cut off": partial(replace, into_product=lambda X: cut_off(X, 13).astype(X.dtype))}),
     *(Mistake(f"{dtype} arithmetic", f"numbers are rounded to {dtype} on the way",
               f"compute in the layer's own dtype, and cast nothing to {dtype} on the way", ALL_PARTS,
               {"in matrix products": partial(replace, into_product=through(dtype)), "everywhere": everything(dtype)})

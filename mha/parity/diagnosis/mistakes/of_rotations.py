@@ -1,4 +1,8 @@
-"""Known mistakes with positions: the rotation of queries and keys, its frequencies, its magnitude; the temperature."""
+"""Known mistakes with positions: the rotation of queries and keys, its frequencies, its magnitude; the temperature.
+
+Where a part of a head turns, it is the first `dim` components, paired as halves of this part; or, as in the rotation of
+type "proportional", the first of the pairs of the whole head, behind which frequencies are 0.
+"""
 
 import dataclasses
 from collections.abc import Callable
@@ -6,8 +10,7 @@ from functools import partial
 
 import numpy as np
 
-from mha.core.options.names import FloatName
-from mha.parity.diagnosis.mistakes.mistake import Mistake, one, only_where
+from mha.parity.diagnosis.mistakes.mistake import Mistake, around, one, only_where
 from mha.parity.diagnosis.pipeline import pieces
 from mha.parity.diagnosis.pipeline.pieces import Array
 from mha.parity.diagnosis.pipeline.plan import Plan, replace
@@ -29,13 +32,6 @@ def turn_by(places: Callable[[Plan, str, Array], Array], plan: Plan) -> Plan:
     if before is None:
         return replace(plan, rotary_offsets=places)
     return replace(plan, rotary_offsets=lambda plan, role, X: places(plan, role, before(plan, role, X)))
-
-
-def turn_by_rows(plan: Plan) -> Plan | None:
-    """Turn by the numbers of rows, where positions are given."""
-    if plan.positions is None and plan.key_positions is None:
-        return None
-    return turn_by(lambda plan, role, places: np.arange(places.shape[1])[None], plan)
 
 
 def of_base(base: float | None, plan: Plan) -> Plan:
@@ -105,14 +101,9 @@ def upside_down(plain: bool, plan: Plan) -> Plan | None:
     return replace(plan, frequencies=inverse, angles=angles)
 
 
-def magnify(roles: tuple[str, ...], plan: Plan) -> Plan | None:
-    """Multiply only these by the magnitude."""
-    return None if plan.magnitude == 1 else replace(plan, magnified=roles)
-
-
 def whole_heads(plan: Plan) -> Plan | None:
-    """Multiply the scores by the square of the magnitude."""
-    if plan.magnitude == 1 or 2 * len(plan.frequencies) == plan.config.key_dim:
+    """Multiply the scores by the square of the magnitude, where only some components turn."""
+    if 2 * len(plan.frequencies) == plan.config.key_dim:
         return None
     return replace(plan, magnified=(), scale=plan.scale * plan.magnitude**2)
 
@@ -121,23 +112,8 @@ def values_too(plan: Plan) -> Plan | None:
     """Turn values by the positions of keys, if their heads are wide enough."""
     if plan.config.value_dim < 2 * len(plan.frequencies):
         return None
-    right = plan.share_values
-    return replace(plan, share_values=lambda X, times: right(pieces.rotate(plan, "v", X, plan.key_places[0, 0]), times))
-
-
-def within_table(size: int, plan: Plan, role: str, places: Array) -> Array:
-    """Return positions up to the last one of a table of so many."""
-    return np.minimum(places, size - 1)
-
-
-def restart(plan: Plan, role: str, places: Array) -> Array:
-    """Return the positions of queries without the offset."""
-    return places - plan.offsets if role == "q" else places
-
-
-def round_frequencies(dtype: FloatName, plan: Plan) -> Plan:
-    """Round the frequencies to half precision."""
-    return replace(plan, frequencies=through(dtype)(plan.frequencies))
+    places = plan.key_places[0, 0]
+    return around("share_values", lambda right, X, times: right(pieces.rotate(plan, "v", X, places), times), plan)
 
 
 def turn_cached_again(plan: Plan, role: str, places: Array) -> Array:
@@ -146,12 +122,10 @@ def turn_cached_again(plan: Plan, role: str, places: Array) -> Array:
 
 
 # Of bases beyond these, see `search.numbers`.
-ANOTHER_BASE = Mistake(
-    "another base", "frequencies of another base of the rotation",
+ANOTHER_BASE = Mistake("another base", "frequencies of another base of the rotation",
                        "take the base and its scaling from the model's configuration (rope_theta, rope_scaling)",
-                       ("q", "k"),
-    {f"{base:g}": partial(of_usual_base, base) for base in BASES}
-    | {"the same, without the model's own scaling": partial(of_base, None)})  # fmt: skip
+                       ("q", "k"), {f"{base:g}": partial(of_usual_base, base) for base in BASES}
+                       | {"the same, without the model's own scaling": partial(of_base, None)})  # fmt: skip
 
 
 OF_ROTATIONS = only_where(
@@ -167,10 +141,11 @@ OF_ROTATIONS = only_where(
              "both, from position 1 on": partial(turn_by, lambda plan, role, places: places + 1)}),
     Mistake("the rotation begins again at every offset", "positions of queries start at 0 after a cache",
             "turn query i by position offset + i, offset the number of tokens before", ("q", "k"),
-            {"of queries": partial(turn_by, restart)}),
+            {"of queries": partial(turn_by, lambda plan, role, X: X - plan.offsets if role == "q" else X)}),
     Mistake("the rotation goes by rows", "the positions that are given are left out of the rotation",
             "turn by the positions that are given, not by rows", ("q", "k"),
-            one(turn_by_rows)),
+            one(lambda plan: turn_by(lambda plan, role, places: np.arange(places.shape[1])[None], plan)
+                if plan.places_are_given else None)),
     Mistake("all samples turn as the first", "positions of the first sample are taken for all",
             "turn each sample by its own positions, (B, T)", ("q", "k"),
             one(lambda plan: turn_by(lambda plan, role, places: places[:1], plan) if len(plan.queries) > 1 else None)),
@@ -198,13 +173,15 @@ OF_ROTATIONS = only_where(
     Mistake("slow and fast pairs are mixed up", "the fast ones are slowed down by what the slow ones should, as where "
             "the ends of YaRN's ramp are swapped",
             "slow down the slow pairs, and leave the fast ones: swap the ends of the ramp", ("q", "k"), one(mix_up)),
-    Mistake("the magnitude of the rotation is forgotten", "cosines and sines are not multiplied by it",
-            "multiply cosines and sines by the magnitude (attention_factor), for queries and keys", ("q", "k"),
-            {"": partial(magnify, ()), "of keys": partial(magnify, ("q",)),
-             "of queries": partial(magnify, ("k",))}),
-    Mistake("the magnitude multiplies whole heads", "or scores by its square, where only some components turn",
-            "multiply the components that turn by the magnitude, and no others",
-            ("q", "k", "scores"), one(whole_heads)),
+    *only_where(
+        lambda plan: plan.magnitude != 1,
+        Mistake("the magnitude of the rotation is forgotten", "cosines and sines are not multiplied by it",
+                "multiply cosines and sines by the magnitude (attention_factor), for queries and keys", ("q", "k"),
+                {"": partial(replace, magnified=()), "of keys": partial(replace, magnified=("q",)),
+                 "of queries": partial(replace, magnified=("k",))}),
+        Mistake("the magnitude multiplies whole heads", "or scores by its square, where only some components turn",
+                "multiply the components that turn by the magnitude, and no others",
+                ("q", "k", "scores"), one(whole_heads))),
     Mistake("the scaling of frequencies is inverted", "multiplied by the factor that should divide them, or positions "
             "divided by what should multiply them",
             "divide frequencies by the factor of the scaling", ("q", "k"),
@@ -215,14 +192,17 @@ OF_ROTATIONS = only_where(
             rare=True),
     Mistake("frequencies in half precision", "as where a whole model is cast, with its table of frequencies",
             "keep the table of frequencies in float32, whatever the model's dtype",
-            ("q", "k"), {dtype: partial(round_frequencies, dtype) for dtype in ("bfloat16", "float16")}),
+            ("q", "k"),
+            {dtype: partial(lambda into, plan: replace(plan, frequencies=into(plan.frequencies)), through(dtype))
+             for dtype in ("bfloat16", "float16")}),
     Mistake("positions in half precision", "positions beyond 256 are rounded to bfloat16 before they turn",
             "keep positions as integers or in float32 until they are multiplied by frequencies",
             ("q", "k"),
             one(partial(turn_by, lambda plan, role, places: through("bfloat16")(places.astype(np.float64))))),
     Mistake("the table of angles is too short", "positions beyond its end turn as the last one does",
             "make the table as long as the positions go, and do not clip them", ("q", "k"),
-            {f"{size} positions": partial(turn_by, partial(within_table, size)) for size in TABLES}),
+            {f"{size} positions": partial(turn_by, partial(lambda last, plan, role, X: np.minimum(X, last), size - 1))
+             for size in TABLES}),
 )  # fmt: skip
 
 
@@ -253,4 +233,137 @@ OF_TEMPERATURE = only_where(
             "multiply queries by the factor of their position, and leave keys as they are", ("q", "k"),
             {"not of queries": partial(replace, tempered=("k",)),
              "of queries, too": partial(replace, tempered=("q", "k"))}),
+)  # fmt: skip
+
+
+Rotate = Callable[..., Array]
+
+
+def turning(plan: Plan) -> int:
+    """Count the pairs up to the last one that turns; 0 without a rotation."""
+    return 0 if plan.frequencies is None else len(np.trim_zeros(plan.frequencies, "b"))
+
+
+def is_part(plan: Plan) -> bool:
+    """Return whether only the first components turn, and are paired among themselves."""
+    return plan.frequencies is not None and 2 * len(plan.frequencies) < plan.config.key_dim
+
+
+def is_share(plan: Plan) -> bool:
+    """Return whether all components are paired, and only the first pairs turn."""
+    return 0 < turning(plan) < (0 if plan.frequencies is None else len(plan.frequencies))
+
+
+def of_head(plan: Plan) -> Plan:
+    """Count the frequencies over the whole head, of which only a part turns."""
+    return replace(plan, frequencies=plan.base ** (-2 * np.arange(turning(plan)) / plan.config.key_dim))
+
+
+def of_part(plan: Plan) -> Plan:
+    """Count the frequencies over the pairs that turn, where they are counted over the whole head."""
+    n, places = turning(plan), np.arange(len(plan.frequencies))
+    return replace(plan, frequencies=plan.frequencies * plan.base ** (places / len(places) - places / n))
+
+
+def over_head(last: bool, plan: Plan) -> Plan | None:
+    """Pair the whole head, (i, i + d / 2), where a part is paired by itself; last: the last pairs turn."""
+    if plan.config.key_dim % 2:
+        return None
+    rest = np.zeros(plan.config.key_dim // 2 - len(plan.frequencies))
+    pairs = [rest, plan.frequencies] if last else [plan.frequencies, rest]
+    return replace(plan, frequencies=np.concatenate(pairs), interleaved=False)
+
+
+def over_part(plan: Plan) -> Plan:
+    """Pair the turning components among themselves, (i, i + dim / 2), where the whole head is paired."""
+    return replace(plan, frequencies=plan.frequencies[: turning(plan)], interleaved=False)
+
+
+def whole_head(plan: Plan) -> Plan | None:
+    """Turn the whole head, of which only a part should turn."""
+    n = plan.config.key_dim // 2
+    return None if plan.config.key_dim % 2 else replace(plan, frequencies=plan.base ** (-np.arange(n) / n))
+
+
+def after_turning(change: Callable[[Plan, Array], Array], roles: str, plan: Plan) -> Plan:
+    """Change heads that were turned, of these roles."""
+
+    def rotate(right: Rotate, plan: Plan, role: str, X: Array, places: Array) -> Array:
+        turned = right(plan, role, X, places)
+        return change(plan, turned) if role in roles else turned
+
+    return around("rotate", rotate, plan)
+
+
+def without_rest(plan: Plan, X: Array) -> Array:
+    """Set the components that do not turn to 0."""
+    m, n = turning(plan), len(plan.frequencies)
+    firsts = np.arange(m) * (2 if plan.interleaved else 1)
+    kept = np.zeros(X.shape[-1], bool)
+    kept[firsts] = kept[firsts + (1 if plan.interleaved else n)] = True
+    return np.where(kept, X, 0)
+
+
+def narrow_heads(plan: Plan) -> Plan | None:
+    """Leave out the components that do not turn, and scale by the width of the others."""
+    if plan.config.pooling != "dot" or plan.config.scale is not None:
+        return None
+    return replace(after_turning(without_rest, "qk", plan), scale=(2 * turning(plan)) ** -0.5)
+
+
+def last_components(roles: str, plan: Plan) -> Plan:
+    """Turn the last components of a head, of which only a part turns."""
+
+    def rotate(right: Rotate, plan: Plan, role: str, X: Array, places: Array) -> Array:
+        kept = X.shape[-1] - 2 * len(plan.frequencies) if role in roles else 0
+        return np.concatenate([X[..., :kept], right(plan, role, X[..., kept:], places)], -1)
+
+    return around("rotate", rotate, plan)
+
+
+OF_ROTATED_PARTS = (
+    *only_where(
+        is_part,
+        Mistake("frequencies of the whole head", "they are base ** (-2i / d), and only `dim` components turn",
+                "take base ** (-2i / dim), dim the number of components that turn", ("q", "k"),
+                one(of_head))),
+    *only_where(
+        is_share,
+        Mistake("frequencies of the part that turns", "they are base ** (-2i / dim), dim the components that turn",
+                "take base ** (-2i / d), d the width of the whole head",
+                ("q", "k"), one(of_part))),
+    *only_where(
+        is_part,
+        Mistake("the whole head turns", "all components turn, where only `dim` should",
+                "turn the first `dim` components, and leave the others as they are", ("q", "k"), one(whole_head)),
+        Mistake("pairs of the whole head", "components (i, i + d / 2) turn, not those within the first `dim`",
+                "pair component i with i + dim / 2, among the first `dim`", ("q", "k"),
+                {"": partial(over_head, False), "with its frequencies": lambda plan: over_head(False, of_head(plan)),
+                 "the last of them": partial(over_head, True)})),
+    *only_where(
+        is_share,
+        Mistake("pairs of the part that turns", "components (i, i + dim / 2) turn, not those of the whole head",
+                "pair component i with i + d / 2, over the whole head",
+                ("q", "k"), {"": over_part, "with its frequencies": lambda plan: over_part(of_part(plan))}),
+        Mistake("the last pairs turn", "and the first ones do not",
+                "turn the first pairs, and give the others, at the end, the frequency 0", ("q", "k"),
+                one(lambda plan: replace(
+                    plan, frequencies=np.roll(plan.frequencies, len(plan.frequencies) - turning(plan)))),
+                rare=True)),
+    *only_where(
+        lambda plan: is_part(plan) or is_share(plan),
+        Mistake("components that do not turn are dropped", "they count as 0, or the heads end before them",
+                "put the components that do not turn behind those that do: all d count in the scores",
+                ("q", "k", "scores"), {"": partial(after_turning, without_rest, "qk"),
+                                       "and scaled by the width of the others": narrow_heads}, rare=True)),
+    *only_where(
+        is_part,
+        Mistake("components that turn come last", "in queries or keys alone, the others are put first",
+                "put what turns first and the others behind it, in queries and keys alike", ("q", "k"),
+                {how: partial(after_turning, lambda plan, X: np.roll(X, -2 * len(plan.frequencies), -1), role)
+                 for how, role in (("of queries", "q"), ("of keys", "k"))}, rare=True),
+        Mistake("the last components turn", "the last `dim` components of a head turn instead of the first",
+                "turn the first `dim` components of a head", ("q", "k"),
+                {"": partial(last_components, "qk"), "of queries": partial(last_components, "q"),
+                 "of keys": partial(last_components, "k")})),
 )  # fmt: skip

@@ -5,7 +5,7 @@ from functools import partial
 
 import numpy as np
 
-from mha.parity.diagnosis.mistakes.mistake import Mistake, one, only_where, with_weights
+from mha.parity.diagnosis.mistakes.mistake import Mistake, around, one, only_where, with_weights
 from mha.parity.diagnosis.pipeline.pieces import Array, Steps, finite_bias, widen
 from mha.parity.diagnosis.pipeline.plan import Plan, replace
 
@@ -28,14 +28,7 @@ def cap_first(plan: Plan) -> Plan | None:
     """Cap the dot products before the scale."""
     if plan.config.pooling != "dot":
         return None
-    right = plan.cap
-    return replace(plan, cap=lambda plan, X: (right(plan, X / plan.scale) * plan.scale).astype(X.dtype))
-
-
-def cap_alone(plan: Plan) -> Plan:
-    """Leave tanh(scores / cap) between -1 and 1."""
-    right = plan.cap
-    return replace(plan, cap=lambda plan, X: right(plan, X) / plan.softcap)
+    return around("cap", lambda right, plan, X: (right(plan, X / plan.scale) * plan.scale).astype(X.dtype), plan)
 
 
 def by_turning_width(plan: Plan) -> Plan | None:
@@ -66,27 +59,18 @@ def of_scale(scale: float, plan: Plan) -> Plan | None:
 
 def multiply(times: float, plan: Plan) -> Plan:
     """Multiply scores, capped and biased, and sinks, before their softmax."""
-    right = plan.softmax
     if "sinks" in plan.weights:
         plan = with_weights(plan, {"sinks": (widen(plan.weights["sinks"]) * times).astype(plan.queries.dtype)})
-    return replace(plan, softmax=lambda plan, scores, visible: right(plan, scores * scores.dtype.type(times), visible))
+    return around("softmax", lambda right, plan, X, visible: right(plan, X * X.dtype.type(times), visible), plan)
 
 
 # Of any number, see `search.numbers`.
-ANOTHER_SCALE = Mistake(
-    "another scale",
-    "dot products are multiplied by another number",
-    "multiply the dot products by the model's scale, 1 / sqrt(d) if it has no other",
-    ("scores",),
-    {},
-)
-SCORES_MULTIPLIED = Mistake(
-    "scores are multiplied",
-    "by a number, after the cap and the bias",
-    "give scores to the softmax as they are after the cap and the bias",
-    ("weights",),
-    {},
-)
+ANOTHER_SCALE = Mistake("another scale", "dot products are multiplied by another number",
+                        "multiply the dot products by the model's scale, 1 / sqrt(d) if it has no other",
+                        ("scores",), {})  # fmt: skip
+SCORES_MULTIPLIED = Mistake("scores are multiplied", "by a number, after the cap and the bias",
+                            "give scores to the softmax as they are after the cap and the bias",
+                            ("weights",), {})  # fmt: skip
 
 
 OF_SCALE = (
@@ -129,7 +113,7 @@ OF_SCORES = (
                 "scale the dot products first, then cap them", ("scores",), one(cap_first)),
         Mistake("the cap is not multiplied back", "scores are tanh(scores / cap), between -1 and 1",
                 "compute cap * tanh(scores / cap)", ("scores",),
-                one(cap_alone)),
+                one(partial(around, "cap", lambda right, plan, X: right(plan, X) / plan.softcap))),
         Mistake("the cap is forgotten", "scores are not capped",
                 "compute cap * tanh(scores / cap) of the scaled dot products",
                 ("scores",), one(partial(replace, softcap=None)))),

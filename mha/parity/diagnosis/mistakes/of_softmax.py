@@ -1,34 +1,26 @@
-"""Known mistakes in the softmax, and with NaN."""
+"""Known mistakes in the softmax, with NaN, and with sinks."""
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import numpy as np
 
 from mha.parity.diagnosis.mistakes.equivalent_masks import hides, in_part
-from mha.parity.diagnosis.mistakes.mistake import Mistake, one, softmax_change
+from mha.parity.diagnosis.mistakes.mistake import Mistake, around, one, only_where, softmax_change, with_weights
 from mha.parity.diagnosis.mistakes.of_scores import cap_last
 from mha.parity.diagnosis.pipeline import pieces
-from mha.parity.diagnosis.pipeline.pieces import Array
+from mha.parity.diagnosis.pipeline.pieces import Array, widen
 from mha.parity.diagnosis.pipeline.plan import Plan, replace
 
 BLOCKS = (16, 32, 64, 128, 256, 512)  # keys
 FILLS = (-1e9, -1e6, -1e5, -1e4, -1e3, -100.0, -50.0, -30.0, -20.0, -10.0)
+Softmax = Callable[..., Array]
 SMALL = (1e-9, 0.0)  # a minus in the wrong place, and products with a mask
 PADDING, PARTLY = frozenset({"lengths", "mask", "bias"}), "in lengths and mask alone"
 
 
-def hides_any(plan: Plan) -> bool:
-    """Return whether there is any condition for a key to be seen."""
-    return bool(plan.hiding)
-
-
-def along(axis: int, plan: Plan) -> Plan:
-    """Take the softmax over another axis."""
-    return replace(plan, axis=axis, rows=slice(None))
-
-
-@softmax_change(hides_any)
+@softmax_change(lambda plan: plan.hiding)
 def fill_hidden(fill: float, added: bool, right: Any, plan: Plan, scores: Array, visible: Array) -> Array:
     """Set hidden scores to a number, or add it to them, and hide nothing else."""
     low = fill if np.isfinite(fill) else np.finfo(scores.dtype).min
@@ -47,12 +39,11 @@ def add_as_numbers(names: frozenset[str] | None, plan: Plan) -> Plan | None:
     """Add 1 to the scores of keys that some conditions leave visible; the others hide as ever; None = all of them."""
     if (chosen := choose_conditions(names, plan)) is None:
         return None
-    right = plan.softmax
 
-    def softmax(plan: Plan, scores: Array, visible: Array) -> Array:
+    def softmax(right: Softmax, plan: Plan, scores: Array, visible: Array) -> Array:
         return right(plan, scores + visible.astype(scores.dtype), plan.visible(plan.hiding.keys() - chosen))
 
-    return replace(plan, softmax=softmax)
+    return around("softmax", softmax, plan)
 
 
 def cap_hidden(names: frozenset[str] | None, last: bool, plan: Plan) -> Plan | None:
@@ -62,16 +53,16 @@ def cap_hidden(names: frozenset[str] | None, last: bool, plan: Plan) -> Plan | N
     """
     if plan.softcap is None or (chosen := choose_conditions(names, plan)) is None:
         return None
-    made, right, least = cap_last(plan) if last else plan, plan.softmax, -plan.softcap
+    made, least = cap_last(plan) if last else plan, -plan.softcap
     if made is None or (last and not pieces.finite_bias(plan).any()):
         return None
 
-    def softmax(plan: Plan, scores: Array, visible: Array) -> Array:
+    def softmax(right: Softmax, plan: Plan, scores: Array, visible: Array) -> Array:
         low = least + (0 if last or plan.score_bias is None else pieces.finite_bias(plan))
         scores = np.where(plan.visible(chosen & plan.hiding.keys()), scores, low).astype(scores.dtype)
         return right(plan, scores, plan.visible(plan.hiding.keys() - chosen))
 
-    return replace(made, softmax=softmax)
+    return around("softmax", softmax, made)
 
 
 @softmax_change()
@@ -84,14 +75,14 @@ def with_one_more(late: bool, right: Any, plan: Plan, scores: Array, visible: Ar
     return right(plan, scores, visible) * shares[..., : scores.shape[3]]
 
 
-@softmax_change(hides_any)
+@softmax_change(lambda plan: plan.hiding)
 def uniform_over(all_keys: bool, right: Any, plan: Plan, scores: Array, visible: Array) -> Array:
     """Let a query that sees no key see all keys, with equal weights or by its scores."""
     instead = 1 / scores.shape[-1] if all_keys else pieces.softmax_of_all(replace(plan, axis=3), scores)
     return np.where(visible.any(-1, keepdims=True), right(plan, scores, visible), instead)
 
 
-@softmax_change(hides_any)
+@softmax_change(lambda plan: plan.hiding)
 def divide_by_nothing(right: Any, plan: Plan, scores: Array, visible: Array) -> Array:
     """Give NaN, which is 0 / 0, to a query that sees no key."""
     return np.where(visible.any(-1, keepdims=True), right(plan, scores, visible), np.nan)
@@ -119,7 +110,7 @@ def overflowing(hidden_too: bool, blank: bool, plan: Plan) -> Plan | None:
     return replace(plan, scores=scores, softmax=spread)
 
 
-@softmax_change(hides_any)
+@softmax_change(lambda plan: plan.hiding)
 def hide_after_softmax(right: Any, plan: Plan, scores: Array, visible: Array) -> Array:
     """Blank hidden keys after the softmax over all keys, so that weights do not add up to 1."""
     return np.where(visible, pieces.softmax_of_all(plan, scores), 0)
@@ -192,7 +183,8 @@ OF_NAN = (
 OF_SOFTMAX = (
     Mistake("the softmax is over another axis", "weights add up to 1 over queries or heads, not keys",
             "take the softmax over the last axis of scores (B, H, Q, K), that of keys", ("weights",),
-            {"over queries": partial(along, 2), "over heads": partial(along, 1)}),
+            {how: partial(replace, axis=axis, rows=slice(None))
+             for how, axis in (("over queries", 2), ("over heads", 1))}),
     Mistake("hidden keys are blanked after the softmax", "weights do not add up to 1",
             "set hidden scores to minus infinity before the softmax", ("weights",),
             one(hide_after_softmax)),
@@ -230,4 +222,94 @@ OF_SOFTMAX = (
             ("weights",),
             {f"blocks of {size}{', nor the sum of weights' * sum_too}": partial(without_rescaling, size, sum_too)
              for size in BLOCKS for sum_too in (False, True)}),
+)  # fmt: skip
+
+
+def change_sinks(change: Callable[[Plan, Array], Array], plan: Plan) -> Plan:
+    """Change the sinks (H,), in float32 at least."""
+    sinks = plan.weights["sinks"]
+    return with_weights(plan, {"sinks": change(plan, widen(sinks)).astype(sinks.dtype)})
+
+
+def several(times: float, plan: Plan) -> Plan:
+    """Count sinks so many times: exp(sink + log(times)) is times exp(sink)."""
+    return change_sinks(lambda plan, sinks: sinks + np.log(times), plan)
+
+
+@softmax_change()
+def count_visits(size: int, right: Any, plan: Plan, scores: Array, visible: Array) -> Array:
+    """Count a sink once for each block of so many keys in which its query sees any."""
+    shares = pieces.shares(plan, scores, visible)
+    visits = np.logical_or.reduceat(visible, range(0, scores.shape[3], size), 3).sum(3, keepdims=True)
+    return (shares / (1 + (np.maximum(visits, 1) - 1) * shares[..., -1:]))[..., :-1]
+
+
+def by_visits(size: int, plan: Plan) -> Plan | None:
+    """Count sinks by blocks of so many keys, if there are several."""
+    return None if size >= plan.num_keys else count_visits(size, plan)
+
+
+@softmax_change()
+def shift_scores_alone(right: Any, plan: Plan, scores: Array, visible: Array) -> Array:
+    """Subtract the largest score from scores alone, not from sinks."""
+    low = np.where(visible, scores, -np.inf)
+    largest = np.maximum(low.max(plan.axis, keepdims=True), np.finfo(scores.dtype).min)
+    shares = np.exp(low - largest)
+    sums = shares.sum(plan.axis, keepdims=True) + np.exp(widen(plan.weights["sinks"])[:, None, None])
+    return shares / sums
+
+
+@softmax_change()
+def with_value(key: int, right: Any, plan: Plan, scores: Array, visible: Array) -> Array:
+    """Let the weight of a sink pool the value of a key."""
+    shares = pieces.shares(plan, scores, visible)
+    shares[..., key if key >= 0 else key - 1] += shares[..., -1]
+    return shares[..., :-1]
+
+
+@softmax_change()
+def shift_weights(right: Any, plan: Plan, scores: Array, visible: Array) -> Array:
+    """Put the weights of sinks before those of keys, and leave out the last."""
+    return np.roll(pieces.shares(plan, scores, visible), 1, -1)[..., :-1]
+
+
+SINK_BLOCKS = (*range(2, 17), 32, 64, 128, 256, 512)  # keys
+# Of any number of blocks, see `search.numbers`.
+SINKS_SEVERAL_TIMES = Mistake("sinks count several times", "as where each block of keys begins its sum with them",
+                              "add exp(sink - maximum) to the sum of a row once, not for every block",
+                              ("weights",), {})  # fmt: skip
+
+OF_SINKS = only_where(
+    lambda plan: "sinks" in plan.weights,
+    Mistake("sinks are forgotten", "the weights of a query add up to 1",
+            "add exp(sink of the head) to the sum of exponentials of each row", ("weights",),
+            one(lambda plan: with_weights(plan, {"sinks": None}))),
+    Mistake("sinks are scaled", "they are multiplied by the scale of dot products",
+            "scale the dot products alone, and leave sinks as they are", ("weights",),
+            one(partial(change_sinks, lambda plan, X: X * plan.scale if plan.config.pooling == "dot" else X))),
+    Mistake("sinks are capped", "the cap bends them, too",
+            "cap the dot products alone, and leave sinks as they are", ("weights",),
+            one(partial(change_sinks, lambda plan, X: X if plan.softcap is None else plan.cap(plan, X)))),
+    Mistake("sinks are left out of the maximum", "the largest score is subtracted from scores alone, and sinks have "
+            "another share",
+            "subtract the same number from a row's scores and from its sink", ("weights",), one(shift_scores_alone)),
+    Mistake("sinks pool a value", "they are as a key that has a value, the weight of which does not vanish",
+            "drop the weight of the sink before values are pooled",
+            ("weights",), {"that of the first key": partial(with_value, 0),
+                           "that of the last key": partial(with_value, -1),
+                           "with every weight one key further": shift_weights}),
+    Mistake("sinks of other heads", "they come in another order",
+            "give head h sink h", ("weights",),
+            {how: partial(change_sinks, change) for how, change in {
+                "reversed": lambda plan, X: X[::-1],
+                "as (r, g)": lambda plan, X: X.reshape(plan.groups, -1).T.ravel(),
+                "as (r, g), the other way": lambda plan, X: X.reshape(-1, plan.groups).T.ravel(),
+                "one head further": lambda plan, X: np.roll(X, 1),
+                "one head back": lambda plan, X: np.roll(X, -1),
+                "of the first head, for all": lambda plan, X: np.repeat(X[:1], len(X)),
+                "one for the heads that share keys": lambda plan, X: np.repeat(X[:plan.groups], len(X) // plan.groups),
+                "that of h % G": lambda plan, X: np.tile(X[:plan.groups], len(X) // plan.groups)}.items()}),
+    Mistake("a sink counts once for each block", "of keys in which its query sees any, as its sum is begun with a sink",
+            "add exp(sink - maximum) to the sum of a row once, not for every block",
+            ("weights",), {f"blocks of {size}": partial(by_visits, size) for size in SINK_BLOCKS}, rare=True),
 )  # fmt: skip

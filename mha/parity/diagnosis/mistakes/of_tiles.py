@@ -1,29 +1,27 @@
-"""Known mistakes in kernels, which take the keys in blocks, and pad heads and blocks to sizes that fit."""
+"""Known mistakes in kernels: of blocks of keys and padded sizes, and of texts that are packed into one row.
+
+A plan numbers the texts of queries and keys by segments that rise from 0. Letters as in the lessons; N texts.
+"""
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from mha.parity.diagnosis.mistakes.mistake import Mistake, one, only_where, softmax_change
+from mha.parity.diagnosis.mistakes.mistake import Change, Mistake, around, one, only_where, softmax_change, with_weights
+from mha.parity.diagnosis.mistakes.of_masks import change_array
 from mha.parity.diagnosis.pipeline import pieces
-from mha.parity.diagnosis.pipeline.backward import Backward
 from mha.parity.diagnosis.pipeline.pieces import Array
 from mha.parity.diagnosis.pipeline.plan import Plan, replace
 
-
-def next_multiple(n: int, d: int) -> int:
-    """Return the least multiple of n that is not smaller than d."""
-    return -(-d // n) * n
-
-
+Piece = Callable[..., Array]
 BLOCKS = (16, 32, 64, 128, 256, 512)  # keys
 TILES = ((64, 32), (128, 64), (128, 32))  # queries, keys
 WIDTHS: dict[str, Callable[[int], int]] = {
-    **{f"a multiple of {n}": partial(next_multiple, n) for n in (8, 16, 32, 64, 128)},
+    **{f"a multiple of {n}": partial(lambda n, d: -(-d // n) * n, n) for n in (8, 16, 32, 64, 128)},
     "a power of two": lambda d: 1 << (d - 1).bit_length(),
 }
 
@@ -64,19 +62,17 @@ def with_last_values(size: int, plan: Plan) -> Plan | None:
 
 def padding_counts(size: int, plan: Plan) -> Plan | None:
     """Let each key that pads the last block have the score 0, and a value of 0."""
-    right, right_sum, n = plan.softmax, plan.log_sum_exp, -plan.num_keys % size
+    n = -plan.num_keys % size
 
-    def softmax(plan: Plan, scores: Array, visible: Array) -> Array:
+    def softmax(right: Piece, plan: Plan, scores: Array, visible: Array) -> Array:
         low = np.where(visible, scores, -np.inf)
         largest = np.maximum(low.max(-1, keepdims=True), np.finfo(scores.dtype).min)
         sums = np.exp(pieces.beside_sinks(plan, low) - largest).sum(-1, keepdims=True)
         with np.errstate(over="ignore"):
             return (right(plan, scores, visible) * (sums / (sums + n * np.exp(-largest)))).astype(scores.dtype)
 
-    def log_sum_exp(plan: Plan, scores: Array, visible: Array) -> Array:
-        return np.logaddexp(right_sum(plan, scores, visible), math.log(n))
-
-    return replace(plan, softmax=softmax, log_sum_exp=log_sum_exp) if n else None
+    made = around("log_sum_exp", lambda right, *given: np.logaddexp(right(*given), math.log(n)), plan)
+    return around("softmax", softmax, made) if n else None
 
 
 def overlapping(size: int, early: bool, plan: Plan) -> Plan | None:
@@ -86,10 +82,10 @@ def overlapping(size: int, early: bool, plan: Plan) -> Plan | None:
     twice = np.where((np.arange(plan.num_keys) + early) % size, 0, math.log(2))
     twice[-1 if early else 0] = 0  # no block is beside it
 
-    def with_twice(right: Callable[..., Array]) -> Callable[..., Array]:
-        return lambda plan, X, visible: right(plan, (X + twice).astype(X.dtype), visible)
+    def with_twice(right: Piece, plan: Plan, X: Array, visible: Array) -> Array:
+        return right(plan, (X + twice).astype(X.dtype), visible)
 
-    return replace(plan, softmax=with_twice(plan.softmax), log_sum_exp=with_twice(plan.log_sum_exp))
+    return around("softmax", with_twice, around("log_sum_exp", with_twice, plan))
 
 
 def padded_scale(width: Callable[[int], int], plan: Plan) -> Plan | None:
@@ -98,10 +94,9 @@ def padded_scale(width: Callable[[int], int], plan: Plan) -> Plan | None:
     return None if plan.config.scale is not None or width(d) == d else replace(plan, scale=width(d) ** -0.5)
 
 
-def of_first(field: str, axis: int, plan: Plan) -> Plan | None:
+def of_first(axis: int, plan: Plan, X: Array) -> Array | None:
     """Give all heads (axis 1) or samples (axis 0) the mask or the bias of the first."""
-    X = getattr(plan, field)
-    return None if X is None or X.shape[axis] == 1 else replace(plan, **{field: X[:1] if axis == 0 else X[:, :1]})
+    return None if X.shape[axis] == 1 else X.take([0], axis)
 
 
 @softmax_change()
@@ -111,12 +106,6 @@ def without_maximum(right: Any, plan: Plan, scores: Array, visible: Array) -> Ar
     exponentials = np.exp(low.astype(np.float32))
     sums = exponentials.sum(-1, keepdims=True)
     return (exponentials / sums)[..., : scores.shape[3]]
-
-
-@softmax_change()
-def not_divided(right: Any, plan: Plan, scores: Array, visible: Array) -> Array:
-    """Return exponentials less the largest score, not divided by their sum."""
-    return exponentials_of(scores, visible)
 
 
 def exponentials_of(scores: Array, visible: Array) -> Array:
@@ -130,44 +119,20 @@ def largest_visible(scores: Array, visible: Array) -> Array:
     return np.where(visible, scores, -np.inf).max(-1, keepdims=True, initial=-np.inf)
 
 
-LSE: dict[str, Callable[[Array, Array, Array], Array]] = {  # functions of the right one, scores and what is visible
-    "to base 2": lambda right, scores, visible: right / math.log(2),
-    "without its maximum": lambda right, scores, visible: right - largest_visible(scores, visible),
-    "the maximum alone": lambda right, scores, visible: largest_visible(scores, visible),
-    "the sum itself": lambda right, scores, visible: np.exp(right),
+LSE: dict[str, Piece] = {  # functions of the right one, the plan, scores and what is visible
+    "to base 2": lambda right, *given: right(*given) / math.log(2),
+    "without its maximum": lambda right, plan, *scores: right(plan, *scores) - largest_visible(*scores),
+    "the maximum alone": lambda right, plan, *scores: largest_visible(*scores),
+    "the sum itself": lambda right, *given: np.exp(right(*given)),
 }
-
-
-def other_log_sum(made: Callable[[Array, Array, Array], Array], plan: Plan) -> Plan:
-    """Give another number for the logarithm of the sum of exponentials."""
-    right = plan.log_sum_exp
-    return replace(plan, log_sum_exp=lambda plan, X, visible: made(right(plan, X, visible), X, visible))
 
 
 def without_sinks(plan: Plan) -> Plan | None:
     """Leave sinks out of the logarithm of the sum."""
     if "sinks" not in plan.weights:
         return None
-    right, others = plan.log_sum_exp, {name: X for name, X in plan.weights.items() if name != "sinks"}
-    return replace(plan, log_sum_exp=lambda plan, X, visible: right(replace(plan, weights=others), X, visible))
-
-
-def share_other_heads(back: Backward) -> Backward | None:
-    """Sum the gradients of heads (r, g) where they are (g, r)."""
-    if back.plan.groups in (1, back.plan.heads):
-        return None
-
-    def unshare(by_X: Array, groups: int) -> Array:
-        B, H, K, d = by_X.shape
-        return by_X.reshape(B, H // groups, groups, K, d).sum(1)  # (B, G, K, d)
-
-    return dataclasses.replace(back, unshare=unshare)
-
-
-def with_weights_not_divided(back: Backward) -> Backward:
-    """Take exponentials for attention weights in the gradient of values."""
-    weights = exponentials_of(back.results["scores"], back.visible)
-    return dataclasses.replace(back, results=back.results | {"weights": weights})
+    right = plan.log_sum_exp
+    return replace(plan, log_sum_exp=lambda plan, *scores: right(with_weights(plan, {"sinks": None}), *scores))
 
 
 def by_blocks(change: Callable[..., Plan | None]) -> dict[str, Any]:
@@ -185,19 +150,20 @@ def hiding_blocks(seen: Callable[..., Array], **words: bool) -> dict[str, Any]:
 
 def with_sums_of(written: Array, plan: Plan) -> Plan:
     """Leave the log-sum-exp 0 in rows that are not written, of (Q, 1)."""
-    right = plan.log_sum_exp
-    return replace(plan, log_sum_exp=lambda plan, *scores: np.where(written[plan.rows, :], right(plan, *scores), 0))
+    return around(
+        "log_sum_exp", lambda right, plan, *scores: np.where(written[plan.rows, :], right(plan, *scores), 0), plan
+    )
 
 
 def without_last_rows(size: int, plan: Plan) -> Plan | None:
     """Leave the queries of the last tile 0, which is not full."""
-    right, rows = plan.softmax, np.arange(plan.queries.shape[1])[:, None]
+    rows = np.arange(plan.queries.shape[1])[:, None]
     written = rows < len(rows) // size * size  # (Q, 1)
 
-    def softmax(plan: Plan, scores: Array, visible: Array) -> Array:
+    def softmax(right: Piece, plan: Plan, scores: Array, visible: Array) -> Array:
         return np.where(written[plan.rows, :], right(plan, scores, visible), 0).astype(scores.dtype)
 
-    return None if written.all() else with_sums_of(written, replace(plan, softmax=softmax))
+    return None if written.all() else with_sums_of(written, around("softmax", softmax, plan))
 
 
 OF_TILES = (
@@ -229,26 +195,142 @@ OF_TILES = (
             {how: partial(padded_scale, width) for how, width in WIDTHS.items()}),
     Mistake("all heads have the mask of the first", "the mask, or the bias, is read without its axis of heads",
             "read the mask by head: (b, h, i, j), with stride 0 only where an axis has length 1",
-            ("weights",), {"the mask": partial(of_first, "mask", 1)}),
+            ("weights",), {"the mask": partial(change_array, "mask", partial(of_first, 1))}),
     Mistake("the bias of the first", "the bias is read without its axis of heads or samples",
             "read the bias by sample and head: stride 0 only where an axis has length 1", ("scores",),
-            {"of the first head": partial(of_first, "score_bias", 1),
-             "of the first sample": partial(of_first, "score_bias", 0)}),
+            {f"of the first {what}": partial(change_array, "score_bias", partial(of_first, axis))
+             for what, axis in (("head", 1), ("sample", 0))}),
     Mistake("no maximum is subtracted", "exponentials of large scores are infinite, all of small ones 0",
             "subtract the largest score of each row before the exponentials", ("weights",),
             one(without_maximum)),
     Mistake("weights are not divided by their sum", "they are the exponentials themselves",
             "divide what is pooled by the sum of exponentials at the end", ("weights",),
-            one(not_divided)),
+            one(partial(replace, softmax=lambda plan, *scores: exponentials_of(*scores)))),
     Mistake("another log-sum-exp", "it is not the natural logarithm of the sum of all exponentials",
             "return maximum + log(sum of exponentials), to base e, with sinks in the sum", ("weights",),
-            {how: partial(other_log_sum, made) for how, made in LSE.items()} | {"without sinks": without_sinks}),
+            {how: partial(around, "log_sum_exp", made) for how, made in LSE.items()}
+            | {"without sinks": without_sinks}),
 )  # fmt: skip
 GRADIENTS_OF_TILES = (
-    Mistake("gradients of shared heads are summed over others", "head h is taken for one of h % G, not h // (H / G)",
-            "sum over r the gradients of heads g * (H / G) + r: reshape to (G, H / G)",
-            (), one(share_other_heads)),
+    *only_where(
+        lambda back: back.plan.groups not in (1, back.plan.heads),
+        Mistake("gradients of shared heads are summed over others",
+                "head h is taken for one of h % G, not h // (H / G)",
+                "sum over r the gradients of heads g * (H / G) + r: reshape to (G, H / G)", (),
+                one(partial(dataclasses.replace, unshare=lambda by_X, groups:  # (B, H, K, d) -> (B, G, K, d)
+                            by_X.reshape(len(by_X), -1, groups, *by_X.shape[2:]).sum(1))))),
     Mistake("the gradient of values has weights that are not divided", "they are the exponentials themselves",
             "take exp(scores - log-sum-exp) for the weights", (),
-            one(with_weights_not_divided)),
+            one(lambda back: dataclasses.replace(back, results=back.results | {
+                "weights": exponentials_of(back.results["scores"], back.visible)}))),
+)  # fmt: skip
+
+
+REPLACED = "segments", "key_segments", "order", "window", "positions", "key_positions"  # conditions that hide
+
+
+class Ends(NamedTuple):
+    """Where each text begins, and where it ends, (N,)."""
+
+    first: Array
+    last: Array
+
+
+Cut = Callable[[Ends, Ends], tuple[Ends, Ends]]  # from the right ends among queries and keys to those of a mistake
+
+
+def ends_of(segments: Array, number: int) -> Ends:
+    """Return where each of so many texts begins and ends; segments: of its tokens, (1, T)."""
+    return Ends(*(np.searchsorted(segments[0], np.arange(number), side) for side in ("left", "right")))
+
+
+def cut_otherwise(cut: Cut, moved: bool, lower_right: bool, plan: Plan) -> Plan:
+    """Let texts begin and end elsewhere.
+
+    moved: whether positions are counted from there, or from where texts should begin; lower_right: whether the last
+    query of a text is at its last key, or the first one at its first.
+    """
+    text, Q, K = plan.segments[0], plan.segments.shape[1], plan.key_segments.shape[1]
+    number = 1 + max(plan.segments.max(), plan.key_segments.max())
+    right = ends_of(plan.segments, number), ends_of(plan.key_segments, number)
+    queries, keys = (Ends(*(X[text, None] for X in ends)) for ends in cut(*right))  # of each query, (Q, 1)
+    begun, placed = (queries, keys) if moved else (Ends(*(X[text, None] for X in ends)) for ends in right)
+    rows, columns = np.arange(Q)[:, None], np.arange(K)
+    ahead = columns - placed.first - (rows - begun.first)  # (Q, K): how far a key is behind its query
+    if lower_right:
+        ahead = ahead - (placed.last - placed.first) + (begun.last - begun.first)
+    left, ahead_by = plan.window if "window" in plan.hiding else (None, None)
+    bounds = (left, -ahead), (ahead_by, ahead), (0 if "order" in plan.hiding else None, ahead)
+    seen, written = (keys.first <= columns) & (columns < keys.last), rows < queries.last  # (Q, K), (Q, 1)
+    seen = seen & written
+    for bound, far in bounds:
+        seen = seen if bound is None else seen & (far <= bound)
+    kept = {name: X for name, X in plan.hiding.items() if name not in REPLACED}
+    made = replace(plan, hiding=kept | {"segments": lambda plan: seen[None, None]})
+    return with_sums_of(written, made)
+
+
+def by_cuts(cuts: Mapping[str, Cut]) -> dict[str, Change]:
+    """Make forms of each cut: one where nothing goes by positions, and one for each way to count these."""
+
+    def cut_where(ordered: bool, cut: Cut, moved: bool, lower_right: bool, plan: Plan) -> Plan | None:
+        return cut_otherwise(cut, moved, lower_right, plan) if ordered == bool(ORDERED & plan.hiding.keys()) else None
+
+    return {
+        ", ".join(filter(None, (how, words))): partial(cut_where, bool(words), cut, *place)
+        for how, cut in cuts.items() for words, place in PLACES.items()
+    }  # fmt: skip
+
+
+ORDERED = {"order", "window"}
+PLACES = {  # how positions are counted: moved, lower_right
+    "": (False, False),
+    "upper left of the right keys": (False, False),
+    "upper left of these keys": (True, False),
+    "lower right of the right keys": (False, True),
+    "lower right of these keys": (True, True),
+}
+
+
+def without_last(every: bool, query_too: bool, queries: Ends, keys: Ends) -> tuple[Ends, Ends]:
+    """Leave out the last key of the last text, or of every one; query_too: and its last query."""
+    short = every | (np.arange(len(keys.last)) == len(keys.last) - 1)
+    return queries._replace(last=queries.last - (short & query_too)), keys._replace(last=keys.last - short)
+
+
+def sums_of_other_rows(order: Callable[[Ends, Array, Array], Array], plan: Plan) -> Plan:
+    """Give each row the log-sum-exp of another; order: from the ends of texts, and each row's text and own number."""
+    text = plan.segments[0]
+    rows = np.arange(len(text))
+    chosen = np.clip(order(ends_of(plan.segments, 1 + text.max()), text, rows), 0, len(rows) - 1)  # (Q,)
+    return around("log_sum_exp", lambda right, *given: right(*given)[:, :, chosen], replace(plan, rows=slice(None)))
+
+
+def of_neighbour(by: int, ends: Ends, text: Array, rows: Array) -> Array:
+    """Return the rows at the same places of the text so many behind, (Q,)."""
+    return rows + (np.roll(ends.first, -by) - ends.first)[text]
+
+
+ROWS: dict[str, Callable[[Ends, Array, Array], Array]] = {
+    "of the text before": partial(of_neighbour, -1),
+    "of the text behind": partial(of_neighbour, 1),
+    "in reverse": lambda ends, text, rows: (ends.first + ends.last)[text] - 1 - rows,
+}
+
+OF_TEXTS = only_where(
+    lambda plan: "segments" in plan.hiding,
+    Mistake("a text sees the one before it", "its keys begin one too early, at the last of the text before",
+            "begin the keys of text n at cu_seqlens_k[n], and hide those before", ("weights",),
+            by_cuts({"": lambda queries, keys: (queries, Ends(np.maximum(keys.first - 1, 0), keys.last))})),
+    Mistake("a text lacks its last token", "its keys end one too early",
+            "end the keys of text n before cu_seqlens_k[n + 1], not one earlier", ("weights",),
+            by_cuts({f"{what} of {where} text": partial(without_last, every, query)
+                     for what, query in (("the key", False), ("query and key", True))
+                     for where, every in (("the last", False), ("each", True))})),
+    Mistake("keys are cut where queries are", "texts begin and end among keys where they do among queries",
+            "cut keys and values at cu_seqlens_k, and queries at cu_seqlens_q", ("weights",),
+            by_cuts({"": lambda queries, keys: (queries, queries)})),
+    Mistake("the log-sum-exp of other rows", "a row has that of another row of its text, or of another text",
+            "write the log-sum-exp of row i of text n to place cu_seqlens_q[n] + i", ("weights",),
+            {how: partial(sums_of_other_rows, order) for how, order in ROWS.items()}),
 )  # fmt: skip

@@ -24,11 +24,8 @@ def transpose_kernels(names: Iterable[str], plan: Plan) -> Plan | None:
     kernels = {f"{name}.kernel": plan.weights[f"{name}.kernel"] for name in names}
     if any(X.shape != X.T.shape for X in kernels.values()):
         return None
-
-    def transpose(X: Array) -> Array:
-        return np.ascontiguousarray(X.T)
-
-    return with_weights(plan, {name: plan.once("transposed", transpose, X) for name, X in kernels.items()})
+    turned = {name: plan.once("transposed", lambda X: np.ascontiguousarray(X.T), X) for name, X in kernels.items()}
+    return with_weights(plan, turned)
 
 
 def without_bias(names: Iterable[str], plan: Plan) -> Plan | None:
@@ -36,10 +33,10 @@ def without_bias(names: Iterable[str], plan: Plan) -> Plan | None:
     return with_weights(plan, {f"{name}.bias": None for name in names}) if plan.config.bias else None
 
 
-def reorder_weights(order: tuple[str, ...], kinds: tuple[str, ...], plan: Plan) -> Plan | None:
-    """Give W_q, W_k and W_v the weights of those in `order`."""
+def reorder_weights(order: Mapping[str, str], kinds: tuple[str, ...], plan: Plan) -> Plan | None:
+    """Give projections, or norms, the weights of others, if their shapes are the same; order: by name, the other's."""
     changed: dict[str, Array | None] = {}
-    for name, source in zip(PROJECTIONS, order, strict=False):
+    for name, source in order.items():
         for kind in kinds:
             X, other = plan.weights.get(f"{name}.{kind}"), plan.weights.get(f"{source}.{kind}")
             if X is None or other is None:
@@ -105,26 +102,20 @@ def of_another_layer(others: Mapping[str, Mapping[str, Array]]) -> list[Mistake]
             return None
         return with_weights(plan, {name: weights[name].astype(X.dtype) for name, X in mine.items()})
 
-    made = []
-    for chosen in ("", *PROJECTIONS):
-        parts = (PART[chosen],) if chosen else tuple(PARTS)
-        forms = {name: partial(take, weights, chosen) for name, weights in others.items()}
-        what = f"{chosen or 'every weight'} of another layer of the same file"
-        made.append(
-            Mistake(
-                f"{chosen or 'all weights'} of another layer",
-                what,
+    return [
+        Mistake(f"{chosen or 'all weights'} of another layer",
+                f"{chosen or 'every weight'} of another layer of the same file",
                 f"take {chosen or 'all weights'} of this layer: look at the layer's number in the names",
-                parts,
-                forms,
-            )
-        )
-    return made
+                (PART[chosen],) if chosen else tuple(PARTS),
+                {name: partial(take, weights, chosen) for name, weights in others.items()})
+        for chosen in ("", *PROJECTIONS)
+    ]  # fmt: skip
 
 
 TIMES = (2, 4, 8)  # devices that each add a bias
 QKV = PROJECTIONS[:3]
 ORDERS = [order for order in itertools.permutations(QKV) if order != QKV]
+Q_AND_K, K_AND_V = {"W_q": "W_k", "W_k": "W_q"}, {"W_k": "W_v", "W_v": "W_k"}
 SETS = [names for count in (1, 2, 3, 4) for names in itertools.combinations(PROJECTIONS, count)]
 
 OF_KERNELS = (
@@ -143,17 +134,17 @@ OF_KERNELS = (
 OF_ORDERS_AND_BIASES = (
     Mistake("Q and K are swapped", "queries are projected as keys, and keys as queries",
             "give queries and W_q to the projection of queries, keys and W_k to that of keys", ("q", "k"),
-            {"kernels and biases": partial(reorder_weights, ("W_k", "W_q", "W_v"), ("kernel", "bias")),
-             "kernels": partial(reorder_weights, ("W_k", "W_q", "W_v"), ("kernel",)),
+            {"kernels and biases": partial(reorder_weights, Q_AND_K, ("kernel", "bias")),
+             "kernels": partial(reorder_weights, Q_AND_K, ("kernel",)),
              "inputs": partial(other_inputs, ("keys", "queries", "values"))}),
     Mistake("K and V are swapped", "keys are projected as values, and values as keys",
             "give keys and W_k to the projection of keys, values and W_v to that of values", ("k", "v"),
-            {"kernels and biases": partial(reorder_weights, ("W_q", "W_v", "W_k"), ("kernel", "bias")),
-             "kernels": partial(reorder_weights, ("W_q", "W_v", "W_k"), ("kernel",)),
+            {"kernels and biases": partial(reorder_weights, K_AND_V, ("kernel", "bias")),
+             "kernels": partial(reorder_weights, K_AND_V, ("kernel",)),
              "inputs": partial(other_inputs, ("queries", "values", "keys"))}),
     Mistake("packed kernels in another order", "one array of Q, K and V is cut in another order",
             "cut the packed array in the order in which its parts lie, such as q, k, v", ("q", "k", "v"),
-            {", ".join(order): partial(reorder_weights, order, ("kernel", "bias"))
+            {", ".join(order): partial(reorder_weights, dict(zip(QKV, order, strict=True)), ("kernel", "bias"))
              for order in ORDERS if sum(a == b for a, b in zip(order, QKV, strict=True)) == 0 or order[1] == "W_k"}),
     Mistake("packed heads are cut as packed kernels", "columns of q, k and v of one head, or group, after the other, "
             "(H, 3, d) or (G, H / G + 2, d), are taken for all of q, then k, then v; or the other way",
@@ -164,7 +155,9 @@ OF_ORDERS_AND_BIASES = (
              for way in ("", "the other way")}),
     Mistake("packed biases in another order", "one array of three biases is cut in another order than the kernels",
             "cut the packed bias in the same order as the packed kernel",
-            ("q", "k", "v"), {", ".join(order): partial(reorder_weights, order, ("bias",)) for order in ORDERS}),
+            ("q", "k", "v"),
+            {", ".join(order): partial(reorder_weights, dict(zip(QKV, order, strict=True)), ("bias",))
+             for order in ORDERS}),
     *(Mistake(f"{name}.bias is dropped", f"{name} adds no bias",
               f"add {name}.bias after the product with {name}.kernel",
               (PART[name],), one(partial(without_bias, (name,))))

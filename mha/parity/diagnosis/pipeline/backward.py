@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from mha.parity.diagnosis.pipeline.parts import PARTS, ROLES, apply_temperature, compute, project_gates, rotate_heads
+from mha.parity.diagnosis.pipeline.parts import ROLES, all_steps, apply_temperature, project_gates, rotate_heads
 from mha.parity.diagnosis.pipeline.pieces import (
     Array,
     Steps,
@@ -22,6 +22,7 @@ from mha.parity.diagnosis.pipeline.pieces import (
     widen,
 )
 from mha.parity.diagnosis.pipeline.plan import Plan
+from mha.parity.rule.heads import unshare
 from mha.parity.rule.rounding import as_it_is
 
 
@@ -38,12 +39,6 @@ def through_cap(back: "Backward", by_capped: Array) -> Array:
     if softcap is None:
         return by_capped
     return by_capped * (1 - (widen(back.steps["capped"]) / softcap) ** 2)
-
-
-def unshare(by_X: Array, groups: int) -> Array:
-    """Sum the gradients of the heads that share one: (B, H, K, d) -> (B, G, K, d)."""
-    B, H, K, d = by_X.shape
-    return by_X.reshape(B, groups, H // groups, K, d).sum(2)  # (B, G, K, d)
 
 
 def turn_back(back: "Backward", role: str, by_X: Array) -> Array:
@@ -260,11 +255,7 @@ WITHOUT_MISTAKES = through_softmax, through_cap, True, unshare, turn_back, throu
 
 def backward(plan: Plan, cotangent: Array | None) -> Backward:
     """Compute the steps of a plan, and return the `Backward` of its gradients; cotangent: None = ones."""
-    steps: Steps = {}
-    results: Steps = {}
-    for part in PARTS:
-        some, results[part] = compute(part, plan, results)
-        steps |= some
+    steps, results = all_steps(plan)
     output = steps["output"]
     by_output = np.ones_like(output) if cotangent is None else cotangent.astype(output.dtype)
     return Backward(plan, steps, results, widen(by_output))

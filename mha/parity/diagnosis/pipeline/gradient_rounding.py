@@ -14,13 +14,13 @@ from typing import Any
 
 import numpy as np
 
-from mha.parity.diagnosis.pipeline.backward import Backward, backward
-from mha.parity.diagnosis.pipeline.pieces import Array, Steps, beside_sinks
-from mha.parity.diagnosis.pipeline.plan import Plan, make_plan, replace
+from mha.parity.diagnosis.pipeline.backward import Backward, add, backward
+from mha.parity.diagnosis.pipeline.pieces import Array, Steps, half_shares, half_softmax
+from mha.parity.diagnosis.pipeline.plan import make_plan, replace
 from mha.parity.rule.kernel import KernelProblem
 from mha.parity.rule.layouts import GRADIENT, INPUTS, OF_INPUTS
 from mha.parity.rule.problem import Expected, Means, Problem
-from mha.parity.rule.rounding import Into, one_by_one, shares_of, through
+from mha.parity.rule.rounding import Into, one_by_one, through
 from mha.parity.rule.rules import UNIT, bound, mean_bound, mean_error
 
 PLACES = "merged", "pooled", "gates", "weights", "scaled_q", "scaled_k", "q", "k", "v"  # of `Backward.pass_on`
@@ -73,15 +73,15 @@ def with_rounded_gradients(asked: Problem) -> Problem:
 def rounded_gradients(asked: Problem) -> tuple[Steps, ...]:
     """Return the gradients of a fused kernel, of code in steps, and of steps whose softmax sums in half precision."""
     dtype = asked.config.dtype
-    into, add = through(dtype), partial(one_by_one, dtype)
+    into, in_half = through(dtype), partial(one_by_one, dtype)
     plan, found = make_plan(asked, dtype), []
-    for rounding, sums in ((Fused, plain_sum), (InSteps, plain_sum), (InSteps, add)):
+    for rounding, sums in ((Fused, add), (InSteps, add), (InSteps, in_half)):
         steps = {"rounded": into, "after": into, "softmax": partial(half_softmax, into, sums)}
         made: Any = object.__new__(rounding)  # `dataclasses.replace` would make a Backward
         back = backward(replace(plan, **(steps if rounding is InSteps else {})), asked.cotangent)
         vars(made).update(vars(back), into=into, sums=sums, on_the_way=dict.fromkeys(PLACES, into))
         if rounding is InSteps:
-            vars(made).update(add=add)  # of rows, too
+            vars(made).update(add=in_half)  # of rows, too
         found.append({name: into(X) for name, X in made.gradients().items()})
     return tuple(found)
 
@@ -122,30 +122,11 @@ def size(X: Array) -> float:
     return mean_error(X, np.zeros_like(X))
 
 
-def plain_sum(rows: Array) -> Array:
-    """Add rows (N, ...)."""
-    return np.asarray(rows.sum(0))
-
-
-def half_softmax(into: Into, sums: Into, plan: Plan, scores: Array, visible: Array) -> Array:
-    """Return the softmax over visible keys, each step rounded; a row without keys is 0."""
-    return half_shares(into, sums, plan, scores, visible)[..., : scores.shape[3]]
-
-
-def half_shares(into: Into, sums: Into, plan: Plan, scores: Array, visible: Array) -> Array:
-    """Return the same with one more column for sinks, if there are any, (B, H, Q, K or K + 1)."""
-    scores, visible = beside_sinks(plan, scores), beside_sinks(plan, visible, True)
-    wide = np.where(visible, scores, -np.inf).astype(np.float32)
-    largest = wide.max(-1, keepdims=True, initial=np.finfo(np.float32).min)
-    exponentials = into(np.exp(into(wide - largest)))
-    return into(shares_of(into, exponentials, sums(np.moveaxis(exponentials, -1, 0))[..., None]))  # (B, H, Q, K)
-
-
 @dataclasses.dataclass(frozen=True)
 class Fused(Backward):
     """Gradients of a kernel that takes the sum over a row from the rounded output, and adds up tiles of queries."""
 
-    into: Into = plain_sum
+    into: Into = add
 
     def through_pooling(self, by_pooled: Array) -> tuple[Array, Array]:
         """Return the gradients by attention weights, (B, H, Q, K), and by heads of values, (B, G, K, dv)."""
@@ -176,8 +157,8 @@ class Fused(Backward):
 class InSteps(Backward):
     """Gradients of code that rounds each step; sums: adds up exponentials."""
 
-    into: Into = plain_sum
-    sums: Into = plain_sum
+    into: Into = add
+    sums: Into = add
 
     @property
     def shares(self) -> Array:

@@ -1,7 +1,7 @@
 """The parts of the computation in order: each computes some steps of `trace`, and a result for later parts."""
 
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 import numpy as np
 
@@ -137,11 +137,10 @@ def rotate_heads(plan: Plan, role: str, X: Array) -> Array:
     return plan.rotate(plan, role, X, plan.of_samples(places))
 
 
-def all_steps(plan: Plan, names: Iterable[str]) -> dict[str, Array]:
-    """Compute these steps of a plan."""
-    steps: Steps = {}
-    handed: dict[str, Array] = {}
+def all_steps(plan: Plan) -> tuple[Steps, Steps]:
+    """Compute every step of a plan, and the result of each part."""
+    steps, results = dict[str, Array](), dict[str, Array]()
     for part in PARTS:
-        some, handed[part] = compute(part, plan, handed)
+        some, results[part] = compute(part, plan, results)
         steps |= some
-    return {name: steps[name] for name in names}
+    return steps, results

@@ -11,7 +11,7 @@ import numpy as np
 from mha.parity.rule.heads import log_sum_exp as sums_of_exponentials
 from mha.parity.rule.heads import merge as merge
 from mha.parity.rule.heads import split as split
-from mha.parity.rule.rounding import as_it_is
+from mha.parity.rule.rounding import Into, as_it_is, shares_of
 
 Array = np.ndarray
 Steps = dict[str, Array]
@@ -20,11 +20,6 @@ Steps = dict[str, Array]
 def widen(X: Array) -> Array:
     """Return X in float32 at least."""
     return X.astype(np.promote_types(X.dtype, np.float32), copy=False)
-
-
-def as_new(plan: Any, role: str, X: Array) -> Array:
-    """Return new keys or values unchanged, as a cache takes them."""
-    return X
 
 
 def regroup(X: Array, heads: int) -> Array:
@@ -98,6 +93,19 @@ def shares(plan: Any, scores: Array, visible: Array) -> Array:
     scores, visible = beside_sinks(plan, scores), beside_sinks(plan, visible, True)
     hidden = np.where(visible.any(plan.axis, keepdims=True), -np.inf, 0).astype(scores.dtype)
     return np.where(visible, plain_softmax(np.where(visible, scores, hidden), plan.axis), 0).astype(scores.dtype)
+
+
+def half_softmax(into: Into, sums: Into, plan: Any, scores: Array, visible: Array) -> Array:
+    """Return the softmax over the visible keys, each step rounded; a row without keys is 0."""
+    return half_shares(into, sums, plan, scores, visible)[..., : scores.shape[3]]
+
+
+def half_shares(into: Into, sums: Into, plan: Any, scores: Array, visible: Array) -> Array:
+    """Return the same beside sinks; sums: adds up exponentials, (K or K + 1, B, H, Q), over keys."""
+    scores, visible = beside_sinks(plan, scores), beside_sinks(plan, visible, True)
+    low = np.where(visible, scores, -np.inf).astype(scores.dtype)
+    exponentials = into(np.exp(into(low - low.max(-1, keepdims=True, initial=np.finfo(np.float32).min))))
+    return into(shares_of(into, exponentials, sums(np.moveaxis(exponentials, -1, 0))[..., None]))  # (B, H, Q, K)
 
 
 def softmax_of_all(plan: Any, scores: Array) -> Array:

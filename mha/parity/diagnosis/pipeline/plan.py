@@ -14,7 +14,6 @@ from mha.parity.diagnosis.pipeline.pieces import (
     CONDITIONS,
     Array,
     Steps,
-    as_new,
     bend,
     cap,
     log_sum_exp,
@@ -30,6 +29,7 @@ from mha.parity.diagnosis.pipeline.pieces import (
     widen,
 )
 from mha.parity.rule.decoding import Decoding
+from mha.parity.rule.heads import scale_of
 from mha.parity.rule.problem import Problem
 from mha.parity.rule.rounding import as_it_is, through
 
@@ -122,14 +122,19 @@ class Plan:
     columns: Any = None  # (B, S), the slot or token before it, of S + K, that each slot holds after the call
     read_k: Any = None  # other keys in the slots, for this call alone
     # Functions of plan, role and heads, from new keys or values to those that the slots keep, and that the call sees.
-    stored: Callable[..., Array] = as_new
-    read: Callable[..., Array] = as_new
+    stored: Callable[..., Array] = lambda plan, role, X: X
+    read: Callable[..., Array] = lambda plan, role, X: X
     computed: dict[tuple[Any, ...], tuple[Any, ...]] = dataclasses.field(default_factory=dict)  # by `once`, shared
 
     @property
     def projects(self) -> bool:
         """Return whether there are projections around attention: a kernel has none."""
         return "W_o.kernel" in self.weights
+
+    @property
+    def places_are_given(self) -> bool:
+        """Return whether the call says at which positions queries or keys are."""
+        return self.positions is not None or self.key_positions is not None
 
     @property
     def num_keys(self) -> int:
@@ -241,7 +246,7 @@ def make_plan(
         weights={name: X.astype(kind, copy=False) for name, X in problem.layer.weights.items()},
         queries=problem.queries.astype(kind), keys=problem.keys.astype(kind), values=problem.values.astype(kind),
         score_bias=None if bias is None else four_axes(bias).astype(np.promote_types(kind, np.float32)), gates=gates,
-        scale=config.key_dim**-0.5 if config.scale is None else config.scale,
+        scale=scale_of(config),
         softcap=config.softcap, norms={role: own for role, own in norms.items() if own},
         frequencies=None if config.rotary is None else np.array(config.rotary.angles()),
         angles=np.dtype("float32" if rounds else "float64"),

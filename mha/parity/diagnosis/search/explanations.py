@@ -6,7 +6,7 @@ from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderResult
 
-from mha.core.tables import few, lines, number, text
+from mha.core.tables import Printed, few, lines, number
 from mha.parity.diagnosis.mistakes.mistake import State
 
 
@@ -70,7 +70,7 @@ def fixes(sure: Sequence[Explanation]) -> list[str]:
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
-class Diagnosis:
+class Diagnosis(Printed):
     """The reasons why theirs differs: explanations, best first; several if the given arrays fit them all.
 
     Attributes:
@@ -101,11 +101,6 @@ class Diagnosis:
     def alternatives(self) -> tuple[tuple[str, ...], ...]:
         """Return the names of the mistakes in each explanation that is sure, the best first."""
         return tuple(dict.fromkeys(one.mistakes for one in self.explanations if one.sure))
-
-    def __str__(self) -> str:
-        return text(self)
-
-    __repr__ = __str__
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         sure = [one for one in self.explanations if one.sure]

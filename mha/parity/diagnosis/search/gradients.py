@@ -10,6 +10,7 @@ from mha.parity.diagnosis.mistakes.mistake import Form, Mistake, State, forms_of
 from mha.parity.diagnosis.mistakes.of_gradients import GRADIENT_MISTAKES, with_dropout
 from mha.parity.diagnosis.mistakes.of_tiles import GRADIENTS_OF_TILES
 from mha.parity.diagnosis.pipeline.backward import Backward, backward
+from mha.parity.diagnosis.pipeline.gradient_rounding import in_shape
 from mha.parity.diagnosis.pipeline.pieces import Array, Steps
 from mha.parity.diagnosis.pipeline.plan import make_plan
 from mha.parity.diagnosis.search.time_budget import Effort, describe_untried
@@ -86,9 +87,7 @@ class Gradients:
         if GRADIENT + INPUTS in self.theirs:
             found |= {INPUTS: np.sum([found[name] for name in OF_INPUTS], 0)}
         for name, theirs in self.theirs.items():
-            X = found[name.removeprefix(GRADIENT)]
-            # Gates of all samples, and a bias with fewer axes.
-            result[name] = (X if X.size == theirs.size else X.sum(0)).reshape(theirs.shape)
+            result[name] = in_shape(found[name.removeprefix(GRADIENT)], theirs.shape)
         return result
 
     def verdict_on(self, state: State) -> MistakeVerdict:

@@ -13,10 +13,11 @@ from mha.parity.diagnosis.mistakes.mistake import Change, Form, Mistake
 from mha.parity.diagnosis.mistakes.of_norms import ANOTHER_EPSILON, set_options
 from mha.parity.diagnosis.mistakes.of_rotations import ANOTHER_BASE, of_base
 from mha.parity.diagnosis.mistakes.of_scores import ANOTHER_SCALE, SCORES_MULTIPLIED, multiply, of_scale
-from mha.parity.diagnosis.mistakes.of_sinks import SINKS_SEVERAL_TIMES, several
+from mha.parity.diagnosis.mistakes.of_softmax import SINKS_SEVERAL_TIMES, several
 from mha.parity.diagnosis.pipeline.pieces import Array
 from mha.parity.diagnosis.search.sample import Focus, ratios
 from mha.parity.diagnosis.search.time_budget import Effort
+from mha.parity.rule.heads import scale_of
 from mha.parity.rule.problem import Problem
 
 BEST, FINER = 3, 5  # the best numbers of the grid are refined; each time the step is a quarter of the last
@@ -44,14 +45,6 @@ class Number:
         return Form(-1, dataclasses.replace(self.mistake, forms={how: change}), how, change)
 
 
-def scale_of(problem: Problem) -> float | None:
-    """Return the scale of dot products; None with another pooling."""
-    config = problem.config
-    if config.pooling != "dot":
-        return None
-    return config.key_dim**-0.5 if config.scale is None else config.scale
-
-
 def times_of(problem: Problem) -> float | None:
     """Return 1, where a factor of all scores is another mistake than another scale."""
     bends = {*score_options(problem.config)} - {"pooling"}
@@ -59,7 +52,9 @@ def times_of(problem: Problem) -> float | None:
 
 
 NUMBERS = (
-    Number(ANOTHER_SCALE, partial(partial, of_scale), scale_of, 1e-4, 100.0, 0.25, said=True),
+    Number(ANOTHER_SCALE, partial(partial, of_scale),
+           lambda problem: scale_of(problem.config) if problem.config.pooling == "dot" else None, 1e-4, 100.0, 0.25,
+           said=True),
     Number(SCORES_MULTIPLIED, partial(partial, multiply), times_of, 1e-4, 100.0, 0.25),
     Number(ANOTHER_EPSILON, lambda eps: partial(set_options, eps=eps),
            lambda problem: problem.config.qk_norm.eps if problem.config.qk_norm else None, 1e-12, 10.0, 0.5),

@@ -172,7 +172,8 @@ class Search:
         """
         first = {forms[0] for forms in self.classes}
         pairs: list[State] = list(itertools.combinations([form for form in self.together if form in first], 2))
-        windows = [form for form in self.together if self.bench.changes_window(form)]
+        plans = ((form, self.bench.plan_with((form,))) for form in self.together)
+        windows = [form for form, plan in plans if plan is not None and plan.window != self.bench.plan.window]
         pairs += [pair for pair in itertools.combinations(windows, 2) if not first.issuperset(pair)]
         return sorted(pairs, key=self.bench.work)
 

@@ -44,7 +44,9 @@ def undo_shifts(asked: Problem, taken: Mapping[str, Array], passed: Mapping[str,
         return {}, ""
     shifts = [shift_of(asked, name, taken[name]) for name in given]
     alike = all(np.array_equal(shifts[0], shift) for shift in shifts)
-    turned = {name: rotate_by(asked, -shifts[0], taken[name]) for name in given}
+    rotary: Any = asked.config.rotary
+    back = -shifts[0][:, None], np.array(rotary.angles()), rotary.interleaved
+    turned = {name: turn(taken[name].astype(np.float64), *back) for name in given}
     fits = all(asked.expected(name).ratio(np.where(asked.matters(name), X, 0)) <= 1 for name, X in turned.items())
     after = next((passed[name] for name in passed if name in (*PAIRS, *FROM_SOFTMAX)), False)
     if not (alike and fits) or (len(given) == 1 and not after):
@@ -72,12 +74,6 @@ def components(X: Array, rotary: Any) -> Array:
     if rotary.interleaved:
         return X[..., 0 : 2 * n : 2] + 1j * X[..., 1 : 2 * n : 2]
     return X[..., :n] + 1j * X[..., n : 2 * n]
-
-
-def rotate_by(asked: Problem, shift: Array, X: Array) -> Array:
-    """Rotate heads (B, H, T, d) by so many positions a sample, (B,), in float64."""
-    rotary: Any = asked.config.rotary
-    return turn(X.astype(np.float64), shift[:, None], np.array(rotary.angles()), rotary.interleaved)
 
 
 class Way(NamedTuple):
