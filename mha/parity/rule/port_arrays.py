@@ -36,7 +36,9 @@ def arrays_by_name(asked: Problem, theirs: Any) -> Named:
                 "differ; give their own gradients: queries, keys, values"
             )
         if full not in known:
-            raise ValueError(f"theirs has {describe_unknown(name, known)}")
+            near = difflib.get_close_matches(str(name), known, 1)
+            meant = f"; did you mean {near[0]!r}?" if near else ""
+            raise ValueError(f"theirs has {name!r}, expected some of {', '.join(known)}{meant}")
         array = (integers if full == PLACED else floats)(f"theirs[{name!r}]", X)
         if full == "weights" and asked.config.num_heads > 1 and array.shape == asked.sizes.shape(MEANS):
             full = MEANS
@@ -47,13 +49,6 @@ def arrays_by_name(asked: Problem, theirs: Any) -> Named:
         if weight is not None and weight.any() and np.array_equal(weight, found[full]):
             raise ValueError(f"theirs[{name!r}] is the weight itself, expected the gradient of the loss by it")
     return {name: found[name] for name in known if name in found}
-
-
-def describe_unknown(name: object, known: list[str]) -> str:
-    """Return the words for a name that no array has."""
-    near = difflib.get_close_matches(str(name), known, 1)
-    meant = f"; did you mean {near[0]!r}?" if near else ""
-    return f"{name!r}, expected some of {', '.join(known)}{meant}"
 
 
 def floats(name: str, X: Any) -> np.ndarray:

@@ -90,7 +90,7 @@ class Simulation:
     def largest_scores(self, border: Border) -> Array:
         """Return the largest magnitude among the scores that each query sees, (B, Q)."""
         found = self.pool(self.once("heads", self.heads, border), Chunk.largest).max(-1)  # (B*H, Q)
-        return np.asarray(found.reshape(-1, self.config.num_heads, found.shape[1]).max(1))  # (B, Q)
+        return np.asarray(found.reshape(len(self.inputs[0]), -1, found.shape[1]).max(1))  # (B, Q)
 
     @property
     def num_keys(self) -> int:
@@ -230,10 +230,6 @@ class KernelSimulation(Simulation):
     def change_of_scale(self, border: Border) -> Array:
         """Return the change of the output (B*H, Q, dv) with the logarithm of the scale."""
         return self.pool(self.once("heads", self.heads, border), Chunk.change_of_scale)
-
-    def largest_scores(self, border: Border) -> Array:
-        """Return the largest magnitude among the scores that each query sees, (B*H, Q)."""
-        return np.asarray(self.pool(self.once("heads", self.heads, border), Chunk.largest).max(-1))
 
 
 class Chunk:

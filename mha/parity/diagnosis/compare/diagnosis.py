@@ -24,7 +24,7 @@ from mha.parity.diagnosis.search.time_budget import Effort
 from mha.parity.diagnosis.search.verdicts import LITTLE, SURE, MistakeVerdict, apart
 from mha.parity.diagnosis.wrong_setup import calls
 from mha.parity.diagnosis.wrong_setup.beyond_attention import more_than_attention
-from mha.parity.diagnosis.wrong_setup.equivalent_steps import NONE, Rewritten, Way
+from mha.parity.diagnosis.wrong_setup.equivalent_steps import NONE, Rewritten
 from mha.parity.rule.kernel import KernelProblem
 from mha.parity.rule.layouts import GRADIENT
 from mha.parity.rule.problem import Problem
@@ -74,7 +74,9 @@ def find_reasons(
     explanations = of_one_formula(problem, sorted(explanations, key=rank), mistakes)
     if wrong[0].name in ways.open:
         perhaps = tuple(dataclasses.replace(one, sure=False) for one in explanations)
-        return Diagnosis(perhaps, describe_open(ways.open), tried)
+        each = "; ".join(f"{name} is ours {way.how}" for name, way in reversed([*ways.open.items()]))
+        note = f"why: not known: {each}. It is no mistake if later steps take it back: give scores or the output, too"
+        return Diagnosis(perhaps, note, tried)
     sure = [one for one in explanations if one.sure]
     of_layer = problem.sizes.slots is None and not isinstance(problem, KernelProblem)
     swapped = "output" in steps and far >= SURE and not sure and of_layer
@@ -109,12 +111,6 @@ def without_rounding(
     exact, half = copy.copy(problem), expected.half.without(rounding)
     vars(exact)["expectations"] = problem.expectations | {"output": expected._replace(half=half)}
     return exact, {**steps, "output": there - half.taken}
-
-
-def describe_open(ways: Mapping[str, Way]) -> str:
-    """Return the words that steps may be right, and what would show it."""
-    each = "; ".join(f"{name} is ours {way.how}" for name, way in reversed([*ways.items()]))
-    return f"why: not known: {each}. It is no mistake if later steps take it back: give scores or the output, too"
 
 
 def rank(one: Explanation) -> tuple[int, float]:

@@ -26,11 +26,6 @@ def change_scales(change: Callable[[Array], Array], plan: Plan) -> Plan:
     return with_weights(plan, {name: change(plan.weights[name]) for name in ("q_norm.scale", "k_norm.scale")})
 
 
-def move_norm(after: bool, plan: Plan) -> Plan | None:
-    """Norm after the rotation, or before it."""
-    return None if plan.frequencies is None else set_options(plan, after=after)
-
-
 def norm_only(kept: tuple[str, ...], plan: Plan) -> Plan | None:
     """Apply the norms of these roles alone."""
     norms = {role: own for role, own in plan.norms.items() if role in kept}
@@ -61,12 +56,14 @@ OF_NORMS = (
         Mistake("layer norm for RMS norm", "the mean is taken out",
                 "divide by the root mean square alone, and subtract no mean",
                 ("q", "k"), one(partial(set_options, kind="layer"))),
-        Mistake("the norm comes after the rotation", "heads turn first and are normed then",
-                "norm queries and keys first, then rotate them", ("q", "k"),
-                one(partial(move_norm, True))),
-        Mistake("the norm comes before the rotation", "heads are normed first and turn then",
-                "rotate queries and keys first, then norm them", ("q", "k"),
-                one(partial(move_norm, False))),
+        *only_where(
+            lambda plan: plan.frequencies is not None,
+            Mistake("the norm comes after the rotation", "heads turn first and are normed then",
+                    "norm queries and keys first, then rotate them", ("q", "k"),
+                    one(partial(set_options, after=True))),
+            Mistake("the norm comes before the rotation", "heads are normed first and turn then",
+                    "rotate queries and keys first, then norm them", ("q", "k"),
+                    one(partial(set_options, after=False)))),
         Mistake("the norms are forgotten", "queries and keys have no norm",
                 "norm queries and keys after their projection", ("q", "k"), one(partial(norm_only, ("v",)))),
         Mistake("keys have no norm", "queries alone have a norm",

@@ -97,7 +97,7 @@ def bounds_of(asked: HalfGradients, name: str, oracle: Array, base: Array, scale
         in_shape(np.sum([found[each] for each in names], 0), oracle.shape) for found in asked.rounded_gradients
     )
     # What cancels leaves a rounding of gradients of the same kind. A bias gets the sum of all rows, which cancel, too.
-    peers = [size(X) for each, X in asked.oracle_gradients.items() if kind(each) == kind(name)]
+    peers = [mean_error(X, 0 * X) for each, X in asked.oracle_gradients.items() if kind(each) == kind(name)]
     floor = max([scale / 16, *(X / (4 if kind(name) == "bias" else 64) for X in peers)])
     others = [base, fused, steps]
     if mean_error(steps, oracle) > CANCELLING * mean_error(base, oracle):
@@ -115,11 +115,6 @@ def in_shape(X: Array, shape: tuple[int, ...]) -> Array:
 def kind(name: str) -> str:
     """Return what a gradient is by: "kernel", "bias", "scale", or "" for inputs and the like."""
     return name.rpartition(".")[2] if "." in name else ""
-
-
-def size(X: Array) -> float:
-    """Return the root mean square of an array."""
-    return mean_error(X, np.zeros_like(X))
 
 
 @dataclasses.dataclass(frozen=True)
