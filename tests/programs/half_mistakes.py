@@ -210,7 +210,7 @@ def whole(setting: Setting, size: float) -> Array:
 
 def cached(setting: Setting, size: float) -> Array:
     """Round keys and values to int8, by token and head."""
-    return setting.output(cached=to_int8((3,)))
+    return setting.output(cached=partial(to_int8, (3,)))
 
 
 def window(setting: Setting, size: float) -> Array:

@@ -76,18 +76,14 @@ def permute(
     return with_weights(plan, changed)
 
 
-def blocks_of_heads(count: Callable[[Plan, int], int]) -> Callable[[Plan, int], Block | None]:
-    """Make a function to the blocks of another number of heads; count: from the right number to that."""
-
-    def block(plan: Plan, heads: int) -> Block | None:
-        number, columns, n = count(plan, heads), heads * plan.config.key_dim, len(plan.frequencies)
-        if number == 0 or columns % (2 * number):
-            return None
-        width = columns // number
-        n = n if 2 * n < plan.config.key_dim else width // 2
-        return (width, n) if 2 * n <= width else None
-
-    return block
+def of_other_heads(count: Callable[[Plan, int], int], plan: Plan, heads: int) -> Block | None:
+    """Return the blocks of another number of heads; count: from the right number to that."""
+    number, columns, n = count(plan, heads), heads * plan.config.key_dim, len(plan.frequencies)
+    if number == 0 or columns % (2 * number):
+        return None
+    width = columns // number
+    n = n if 2 * n < plan.config.key_dim else width // 2
+    return (width, n) if 2 * n <= width else None
 
 
 def of_whole_head(plan: Plan, heads: int) -> Block | None:
@@ -101,14 +97,14 @@ def of_width(plan: Plan, heads: int) -> int:
     return heads * plan.config.key_dim // (plan.config.num_hiddens // plan.config.num_heads or 1)
 
 
-BLOCKS = {
-    "W_k as of H heads": (blocks_of_heads(lambda plan, heads: plan.heads), "k"),
-    "W_q as of G heads": (blocks_of_heads(lambda plan, heads: plan.groups), "q"),
-    "both as of 2H heads": (blocks_of_heads(lambda plan, heads: 2 * plan.heads), "qk"),
-    "both as of H / 2 heads": (blocks_of_heads(lambda plan, heads: plan.heads // 2), "qk"),
-    "as of half as many heads": (blocks_of_heads(lambda plan, heads: heads // 2), "qk"),
-    "as of twice as many heads": (blocks_of_heads(lambda plan, heads: 2 * heads), "qk"),
-    "as of heads of width D / H": (blocks_of_heads(of_width), "qk"),
+BLOCKS: dict[str, tuple[Callable[[Plan, int], Block | None], str]] = {
+    "W_k as of H heads": (partial(of_other_heads, lambda plan, heads: plan.heads), "k"),
+    "W_q as of G heads": (partial(of_other_heads, lambda plan, heads: plan.groups), "q"),
+    "both as of 2H heads": (partial(of_other_heads, lambda plan, heads: 2 * plan.heads), "qk"),
+    "both as of H / 2 heads": (partial(of_other_heads, lambda plan, heads: plan.heads // 2), "qk"),
+    "as of half as many heads": (partial(of_other_heads, lambda plan, heads: heads // 2), "qk"),
+    "as of twice as many heads": (partial(of_other_heads, lambda plan, heads: 2 * heads), "qk"),
+    "as of heads of width D / H": (partial(of_other_heads, of_width), "qk"),
     "over the whole head": (of_whole_head, "qk"),
     "over the whole head of W_q": (of_whole_head, "q"),
     "over the whole head of W_k": (of_whole_head, "k"),

@@ -1,6 +1,5 @@
 """Known mistakes of rounding, which no exact formula gives: they are imitated, and recognised by their errors."""
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -39,14 +38,10 @@ def heads_in(role: str, dtype: str, plan: Plan) -> Plan:
     return around(piece, lambda right, X, times: right(into(X), times), plan)
 
 
-def to_int8(axes: tuple[int, ...]) -> Callable[[Array], Array]:
-    """Make a function that rounds to 127 steps on each side of 0; axes: of (B, G, K, d), those with one largest."""
-
-    def to_steps(X: Array) -> Array:
-        steps = np.abs(X.astype(np.float64)).max(axes, keepdims=True) / 127
-        return (np.rint(X / np.where(steps == 0, 1, steps)) * steps).astype(X.dtype)
-
-    return to_steps
+def to_int8(axes: tuple[int, ...], X: Array) -> Array:
+    """Round to 127 steps on each side of 0; axes: of (B, G, K, d), those with one largest."""
+    steps = np.abs(X.astype(np.float64)).max(axes, keepdims=True) / 127
+    return (np.rint(X / np.where(steps == 0, 1, steps)) * steps).astype(X.dtype)
 
 
 # What keeps float32 products in float32, in PyTorch, JAX, TensorFlow and MLX.
@@ -75,8 +70,8 @@ ROUNDINGS = (
     Mistake("keys and values are rounded in a cache", "a cache stores them in fewer bits",
             "store keys and values in the layer's own dtype", ("scores", "pooled"),
             {how: partial(replace, cached=function) for how, function in {
-                "bfloat16": through("bfloat16"), "int8, by token and head": to_int8((3,)),
-                "int8, by token": to_int8((1, 3)), "int8, by head": to_int8((2, 3))}.items()}),
+                "bfloat16": through("bfloat16"), "int8, by token and head": partial(to_int8, (3,)),
+                "int8, by token": partial(to_int8, (1, 3)), "int8, by head": partial(to_int8, (2, 3))}.items()}),
     # In a layer of bfloat16 it is right: code for such models does it.
     *only_where(
         lambda plan: rotates(plan) and plan.config.dtype != "bfloat16",
