@@ -255,11 +255,7 @@ def test_texts_of_another_case_are_refused(data, tmp_path, key, old, new, text):
     [
         ("output", {"shape": [3, 2, 29]}, "output is float64 (3, 2, 29), expected float64 (2, 3, 29)"),
         ("output", {"dtype": "I64"}, "output is int64 (2, 3, 29), expected float64"),
-        (
-            "output",
-            {"dtype": "C64"},
-            "output has dtype complex64, expected one of float64, float32, float16",
-        ),
+        ("output", {"dtype": "C64"}, "output has dtype complex64, expected one of float64, float32, float16"),
         ("output", {"data_offsets": [0, 8]}, "is not a safetensors file: output has 8 bytes"),
         ("call/mask", {"dtype": "U8"}, "call/mask has dtype uint8, expected one of float64"),
         ("call/mask", {"shape": [2, 5, 3]}, "mask has shape (2, 5, 3), expected (3, 5), (2, 3, 5) or (2, 6, 3, 5)"),

@@ -38,8 +38,7 @@ def firsts():
 
 QUICK = firsts()
 EACH = pytest.mark.parametrize(
-    "case",
-    [pytest.param(case, id=name, marks=() if name in QUICK else LONG) for name, case in alone.CASES.items()],
+    "case", [pytest.param(case, id=name, marks=() if name in QUICK else LONG) for name, case in alone.CASES.items()]
 )
 
 

@@ -10,13 +10,7 @@ from ports import Port
 import mha
 from mha.parity.diagnosis.mistakes import of_heads, of_norms, of_rotations, of_softmax, of_weights
 
-from . import (
-    by_hand,
-    twins_of_masks,
-    twins_of_packs_and_slopes,
-    twins_of_rotated_parts,
-    twins_of_sinks_and_gates,
-)
+from . import by_hand, twins_of_masks, twins_of_packs_and_slopes, twins_of_rotated_parts, twins_of_sinks_and_gates
 from .by_hand import (
     PROJECTIONS,
     argument,
