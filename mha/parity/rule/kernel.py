@@ -96,8 +96,7 @@ class KernelProblem(Problem):
             if X.shape == (B, Q, H)[packed:] and not packed:
                 return lambda X: X.swapaxes(1, 2)[..., None]  # (B, H, Q, 1)
             return f"it has shape {X.shape}, expected {(B, H, Q)[packed:]}: {'(batch, ' * (not packed)}heads, queries)"
-        heads = self.config.num_key_value_heads if name in BY_KEYS else self.config.num_heads
-        B, T, width = shape
+        heads, (B, T, width) = self.numbers[name in BY_KEYS], shape
         axes = {"B": B, "H": heads, "T": T, "D": width // heads}
         expected = tuple(axes[letter] for letter in self.layout)
         if X.shape != expected:
@@ -115,8 +114,7 @@ class KernelProblem(Problem):
 
     def by_heads(self, name: str, X: np.ndarray) -> np.ndarray:
         """Split an array in its compared shape into heads: (B, T, H*d) -> (B, H, T, d); the log-sum-exp is split."""
-        heads = self.config.num_key_value_heads if name in BY_KEYS else self.config.num_heads
-        return X if name == LSE else split(X, heads)
+        return X if name == LSE else split(X, self.numbers[name in BY_KEYS])
 
     def matters(self, name: str) -> np.ndarray:
         """Return which numbers of an array count; the log-sum-exp of a row without keys is not defined beside sinks."""
@@ -142,7 +140,7 @@ class KernelProblem(Problem):
 
         Those of weights, (B, H, Q, K), have that of the rounding of scores in them; last are those of products.
         """
-        times = self.config.num_heads // self.config.num_key_value_heads
+        times = self.numbers[0] // self.numbers[1]
         given = zip((self.queries, self.keys, self.values), self.numbers, strict=True)
         q, k, v = (np.abs(finite(split(X.astype(np.float64), n))) for X, n in given)  # (B, H or G, T, d)
         k, v = (np.repeat(X, times, 1) for X in (k, v))  # (B, H, K, d)
@@ -196,9 +194,8 @@ class KernelProblem(Problem):
         """Return how many terms each number is a sum of: in float32 one after the other, their rounding adds up."""
         if "16" in self.config.dtype:
             return 1
-        return (
-            self.sizes.Q * self.config.num_heads // self.config.num_key_value_heads if name in BY_KEYS else self.sizes.K
-        )
+        H, G, _ = self.numbers
+        return self.sizes.Q * H // G if name in BY_KEYS else self.sizes.K
 
     def _expect(self, name: str) -> Expected:
         with np.errstate(invalid="ignore"):
