@@ -214,6 +214,12 @@ def test_an_output_from_which_the_error_of_a_style_was_taken():
     assert (again.ratio, again.worst) == (pytest.approx(found.ratio), "the mean square of all rows")
 
 
+def test_rows_of_a_kernel_are_those_of_each_head_of_a_sample():
+    counts = np.array([[True, False], [False, True]])
+    rule = HalfPrecision(Written(ORACLE), np.zeros((2, 2, 6)), counts, num_heads=3)
+    assert np.array_equal(rule.counts, counts[[0, 0, 0, 1, 1, 1]])
+
+
 def test_usual_code_is_in_each_row_the_style_that_errs_more():
     steps = ORACLE + ERROR * np.where(np.arange(Q) % 2, 2, 0.5)[:, None] * signs(4)
     steps[0, 5, 7] = np.inf

@@ -33,6 +33,13 @@ def differing(report):
     return [row.title for row in report.rows if not row.passed]
 
 
+def test_where_a_gradient_of_keys_differs_is_said_by_keys():
+    q, k = (np.random.default_rng(0).normal(size=size) for size in ((1, 4, 3, 6), (1, 2, 5, 6)))
+    place = compare_kernel({"dk": 0 * k}, q, k, k, lengths=np.array([4])).rows[0].place
+    assert place.where == "keys 0-3 of 5; not in padding"
+    assert [line.split()[-1] for line in place.picture] == ["0-4", "####-", "####-"]
+
+
 # Answers by hand
 
 
