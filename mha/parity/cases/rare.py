@@ -77,7 +77,7 @@ def sizes(number: int) -> Case:
     layer["pooling"] = ("dot", "additive")[draw(2)]
     lengths = [None, draw(0, K + 2, B).tolist(), draw(0, K + 2, (B, Q)).tolist()][draw(3)]
     sizes: dict[str, Any] = {"batch": B, "num_queries": Q, "num_keys": K}
-    return Case(f"sizes {number}", layer, lengths, mask, bool(draw(2)), **sizes, dtypes=("float64",))
+    return Case(f"sizes {number}", layer, lengths, mask, bool(draw(2)), **sizes, dtypes=("float64",), quick=())
 
 
 def options(number: int) -> Case:
@@ -125,6 +125,7 @@ def options(number: int) -> Case:
         num_queries=Q,
         num_keys=K,
         dtypes=("float64",),
+        quick=(),
     )
 
 
