@@ -12,6 +12,7 @@ from mha.bench.cases import Shape
 from mha.bench.steps import REFERENCE
 
 
+@pytest.mark.long("jax")
 @pytest.mark.parametrize("G", [None, pytest.param(2, marks=pytest.mark.long(*adapters.COMPILED, "torch"))])
 def test_every_implementation_decodes_the_same(backend, monkeypatch, G):
     monkeypatch.setattr(decoding, "MORE", 3)  # it begins again in between

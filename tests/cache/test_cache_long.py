@@ -50,7 +50,8 @@ def programs(backend):
 
 
 @pytest.mark.parametrize(
-    ("options", "count"), [pytest.param("a ring", MANY, marks=pytest.mark.long("mxnet")), ("a larger ring", 60)]
+    ("options", "count"),
+    [pytest.param("a ring", MANY, marks=pytest.mark.long("mxnet", "tensorflow")), ("a larger ring", 60)],
 )
 def test_two_thousand_tokens(backend, options, count):
     attention = layer(backend, **OPTIONS[options])
@@ -121,7 +122,7 @@ def test_pairs_of_slots_with_every_option(backend, options, readable):
 
 
 @pytest.mark.parametrize("options", ["all slots", pytest.param("a larger ring", marks=LONG)])
-@pytest.mark.long("jax")  # which compiles it for seconds
+@pytest.mark.long(*adapters.COMPILED)  # which compile it for seconds
 def test_portions_in_small_pieces(backend, monkeypatch, options):
     """Where the scores of a portion are not one piece, it is computed in several."""
     monkeypatch.setattr(blocks, "SCORES", 30)

@@ -145,7 +145,14 @@ def ratios(backend, case, dtype, shrink):
 
 COSTLY = {name: LONG for name in CASES if name not in QUICK}
 COSTLY |= dict.fromkeys(
-    ("many pieces, segments", "many pieces, positions", "many pieces, window", "one length for all, mask, bias"), LONG
+    (
+        "many pieces, segments",
+        "many pieces, positions",
+        "many pieces, window",
+        "one length for all, mask, bias",
+        "additive, lengths, mask, causal",
+    ),
+    LONG,
 )
 COSTLY |= {case.name: pytest.mark.backends("torch") for case in KERNEL}
 
@@ -161,7 +168,7 @@ def test_small_pieces_give_the_same_numbers(backend, small, name):
     "heads",
     [
         pytest.param(1, id="one head", marks=LONG),
-        pytest.param(2, id="half a sample"),
+        pytest.param(2, id="half a sample", marks=pytest.mark.long("jax", "tensorflow")),
         pytest.param(8, id="two samples", marks=LONG),
     ],
 )
@@ -175,6 +182,7 @@ def test_pieces_of_heads_and_of_samples(backend, small, heads):
 
 
 @pytest.mark.backends("numpy", "torch", "tensorflow", "mlx")
+@pytest.mark.long("tensorflow")
 @pytest.mark.parametrize("dtype", [pytest.param("float16", marks=LONG), "bfloat16"])
 def test_half_precision_in_small_pieces(backend, small, dtype):
     far = ratios(backend, CASES["lengths per sample"], dtype, small)

@@ -135,6 +135,7 @@ def test_a_model_learns_a_text(backend, book, framework, story):
 
 
 @WITH_NEXT
+@pytest.mark.long("jax")
 def test_gradients_reach_every_part(backend, book, framework, rng):
     small = book.TinyCharLM(N, D, H, BLOCKS, "alibi", bias=True, **framework.seeded(1))
     (X,) = adapters.of(backend).own(rng.integers(0, N, (B, T)))

@@ -33,6 +33,7 @@ def visible(folder):
     return done.returncode, done.stdout.strip().splitlines()[-1]
 
 
+@pytest.mark.long("tensorflow")
 @pytest.mark.parametrize("levels", ["1-9", pytest.param("1-6", marks=LONG), pytest.param("3,5", marks=LONG)])
 def test_the_skeleton_is_what_the_grader_calls(tmp_path, backend, levels):
     hand_out.write(tmp_path, backend, parse_levels(levels))

@@ -51,7 +51,7 @@ COMPILED = pytest.mark.long(*adapters.FRAMEWORKS)
 @pytest.mark.parametrize(
     ("options", "call"),
     [
-        pytest.param({}, (), marks=pytest.mark.long("tensorflow", "jax"), id="plain"),
+        pytest.param({}, (), marks=pytest.mark.long("numpy", "torch", "tensorflow", "jax"), id="plain"),
         pytest.param(LLAMA | {"window": (2, None)}, ("cache",), marks=COMPILED, id="cache"),
         pytest.param(
             {"window": (None, 2)}, ("cache",), marks=pytest.mark.long(*dispatch.FRAMEWORKS), id="cache without a bound"

@@ -247,7 +247,7 @@ def test_order_and_idle_arguments_of_nnx_are_read():
 
 
 @pytest.mark.backends("jax")
-@pytest.mark.parametrize("where", ["in the layer", "in the call"])
+@pytest.mark.parametrize("where", ["in the layer", pytest.param("in the call", marks=pytest.mark.long("jax"))])
 def test_decoding_of_nnx_is_judged_step_by_step_by_the_cache(where):
     made, given = ({"decode": True}, {}) if where == "in the layer" else ({}, {"decode": True})
     model, X = nnx_model(slots=6, num_kv_heads=2, normalize_qk=True, **made), numbers(6)

@@ -108,7 +108,7 @@ def test_a_right_decoder_is_not_blamed(backend, options):
 
 
 @pytest.mark.parametrize(
-    ("name", "given"), [("W_k.kernel", ALL), pytest.param("W_v.kernel", OUTPUT, marks=pytest.mark.long("numpy"))]
+    ("name", "given"), [pytest.param("W_k.kernel", ALL, marks=pytest.mark.long("numpy")), ("W_v.kernel", OUTPUT)]
 )
 def test_what_is_no_known_mistake_gets_no_name(name, given):
     attention, cache = begun(TURNED, RAGGED, 11)

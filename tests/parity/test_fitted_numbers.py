@@ -106,7 +106,7 @@ def test_a_base_is_found_from_rotated_steps():
     assert diagnosis.explanations[0].how == ("4,321",), diagnosis
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float16", pytest.param("bfloat16", marks=pytest.mark.long("numpy"))])
 def test_in_half_precision_the_number_is_about_that(dtype):
     X, right = inputs(dtype, 151), layer(dtype)
     for name, options, number in (

@@ -26,6 +26,8 @@ ONE_BY_ONE = {
     "segments, lengths, mask, causal", "additive, segments", "positions, window", "positions of keys",
     "length zero", "scale 0.01", "additive", "rotary, magnified", "segments", "additive, scale 30", "output gate",
     "output gate, scale 30", "sinks", "segments without keys", "positions, chunks", "causal", "lengths per query",
+    "output gate, all options", "additive, all options",
+    "norms over all heads, after the rotation, of values", "segments, positions that restart",
 }  # fmt: skip
 LONG = pytest.mark.long(*adapters.COMPILED)
 

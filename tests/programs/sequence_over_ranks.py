@@ -112,6 +112,7 @@ def check_the_suite(group):
     ways_of(group, "quick", None, ("float64",))
 
 
+@ranks.long
 def check_the_suite_in_small_blocks(group):
     before, blocks.SCORES = blocks.SCORES, 300
     try:
