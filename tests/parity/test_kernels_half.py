@@ -10,6 +10,7 @@ import kernel_zoo
 import numpy as np
 import pytest
 from kernel_zoo.calls import CASES, able, asked, call, draw
+from kernel_zoo.flash import ToBase2
 
 from mha.core.options.config import numpy_dtype
 from mha.parity import compare_kernel
@@ -112,6 +113,19 @@ def test_rows_with_ties_are_counted(dtype):
     assert fused
     assert in_steps
     assert fused.rounding.ties == 0
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+def test_scores_to_base_2_of_rounded_queries_and_back_of_rounded_keys(dtype):
+    """As kernels for GPUs do it; with large scores, other sums than those of the weights are seen in gradients."""
+    q, k, v, cotangent = inputs(dtype, 6.0)
+    kernel = ToBase2()
+    output, lse = kernel(q, k, v, causal=True)
+    found = {"output": output, "lse": lse, **kernel.backward(q, k, v, output, lse, cotangent, causal=True)}
+    report = judged(dtype, found, 6.0, cotangent=cotangent)
+    assert report, report
+    assert report.rounding.core.base_2
+    assert not judged(dtype, found | {"dv": (found["dv"] * 1.2).astype(numpy_dtype(dtype))}, 6.0, cotangent=cotangent)
 
 
 @pytest.mark.parametrize("style", ["fused", "steps"])

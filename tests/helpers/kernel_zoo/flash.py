@@ -62,6 +62,7 @@ class Flash:
         left, right = (np.inf if side is None else side for side in window or (None, None))
         mask = np.ones((1, 1, 1, 1), bool) if mask is None else mask
         bias = np.zeros((1, 1, 1, 1), np.float32) if bias is None else bias.astype(np.float32)
+        half = None if q.dtype == np.float32 else q.dtype
         k, v = (self.repeat(X, H // X.shape[1]) for X in (k, v))  # (B, H, K, d)
         q, k, v = (self.widen(X) for X in (q, k, v))
         return SimpleNamespace(
@@ -69,7 +70,7 @@ class Flash:
             mask=np.broadcast_to(mask, (B, H, Q, K)), bias=np.broadcast_to(bias, (B, H, Q, K)),
             scale=self.scale(d) if scale is None else scale, softcap=softcap, sinks=sinks,
             ends=np.minimum(np.full(B, K) if lengths is None else lengths, K).reshape(B, 1, 1, 1),
-            half=None if q.dtype == np.float32 else q.dtype,
+            half=half,
         )  # fmt: skip
 
     def widen(self, X):
@@ -117,10 +118,14 @@ class Flash:
 
     def scores(self, call, rows, columns):
         """Return the scores of a tile, minus infinity where hidden, and their slope by the dot products."""
-        scores = self.load(call.q, rows) @ self.load(call.k, columns).swapaxes(2, 3) * np.float32(call.scale)
+        scores = self.products(call, self.load(call.q, rows), self.load(call.k, columns))
         scores, slope = self.capped(call, scores)
         scores = scores + self.of_pairs(call.bias, rows, columns)
         return np.where(self.visible(call, rows, columns), scores, np.float32(-np.inf)), slope
+
+    def products(self, call, q, k):
+        """Return the scaled dot products of a tile."""
+        return q @ k.swapaxes(2, 3) * np.float32(call.scale)
 
     def capped(self, call, scores):
         """Return the scores within the cap, and the slope of that."""
@@ -244,6 +249,22 @@ class Flash:
     def scale_of_keys(self, call):
         """Return the factor of the gradients of keys."""
         return np.float32(call.scale)
+
+
+class ToBase2(Flash):
+    """A kernel that scales queries for exponentials to base 2, and rounds them; going back, it does so with keys."""
+
+    back = False
+
+    def products(self, call, q, k):
+        scale = np.float32(call.scale / np.log(2))
+        q, k = (q, self.rounded(call, k * scale)) if self.back else (self.rounded(call, q * scale), k)
+        return q @ k.swapaxes(2, 3) * np.float32(np.log(2))
+
+    def backward(self, *arrays, **options):
+        back = ToBase2(self.rows, self.columns)
+        back.back = True
+        return super(ToBase2, back).backward(*arrays, **options)
 
 
 class Packed:

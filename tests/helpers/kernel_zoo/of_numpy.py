@@ -4,7 +4,7 @@ import numpy as np
 
 from kernel_zoo import Kernel
 from kernel_zoo.calls import by_hand
-from kernel_zoo.flash import Flash, Packed
+from kernel_zoo.flash import Flash, Packed, ToBase2
 
 
 def steps(q, k, v, attn_mask=None, scale=None):
@@ -38,6 +38,7 @@ RIGHT = {
     "flash 64 x 32": flash(rows=64),
     "flash 32 x 64": flash(columns=64),
     "flash lower right": flash(columns=64, lower_right=True),
+    "flash to base 2": flash(ToBase2),
     "packed": packed(Packed(Flash())),
     "packed lower right": packed(Packed(Flash(columns=64, lower_right=True))),
 }

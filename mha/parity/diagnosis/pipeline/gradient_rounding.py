@@ -2,7 +2,7 @@
 
 Back through a softmax most of a number cancels, if keys are alike or if one has all the weight. Then what is left is as
 large as the rounding of what cancels. Plain NumPy keeps that in float32, most frameworks do not: their error is many
-times its own, but not more than that of one of the three ways to round here.
+times its own, but not more than that of one of the ways to round here.
 
 Letters as in the lessons.
 """
@@ -15,13 +15,14 @@ from typing import Any
 import numpy as np
 
 from mha.parity.diagnosis.pipeline.backward import Backward, add, backward
-from mha.parity.diagnosis.pipeline.pieces import Array, Steps, half_shares, half_softmax
+from mha.parity.diagnosis.pipeline.pieces import Array, Steps, beside_sinks, half_shares, half_softmax
 from mha.parity.diagnosis.pipeline.plan import make_plan, replace
 from mha.parity.rule.kernel import KernelProblem
 from mha.parity.rule.layouts import GRADIENT, INPUTS, OF_INPUTS
 from mha.parity.rule.problem import Expected, Means, Problem
 from mha.parity.rule.rounding import Into, one_by_one, through
 from mha.parity.rule.rules import UNIT, bound, mean_bound, mean_error
+from mha.parity.rule.simulation import LOG2E
 
 PLACES = "merged", "pooled", "gates", "weights", "scaled_q", "scaled_k", "q", "k", "v"  # of `Backward.pass_on`
 CANCELLING = 3.0  # times plain NumPy's error that code in steps has where most of a number cancels
@@ -71,11 +72,15 @@ def with_rounded_gradients(asked: Problem) -> Problem:
 
 
 def rounded_gradients(asked: Problem) -> tuple[Steps, ...]:
-    """Return the gradients of a fused kernel, of code in steps, and of steps whose softmax sums in half precision."""
+    """Return the gradients of a fused kernel, of code in steps, and of steps whose softmax sums in half precision.
+
+    Of a kernel also those of one that computes scores again, from keys that it has scaled.
+    """
     dtype = asked.config.dtype
     into, in_half = through(dtype), partial(one_by_one, dtype)
     plan, found = make_plan(asked, dtype), []
-    for rounding, sums in ((Fused, add), (InSteps, add), (InSteps, in_half)):
+    roundings = (Fused, add), (InSteps, add), (InSteps, in_half), (Again, add)
+    for rounding, sums in roundings[: 4 if isinstance(asked, KernelProblem) else 3]:
         steps = {"rounded": into, "after": into, "softmax": partial(half_softmax, into, sums)}
         made: Any = object.__new__(rounding)  # `dataclasses.replace` would make a Backward
         back = backward(replace(plan, **(steps if rounding is InSteps else {})), asked.cotangent)
@@ -93,13 +98,13 @@ def bounds_of(asked: HalfGradients, name: str, oracle: Array, base: Array, scale
     error is large, but the same in all such code.
     """
     dtype, names = asked.config.dtype, OF_INPUTS if name == INPUTS else (name,)
-    fused, steps, sums = (
+    fused, steps, sums, *more = (
         in_shape(np.sum([found[each] for each in names], 0), oracle.shape) for found in asked.rounded_gradients
     )
     # What cancels leaves a rounding of gradients of the same kind. A bias gets the sum of all rows, which cancel, too.
     peers = [mean_error(X, 0 * X) for each, X in asked.oracle_gradients.items() if kind(each) == kind(name)]
     floor = max([scale / 16, *(X / (4 if kind(name) == "bias" else 64) for X in peers)])
-    others = [base, fused, steps]
+    others = [base, fused, steps, *more]
     if mean_error(steps, oracle) > CANCELLING * mean_error(base, oracle):
         others.append(sums)
     mean = mean_bound(dtype, oracle, others, floor)
@@ -146,6 +151,28 @@ class Fused(Backward):
             some = slice(first, first + TILE)
             total = self.into(total + pairs[:, :, some].swapaxes(2, 3) @ rows[:, :, some])
         return self.unshare(total, self.plan.groups)
+
+
+@dataclasses.dataclass(frozen=True)
+class Again(Fused):
+    """Gradients of a kernel that computes weights again, by rounded keys times the scale and the first ones' sums."""
+
+    @functools.cached_property
+    def moved(self) -> Array:
+        """Return by what that multiplies the weights, (B, H, Q, K)."""
+        k, scale = self.heads_of("k"), np.float32(self.plan.scale * LOG2E)
+        by_keys = self.heads_of("q") @ (self.into(k * scale) - k * scale).swapaxes(2, 3)  # (B, H, Q, K)
+        return np.exp(self.through_cap(self, by_keys / LOG2E))
+
+    @property
+    def shares(self) -> Array:
+        """Return the weights so computed, and those of sinks as one more column, (B, H, Q, K or K + 1)."""
+        return super().shares * beside_sinks(self.plan, self.moved, 1)
+
+    def through_pooling(self, by_pooled: Array) -> tuple[Array, Array]:
+        """Return the gradients by attention weights, (B, H, Q, K), and by heads of values, (B, G, K, dv)."""
+        by_weights, _ = super().through_pooling(by_pooled)
+        return by_weights, self.in_tiles(self.into(np.asarray(self.results["weights"] * self.moved)), by_pooled)
 
 
 @dataclasses.dataclass(frozen=True)

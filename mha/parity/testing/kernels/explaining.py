@@ -4,15 +4,17 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mha.core.tables import few
+from mha.core.tables import few, plural
 from mha.parity import Report
 from mha.parity.diagnosis.blind_spots.sight import NARROW
 from mha.parity.diagnosis.blind_spots.views import View
+from mha.parity.diagnosis.compare.report import Row
 from mha.parity.diagnosis.mistakes.catalogue import catalogue_of
 from mha.parity.diagnosis.mistakes.mistake import forms_of
 from mha.parity.diagnosis.mistakes.of_gradients import GRADIENT_MISTAKES
 from mha.parity.diagnosis.mistakes.of_tiles import GRADIENTS_OF_TILES
 from mha.parity.diagnosis.search.explanations import Diagnosis
+from mha.parity.rule.layouts import GRADIENT
 from mha.parity.testing.kernels.running import KernelCall
 
 WRONG, RIGHT = 6, 10  # cases that are asked, at most: the smallest
@@ -23,8 +25,14 @@ Form = tuple[tuple[str, ...], str]  # the names of mistakes that come together, 
 
 
 def explain_all(reports: Mapping[KernelCall, Report]) -> Diagnosis:
-    """Return the reasons of the smallest wrong case that explain all of them, and that no right case contradicts."""
+    """Return the reasons of the smallest wrong case that explain all of them, and that no right case contradicts.
+
+    Where outputs differ, wrong gradients alone are not asked: what makes an output wrong may leave another one right,
+    and still be in the way of its gradients.
+    """
     wrong, right = ([call for call, report in reports.items() if bool(report) is same] for same in (False, True))
+    forward = [call for call in wrong if not all(row.passed for row in reports[call].rows if not is_gradient(row))]
+    wrong, backward = forward or wrong, len(wrong) - len(forward) if forward else 0
     first, *others = smallest_of_each_kind(wrong)[:WRONG]
     known = forms_that_explain(first, reports[first])
     for call in others:
@@ -40,12 +48,18 @@ def explain_all(reports: Mapping[KernelCall, Report]) -> Diagnosis:
             how = OR.join(few([*filter(None, hows)])) or one.how[0]
             kept.append(dataclasses.replace(one, how=(how, *one.how[1:])))
     if kept:
-        return dataclasses.replace(diagnosis, explanations=tuple(kept), note="")
+        note = f"gradients alone differ in {plural(backward, 'case')}, which it may explain, too" if backward else ""
+        return dataclasses.replace(diagnosis, explanations=tuple(kept), note=note)
     alone = ", or ".join(" and ".join(names) for names in diagnosis.alternatives)
     some = f"; the smallest case alone would be explained by: {alone}" if alone else ""
     return Diagnosis(
         (), f"why: unknown, no known mistake explains every wrong case and leaves the others right{some}", 0
     )
+
+
+def is_gradient(row: Row) -> bool:
+    """Return whether a row of a report is about a gradient."""
+    return row.name.startswith(GRADIENT)
 
 
 def smallest_of_each_kind(calls: Sequence[KernelCall]) -> list[KernelCall]:

@@ -28,8 +28,8 @@ class KernelCase:
     """One call of a kernel.
 
     Attributes:
-        about: the fields without which the case shows nothing: "size", "width", "heads", or options by their names.
-            Other options are left out where a kernel does not take them.
+        about: the fields without which the case shows nothing: "size", "width", "heads", or options by their names;
+            "options": any two. Other options are left out where a kernel does not take them.
         causal, window, scale, softcap, bias, lengths: the options of the call. bias, lengths: whether there are some.
             "nothing" = of zeros, or of all keys, where a kernel cannot do without.
         mask, numbers: kinds, as of `draw_mask` and `draw_numbers`; sinks: their magnitude, 0 = none.
@@ -155,6 +155,8 @@ def case(name: str, *about: str, tokens: int = 65, **fields: Any) -> KernelCase:
 
 
 LONG = {"batch": 1, "heads": 2, "groups": 1}
+ALL: dict[str, Any] = {"causal": True, "window": (40, 3), "scale": 0.37, "softcap": 2.0, "mask": "pairs"}
+ALL |= {"bias": True, "lengths": True, "sinks": 1.0}
 KERNEL_CASES = (
     case("plain", also=("float64", *HALVES)),
     of_size("1 token", 1, width=8),
@@ -210,6 +212,7 @@ KERNEL_CASES = (
     case("cap with mask", "softcap", "mask", softcap=1.5, mask="pairs"),
     case("sinks", "sinks", groups=2, sinks=1.0, also=("bfloat16",)),
     case("sinks, large scores", "sinks", sinks=8.0, numbers="large", tokens=129),
+    case("all options", "options", also=("bfloat16",), batch=3, groups=2, numbers="large", **ALL),
     case("transposed inputs", memory="transposed", tokens=33),
     case("inputs of stride 0", memory="stride 0", tokens=33),
     case("NaN around the inputs", memory="NaN around", tokens=33),

@@ -61,7 +61,8 @@ def plan_calls(
             fitted = fit(case, setup, takes, needs)
         except NotImplementedError as reason:
             left_out[f"{dtype}, {case.name}"] = str(reason)
-        else:
+            continue
+        if "options" not in case.about or len(fitted.options) > 1:
             chosen.setdefault((*call_of(fitted), dtype), KernelCall(fitted, dtype, setup, known))
     return CallPlan("" if known is None else known.name, tuple(chosen.values()), left_out, tuple(missing))
 
