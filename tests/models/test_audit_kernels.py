@@ -236,6 +236,33 @@ def test_masks_that_contradict_each_other_are_told():
 
 
 @pytest.mark.backends("torch")
+@pytest.mark.parametrize(
+    ("places", "padding", "apart", "told"),
+    [
+        ([0, 1, 2, 0, 1, 2, 3], None, False, "the 2 texts in a row see each other"),
+        ([0, 1, 2, 0, 1, 2, 3], None, True, ""), ([0, 1, 2, 3, 4, 5, 6], None, False, ""),
+        ([1, 1, 1, 0, 1, 2, 3], [0, 0, 0, 1, 1, 1, 1], False, ""),
+    ],
+)  # fmt: skip
+def test_positions_that_the_mask_does_not_fit_are_told(places, padding, apart, told):
+    import torch
+
+    T, texts = len(places), np.cumsum(np.diff(places, prepend=-1) < 1)
+    mask = torch.as_tensor(np.tri(T, dtype=bool) & ((texts[:, None] == texts) | (not apart)))
+
+    class Model(torch.nn.Module):
+        def forward(self, X, position_ids, attention_mask=None):
+            return torch.nn.functional.scaled_dot_product_attention(X, X, X, attn_mask=mask)
+
+    given = {} if padding is None else {"attention_mask": torch.tensor([padding] * B)}
+    report = parity.audit(Model(), torch.randn(B, H, T, d), position_ids=torch.tensor([places] * B), **given)
+    assert report, report
+    notes = [note for note in report.notes if "does not fit the positions" in note]
+    assert len(notes) == bool(told)
+    assert told in "".join(notes)
+
+
+@pytest.mark.backends("torch")
 def test_a_kernel_that_cannot_be_read_is_not_known():
     import torch
 

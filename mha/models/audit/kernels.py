@@ -7,6 +7,7 @@ import numpy as np
 
 from mha.models.audit.audit_report import LayerRow, VerdictName
 from mha.models.audit.calls.kernel_call import KernelCall, report_on_call
+from mha.models.audit.calls.model_calls import UnknownError
 from mha.models.audit.judging import JudgedCall
 from mha.models.audit.layers.reference import is_at
 
@@ -44,7 +45,8 @@ class JudgedKernels:
                     return
                 report, visible = found
                 self.compare_masks(call, visible)
-                judged = JudgedCall(call.number, report.ratio, report, None)
+                self.compare_positions(call, visible)
+                judged = JudgedCall(call.model.number, report.ratio, report, None)
                 verdict = "same" if report else "differs"
                 if report:
                     judged = judged.light()
@@ -55,13 +57,30 @@ class JudgedKernels:
     def compare_masks(self, call: KernelCall, visible: np.ndarray) -> None:
         """Note it if layers of the same kind see other keys in one call of the model."""
         packed = np.packbits(visible.any(1)).tobytes()  # (B, Q, K), by bits
-        kind = call.number, call.function, call.kind, visible.shape
+        kind = call.model.number, call.function, call.kind, visible.shape
         path, other = self.masks.setdefault(kind, (call.path, packed))
         if other != packed and path != call.path:
             pattern = re.sub(r"\d+", "*", path)
             self.notes.setdefault(
                 f"masks contradict each other: {call.path} and {path} see other keys in one call, though nothing says "
                 f"that layers like {pattern} are of two kinds"
+            )
+
+    def compare_positions(self, call: KernelCall, visible: np.ndarray) -> None:
+        """Note it if positions begin again in a row, and texts see each other; visible: (B, H, Q, K)."""
+        B, _, Q, K = visible.shape
+        try:
+            texts = call.model.texts((B, Q, K))
+        except UnknownError:
+            return
+        if texts is None or Q != K or visible.all():  # where all is visible, these may be no tokens
+            return
+        apart = (texts[:, :, None] != texts[:, None]) & (texts >= 0)[:, :, None] & (texts >= 0)[:, None]  # (B, Q, K)
+        if (visible.any(1) & apart).any():
+            pattern, count = re.sub(r"\d+", "*", call.path), 1 + texts.max()
+            self.notes.setdefault(
+                f"the mask does not fit the positions, which begin again: in {pattern}, the {count} texts in a row see "
+                "each other"
             )
 
     def at(self, path: str) -> list[LayerRow]:

@@ -12,6 +12,7 @@ import numpy as np
 from mha import arrays
 from mha.core import dispatch
 from mha.core.options import checks
+from mha.models.audit.calls.model_calls import ModelCall
 from mha.parity.diagnosis.compare.kernels import report_on_kernel
 from mha.parity.diagnosis.compare.report import Report
 from mha.parity.rule.kernel_call import kernel_problem
@@ -28,7 +29,7 @@ class KernelCall:
 
     function: str
     path: str  # of the module that calls it
-    number: int  # of the model's call
+    model: ModelCall  # the call of the model
     given: dict[str, Any] = dataclasses.field(default_factory=dict)  # its arguments
     reason: str = ""  # why they are not known, "" if they are
     kind: Any = None  # of the layer: of two of the same kind, masks are expected to be the same

@@ -176,15 +176,8 @@ def reasons_together(call: ModelCall, attends: models.CallConvention, reference:
 
 def count_texts(call: ModelCall, attends: models.CallConvention, sizes: Sizes) -> int:
     """Count the texts in a row of a call whose positions begin again."""
-    B, Q, K = sizes
-    mask = call.array(attends.keys)
-    if attends.cross or (mask is not None and mask.ndim == 4) or (places := call.places(Q)) is None:
-        return 1
-    if places.shape[1] != K:
-        return 1
-    real = np.ones((B, K), bool) if mask is None or mask.shape[-1] != K else np.broadcast_to(mask != 0, (B, K))
-    rows = (row[counts] for row, counts in zip(np.broadcast_to(places, (B, K)), real, strict=True))
-    return max((1 + int((np.diff(row) < 1).sum()) for row in rows), default=1)
+    texts = None if attends.cross else call.texts(sizes, attends.keys)
+    return 1 if texts is None else 1 + int(texts.max(initial=0))
 
 
 def note_on_texts(count: int, reasons: list[str]) -> str:

@@ -153,6 +153,22 @@ class ModelCall:
             X = np.asarray(X)
         return None if dispatch.backend_of(X) is None else np.asarray(arrays.to_numpy(X))
 
+    def texts(self, sizes: tuple[int, int, int], keys: str = "attention_mask") -> np.ndarray | None:
+        """Number the texts in each row, (B, K), where positions begin again; -1 = padding.
+
+        None if positions are not told, or if a mask of pairs says who sees whom.
+        sizes: of samples, queries and keys; keys: the argument that says which are no padding.
+        """
+        (B, Q, K), mask = sizes, self.array(keys)
+        places = None if mask is not None and mask.ndim == 4 else self.places(Q)
+        if places is None or places.shape[1] != K or len(places) not in (1, B):
+            return None
+        real = np.ones((B, K), bool) if mask is None or mask.shape[-1] != K else np.broadcast_to(mask != 0, (B, K))
+        found = np.full((B, K), -1)
+        for row, own, counts in zip(found, np.broadcast_to(places, (B, K)), real, strict=True):
+            row[counts] = np.cumsum(np.diff(own[counts], prepend=own[counts][:1] - 1) < 1)
+        return found
+
     def places(self, Q: int) -> np.ndarray | None:
         """Return the positions of all tokens so far, (B or 1, K); None = they are 0, 1, 2, ..."""
         earlier, own = self.history.positions, None

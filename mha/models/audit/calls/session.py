@@ -162,7 +162,7 @@ class Session:
         """Take a call of a kernel before it runs; None if it is left out, or outside of the model."""
         if self.began < 0 or any(is_at(self.stack[-1], path) for path in self.left_out):
             return None
-        call = KernelCall(function, self.stack[-1], self.call.number, kind=kind_of(self.stack, self.inside))
+        call = KernelCall(function, self.stack[-1], self.call, kind=kind_of(self.stack, self.inside))
         call.read(read)
         self.kernel = call
         return call
