@@ -94,6 +94,16 @@ def test_the_log_sum_exp_of_one_key_is_its_score(options, right):
     assert not compare_kernel((heads(1), np.full((1, 1, 1), right + 1e-4)), *inputs, **options)
 
 
+@pytest.mark.parametrize("K", [4096, 16384])
+def test_many_terms_may_be_added_one_after_the_other(K):
+    """Values with a mean, of which a sum grows: each addition rounds as much of it."""
+    v = np.random.default_rng(5).normal(3, 1, (1, 4, K, 16)).astype("float32")
+    total = np.add.accumulate(v / np.float32(K), 2)[:, :, -1:]  # (1, 4, 1, 16)
+    report = compare_kernel(total, nothing(1, 4, 1, 2), nothing(1, 4, K, 2), v)
+    assert 0.1 < report.ratio < 0.7
+    assert not compare_kernel(total * np.float32(1 + 3e-5), nothing(1, 4, 1, 2), nothing(1, 4, K, 2), v)
+
+
 V = (1.0, 3.0, 8.0)  # the values of three keys
 SEEN = {  # what is seen by each of two queries, as options say
     "all": ({}, [V, V]),

@@ -35,7 +35,7 @@ ARRAYS = {"output": "output", "lse": LSE, **{f"d{name[0]}": GRADIENT + name for 
 BY_KEYS = GRADIENT + "keys", GRADIENT + "values"
 IN_HALF = 2  # units of half precision that the log-sum-exp may be off
 LEAST = 1e-200  # share of a limit, of numbers that must be 0: what is not exceeds it, without a division by 0
-FEW = 1024  # terms of which a sum in float32 errs no more than 16 units
+FEW = 256  # terms of which a sum in float32, one after the other, errs no more than 16 units
 OF_SCORES = 1 / 8  # how far rounding moves a score, by the unit and the magnitude of its products, in units of 16
 
 
