@@ -225,7 +225,7 @@ BOOK = {
 }
 
 
-@pytest.mark.parametrize("kind", BOOK)
+@pytest.mark.parametrize("kind", [pytest.param("layer", marks=pytest.mark.long("tensorflow")), "pooling"])
 def test_threads_keep_their_own_attention_weights(backend, d2l, rng, at_once, serial, kind):
     many, framework = (
         [rng.normal(size=(3, 2, 5, H * 4)).astype("float32") for _ in range(THREADS)],

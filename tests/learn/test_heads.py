@@ -215,7 +215,7 @@ def test_a_loss_without_gradients_is_refused(backend, rng):
         mha.heads.importance(layer(backend, rng), [draw(rng, "float64")], lambda output, batch: 3.0, "gradient")
 
 
-@pytest.mark.parametrize(("name", "readable"), everywhere((False, True), ("additive", True), ("all options", False)))
+@pytest.mark.parametrize(("name", "readable"), everywhere((False, True), ("all options", False)))
 def test_a_pruned_layer_computes_what_gates_of_0_do(backend, rng, name, readable):
     attention, heads = layer(backend, rng, name, readable=readable), LAYERS[name][1]
     inputs, gates = draw(rng, "float64"), np.ones(HEADS)

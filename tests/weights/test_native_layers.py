@@ -80,7 +80,7 @@ def is_tried(kind, dtype, case):
 def marks_of(kind, dtype, case):
     own = pytest.mark.backends(peers.backend_of(kind))
     only = dtype == "float64" or "d2l" in kind or kind == MLX
-    quick = case == "unequal widths" or (case == "equal widths" and only)
+    quick = case == "unequal widths" and only
     return own if quick else (own, pytest.mark.long(*adapters.COMPILED))
 
 
