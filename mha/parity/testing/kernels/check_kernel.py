@@ -62,7 +62,7 @@ def assert_kernel(
             as `mha.parity.compare_kernel` takes them. NotImplementedError leaves a case out. A parameter without a
             default gets something in every call: a mask that hides nothing, a bias of zeros, all lengths, sinks.
         backend: the framework of its arrays; None = MHA_BACKEND, else "numpy".
-        suite: "quick", some 45 calls; or "full", every case in every dtype.
+        suite: "quick", up to 58 calls; or "full", every case in every dtype.
         layout: "BHTD", "BTHD", or "THD": texts that are packed into one row, as `cu_seqlens` says.
         causal, window, scale, softcap: what holds in every call, as for `compare_kernel`; a kernel without such a
             parameter does it by itself. None = drawn on and off, if the kernel has the parameter; else off.

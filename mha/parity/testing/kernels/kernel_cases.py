@@ -174,7 +174,7 @@ KERNEL_CASES = (
     of_size("65 queries, 33 keys", 65, 33, groups=2, causal=True),
     of_size("64 queries, 192 keys", 64, 192, rare=True),
     of_size("1 query, 704 keys", 1, 704, groups=2, batch=1),
-    of_size("704 tokens, mask of blocks", 704, mask="blocks", **LONG),
+    of_size("704 tokens, mask of blocks", 704, mask="blocks", also=("bfloat16",), **LONG),
     of_size("192 tokens, mask of blocks", 192, mask="blocks", **LONG, width=32),
     case("width 40", "width", width=40, tokens=32),
     case("width 80", "width", width=80, tokens=63),
