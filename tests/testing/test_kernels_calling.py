@@ -350,6 +350,36 @@ def test_a_backward_pass_that_returns_something_else():
     assert "backward returned ndarray, expected dq, dk, dv, or a mapping of some of them" in said
 
 
+def test_errors_that_differ_in_numbers_are_one():
+    def kernel(q, k, v):
+        if q.shape[1] != k.shape[1]:
+            raise RuntimeError(f"{q.shape[1]} heads beside {k.shape[1]}")
+        return attend(q, k, v)[0]
+
+    said = failure_of(kernel, **FLOAT32)
+    assert said.count("raised in") == 1
+    assert "4 heads beside 2" in said
+    assert "groups=False leaves them out" in said
+
+
+@pytest.mark.parametrize("name", ["forward", "call"])
+def test_parameters_of_a_module_are_those_of_its_method(name):
+    class Module:
+        def __call__(self, *args, **kwargs):
+            return getattr(self, name)(*args, **kwargs)
+
+        def forward(self, q, k, v, causal=False):
+            return attend(q, k, v, causal)[0]
+
+        call = forward
+
+    if name == "call":
+        del Module.forward
+    else:
+        del Module.call
+    assert "causal" not in assert_kernel(Module(), **FLOAT32).not_offered
+
+
 def test_a_callable_object_and_a_partial_function_are_kernels():
     class Kernel:
         def __call__(self, q, k, v, causal=False):

@@ -86,7 +86,8 @@ def read_kernel(argument: str, given: Any, takes: Collection[str] | None, inputs
     name = getattr(given, "__qualname__", None) or getattr(given, "__name__", None) or type(given).__name__
     taken = takes or ()
     try:
-        parameters = list(inspect.signature(given).parameters.values())
+        shown = getattr(given, "forward", getattr(given, "call", given))  # of modules of PyTorch, and layers of Keras
+        parameters = list(inspect.signature(shown).parameters.values())
     except ValueError as error:
         if takes is None:
             raise TypeError(

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import re
 from collections.abc import Iterator, Sequence
 
 from mha.core.tables import number, plural
@@ -62,13 +63,14 @@ class KernelRun:
 
     def describe_errors(self) -> Iterator[str]:
         """Yield lines for each error that it raised: where, what all these cases have, and how to leave them out."""
-        for words, calls in group({call: one_line(problem) for call, problem in self.raised.items()}).items():
+        said = {call: one_line(problem) for call, problem in self.raised.items()}
+        for calls in group({call: re.sub(r"\d+", "", words) for call, words in said.items()}).values():
             first, others = smallest(calls), [*self.reports, *(call for call in self.raised if call not in calls)]
-            yield f"{self.name} raised in {self.some(calls)}: {words}"
+            yield f"{self.name} raised in {self.some(calls)}: {said[first]}"
             yield f"  the smallest is {first}: {first.describe()}"
             if common := common_ground(calls, others):
                 yield f"  all of these have, and no other: {common}"
-            if option := option_without(calls, others):
+            if option := option_without(calls, [*self.reports]):
                 yield f"  {option} leaves them out, if it is not made for them"
 
     def describe_wrong(self) -> Iterator[str]:
