@@ -73,7 +73,7 @@ NAMES |= {
     "image_token_id": 3, "video_token_id": 4, "audio_token_id": 4, "image_token_index": 3, "audio_token_index": 4,
     "type_vocab_size": 2, "num_attention_heads_vision": 4, "attn_layer_period": 2, "attn_layer_offset": 1,
     "attn_layer_indices": [1], "expert_layer_period": 2, "expert_layer_offset": 1, "num_buckets": 8,
-    "max_2d_position_embeddings": 128,
+    "max_2d_position_embeddings": 128, "prediction_length": 8,
 }  # fmt: skip
 # Configurations of which these sizes make no model; others, until one is built and called.
 VARIANTS = (
@@ -119,12 +119,20 @@ def classes(config):
         if type(config) in mapping:
             found = mapping[type(config)]
             yield from found if isinstance(found, tuple) else (found,)
-    module = importlib.import_module(type(config).__module__.replace("configuration", "modeling"))
-    own = [one for one in vars(module).values() if inspect.isclass(one) and one.__module__ == module.__name__]
-    whole = [one for one in own if issubclass(one, PreTrainedModel) and type(config) in configurations(one)]
+    whole = [one for one in own(config) if issubclass(one, PreTrainedModel) and type(config) in configurations(one)]
     yield from [one for one in whole if not one.__name__.endswith("PreTrainedModel")][:4]
-    parts = [one for one in own if "ALL_ATTENTION_FUNCTIONS" in inspect.getsource(one)]  # layers of attention
-    yield from sorted(parts, key=lambda one: type(config) not in configurations(one))[:3]
+
+
+def layers(config):
+    """The classes of layers of attention beside such models, those that name the configuration first."""
+    found = [one for one in own(config) if "ALL_ATTENTION_FUNCTIONS" in inspect.getsource(one)]
+    return sorted(found, key=lambda one: type(config) not in configurations(one))[:3]
+
+
+def own(config):
+    """The classes in the file of a configuration's models."""
+    module = importlib.import_module(type(config).__module__.replace("configuration", "modeling"))
+    return [one for one in vars(module).values() if inspect.isclass(one) and one.__module__ == module.__name__]
 
 
 def configurations(kind):
@@ -253,17 +261,19 @@ def cast(given, dtype):
 
 def audit(kind, implementation, dtype, deadline, worked):
     """The report on a kind of model, or why there is none; worked: sizes, class and call of an earlier audit, or []."""
-    why = "no class takes its configuration"
+    why, began = "no class takes its configuration", time.process_time()
     for changed, one, call in worked:
         try:
             made = build(configuration(kind, changed), one, implementation, dtype)
             return parity.audit(made, **cast(call, dtype))
         except Exception as error:
             return f"not called: {short(error)}"
-    for changed in VARIANTS:
+    for changed, find in [(changed, find) for find in (classes, layers) for changed in VARIANTS]:
+        if find is classes and time.process_time() > (began + deadline) / 2:  # layers have the other half
+            continue
         try:
             config = configuration(kind, changed)
-            every = list(dict.fromkeys(classes(config)))
+            every = list(dict.fromkeys(find(config)))
         except Exception as error:
             why = why if why.startswith("not") else f"not built: {short(error)}"
             continue
