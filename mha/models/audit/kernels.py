@@ -69,11 +69,13 @@ class JudgedKernels:
     def compare_positions(self, call: KernelCall, visible: np.ndarray) -> None:
         """Note it if positions begin again in a row, and texts see each other; visible: (B, H, Q, K)."""
         B, _, Q, K = visible.shape
+        if Q != K or visible.all():  # where all is visible, these may be no tokens
+            return
         try:
             texts = call.model.texts((B, Q, K))
         except UnknownError:
             return
-        if texts is None or Q != K or visible.all():  # where all is visible, these may be no tokens
+        if texts is None:
             return
         apart = (texts[:, :, None] != texts[:, None]) & (texts >= 0)[:, :, None] & (texts >= 0)[:, None]  # (B, Q, K)
         if (visible.any(1) & apart).any():

@@ -128,9 +128,14 @@ class Fused(Backward):
 
     into: Into = add
 
+    @property
+    def weights(self) -> Array:
+        """Return the attention weights that it computes again, (B, H, Q, K)."""
+        return self.results["weights"]
+
     def through_pooling(self, by_pooled: Array) -> tuple[Array, Array]:
         """Return the gradients by attention weights, (B, H, Q, K), and by heads of values, (B, G, K, dv)."""
-        pooled, weights = (self.into(np.asarray(self.results[name], np.float32)) for name in ("pooled", "weights"))
+        pooled, weights = (self.into(np.asarray(X, np.float32)) for X in (self.results["pooled"], self.weights))
         total = (by_pooled * pooled).sum(-1, keepdims=True)  # (B, H, Q, 1)
         vars(self)["through_softmax"] = partial(self.around, total)
         return by_pooled @ self.heads_of("v").swapaxes(2, 3), self.in_tiles(weights, by_pooled)
@@ -165,14 +170,14 @@ class Again(Fused):
         return np.exp(self.through_cap(self, by_keys / LOG2E))
 
     @property
-    def shares(self) -> Array:
-        """Return the weights so computed, and those of sinks as one more column, (B, H, Q, K or K + 1)."""
-        return super().shares * beside_sinks(self.plan, self.moved, 1)
+    def weights(self) -> Array:
+        """Return the weights so computed, (B, H, Q, K)."""
+        return super().weights * self.moved
 
-    def through_pooling(self, by_pooled: Array) -> tuple[Array, Array]:
-        """Return the gradients by attention weights, (B, H, Q, K), and by heads of values, (B, G, K, dv)."""
-        by_weights, _ = super().through_pooling(by_pooled)
-        return by_weights, self.in_tiles(self.into(np.asarray(self.results["weights"] * self.moved)), by_pooled)
+    @property
+    def shares(self) -> Array:
+        """Return these weights, and those of sinks as one more column, (B, H, Q, K or K + 1)."""
+        return super().shares * beside_sinks(self.plan, self.moved, 1)
 
 
 @dataclasses.dataclass(frozen=True)
