@@ -26,6 +26,11 @@ def is_known(X):
     return True
 
 
+def is_far(X):
+    """Whether to read the values of X is to wait for a device that computes beside the processor."""
+    return False
+
+
 def value_of(X):
     """X as a NumPy array; None if it stands for values that a compiler will know only later."""
     return to_numpy(X)

@@ -37,6 +37,11 @@ def is_known(X):
     return isinstance(X, np.ndarray) or not (isinstance(X, keras.KerasTensor) or tf.is_symbolic_tensor(X))
 
 
+def is_far(X):
+    """Whether to read the values of X is to wait for a device that computes beside the processor."""
+    return False
+
+
 def value_of(X):
     """X as a NumPy array; None if it stands for values that a compiler will know only later."""
     if isinstance(X, np.ndarray):

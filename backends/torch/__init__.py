@@ -4,7 +4,19 @@ The chapters, in the order of the book: hiding.py, pooling.py, heads.py, layer.p
 cache.py.
 """
 
-from .arrays import clone, context, device, is_known, is_own, place, tensor, to_numpy, value_and_gradients, value_of
+from .arrays import (
+    clone,
+    context,
+    device,
+    is_far,
+    is_known,
+    is_own,
+    place,
+    tensor,
+    to_numpy,
+    value_and_gradients,
+    value_of,
+)
 from .engine.layer import MultiHeadAttention
 from .facts import DTYPES
 from .gradients import gradients, trace, vjp

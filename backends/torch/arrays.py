@@ -38,6 +38,11 @@ def is_known(X):
     return not (torch.compiler.is_compiling() or torch.jit.is_tracing())
 
 
+def is_far(X):
+    """Whether to read the values of X is to wait for a device that computes beside the processor."""
+    return getattr(X, "is_cuda", False)
+
+
 def value_of(X):
     """X as a NumPy array; None if it stands for values that a compiler will know only later."""
     if not is_known(X):

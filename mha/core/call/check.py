@@ -29,7 +29,7 @@ def check(arrays: Any, layer: Any, queries: Any, keys: Any, values: Any, call: C
     Returns:
         The call with arrays of the backend, lengths of at most K, an offset that is an int or a column (B or 1, 1), the
         layer's window and chunk, and the known values of lengths and offsets. What only a compiler will know stays
-        unchecked.
+        unchecked, and so do integers on a GPU, unless a cache has to know them: to read them is to wait for it.
 
     Raises:
         TypeError, ValueError: if an argument does not fit.
@@ -41,7 +41,8 @@ def check(arrays: Any, layer: Any, queries: Any, keys: Any, values: Any, call: C
         if kind in plans:
             return _check_by_plan(arrays, layer, queries, keys, values, call, plans[kind])
     config, place = layer.config, arrays.place(layer, queries)
-    taken = {name: _read(arrays, config, name, X) for name, X in zip(ROWS, call, strict=False) if X is not None}
+    wait = call.cache is not None
+    taken = {name: _read(arrays, config, name, X, wait) for name, X in zip(ROWS, call, strict=False) if X is not None}
     given, call = call, call._replace(**taken)
     frozen = False
     if call.cache is not None:  # whose slots are the keys; none are given beside a frozen one
@@ -71,8 +72,10 @@ def _check_by_plan(arrays: Any, layer: Any, queries: Any, keys: Any, values: Any
     """Check the values of a call by the plan of an earlier one of its kind, and turn its arrays into the backend's."""
     lengths, plan = call.valid_lens, seen.plan
     if lengths is not None:
-        known = lengths if isinstance(lengths, np.ndarray) else arrays.value_of(lengths)
-        if known is not None:  # else a compiler will know them
+        known = lengths
+        if not isinstance(lengths, np.ndarray):
+            known = arrays.value_of(lengths) if call.cache is not None or not arrays.is_far(lengths) else None
+        if known is not None:  # else a compiler or a device will know them
             limit, bounds = limit_lengths(known, keys.shape[1])
             if bounds is not None and bounds[0] == keys.shape[1]:  # nothing is hidden, and no token is padding
                 return check(arrays, layer, queries, keys, values, call._replace(valid_lens=None))
@@ -118,20 +121,23 @@ def check_values(arrays: Any, place: Any, num_keys: Any, given: Call, call: Call
     return own.with_plan(known=known, extremes=bounds)
 
 
-def _read(arrays: Any, config: Any, name: str, X: Any) -> Any:
-    """Turn an argument of this name into a NumPy array if it is a list, or if its values are needed and known."""
+def _read(arrays: Any, config: Any, name: str, X: Any, wait: bool) -> Any:
+    """Turn an argument of this name into a NumPy array if it is a list, or if its values are needed and known.
+
+    wait: whether to wait for a device that knows them.
+    """
     row = ROWS[name]
     if row.holds == "switch" or (row.holds != "integers" and arrays.is_own(X)):
         return X  # floats as they are, so that their gradients are kept
     if row.holds == "floats" and isinstance(X, (list, tuple)):
         return checks.cast(name, checks.array_of(name, X, config.dtype), numpy_dtype(config.dtype))
-    return numpy_if_known(name, X, "bool" if row.holds == "booleans" else "int64")
+    return numpy_if_known(name, X, "bool" if row.holds == "booleans" else "int64", wait)
 
 
-def numpy_if_known(name: str, value: Any, empty: str = "int64") -> Any:
+def numpy_if_known(name: str, value: Any, empty: str = "int64", wait: bool = True) -> Any:
     """Turn nested lists, and arrays whose values are known by now, into NumPy arrays; leave the rest.
 
-    Empty lists get the dtype `empty`.
+    Empty lists get the dtype `empty`; wait: whether those that a device computes beside the processor are read.
     """
     if value is None or type(value) is int:
         return value
@@ -141,7 +147,8 @@ def numpy_if_known(name: str, value: Any, empty: str = "int64") -> Any:
     if backend is None:
         return value
     module = dispatch.load(backend)
-    array = module.value_of(value) if module.is_own(value) else None
+    reads = module.is_own(value) and (wait or not module.is_far(value))
+    array = module.value_of(value) if reads else None
     return value if array is None else array
 
 

@@ -149,6 +149,7 @@ class Plan(typing.NamedTuple):
     traced: whether the steps of the call are traced.
     known: the values of its integers, by name, as NumPy arrays; None or without a name = not known yet.
     extremes: the smallest and the largest of its lengths, if known.
+    room: how many scores are computed at once, None = as many as a processor's cache has room for.
     lesson: whether the lesson computes it.
     engine: other decisions of the backend's engine, of a kind of its own; None = none yet.
     step: what it does to the slots of its cache; columns: where these are among the keys.
@@ -161,6 +162,7 @@ class Plan(typing.NamedTuple):
     traced: bool = False
     known: Any = None
     extremes: Any = None
+    room: int | None = None
     lesson: bool = False
     engine: Any = None
     step: Any = None

@@ -1,6 +1,7 @@
 """Cut a call that keeps no attention weights, by samples, queries and keys, into pieces that fit a cache.
 
-A call is a checked `Call`, whose arrays may be those of any framework.
+A call is a checked `Call`, whose arrays may be those of any framework. `room`, in its plan or given, is how many scores
+make a piece where it runs; None = as many as a processor's cache has room for.
 """
 
 import itertools
@@ -13,31 +14,37 @@ from mha.core.engine import segments
 from mha.core.engine.operations import Operations
 from mha.core.engine.visible_range import NUMPY, reach, span
 
-SCORES = 2**20  # in one piece: 4 MiB in float32
+SCORES = 2**20  # in one piece on a processor: 4 MiB in float32
+BYTES = 24  # of a score and its gradient, on a GPU: floats and booleans of some steps at once
 LEAST = 128  # queries of a block that a window or packed texts alone make small: products of fewer rows are slow
 
 
-def fits(scores: int) -> bool:
+def room_in(memory: int) -> int:
+    """How many scores make a piece on a GPU with so much memory, in bytes: loops over small ones are slow there."""
+    return max(SCORES, memory // BYTES)
+
+
+def fits(scores: int, room: int | None = None) -> bool:
     """Whether this number of scores is small enough for one piece."""
-    return scores <= SCORES
+    return scores <= (room or SCORES)
 
 
-def queries(num_queries: Any, scores: Any, of: Operations = NUMPY) -> Any:
+def queries(num_queries: Any, scores: Any, of: Operations = NUMPY, room: int | None = None) -> Any:
     """Return how many queries make a block, where each has this many scores: blocks are as equal as possible.
 
     of: the operations of a backend whose sizes may be known only in the call, here and below.
     """
-    if of is NUMPY and fits(num_queries * scores):
+    if of is NUMPY and fits(num_queries * scores, room):
         return max(1, num_queries)
-    return _equal_size(of, num_queries, SCORES // of.larger(1, scores))
+    return _equal_size(of, num_queries, (room or SCORES) // of.larger(1, scores))
 
 
-def heads(total: Any, num_heads: int, scores: Any, of: Operations = NUMPY) -> Any:
+def heads(total: Any, num_heads: int, scores: Any, of: Operations = NUMPY, room: int | None = None) -> Any:
     """Return how many heads make a piece, of all samples' heads together, where each has this many scores.
 
     A piece is some heads of one sample, or all heads of one or more samples.
     """
-    most, some = of.larger(1, SCORES // of.larger(1, scores)), 1
+    most, some = of.larger(1, (room or SCORES) // of.larger(1, scores)), 1
     for part in range(2, num_heads + 1):
         if num_heads % part == 0:
             some = of.larger(some, part * of.smaller(1, most // part))  # 0 if so many do not fit
@@ -49,7 +56,7 @@ def samples(call: Call, sizes: tuple[int, int, int, int]) -> list[slice]:
     """Slices of the samples that are computed together; sizes: B, H, Q and K."""
     B, H, Q, K = sizes
     widest = span(call, Q, K)
-    size = max(1, SCORES // max(1, H * Q * (widest.stop - widest.start)))
+    size = max(1, (call.plan.room or SCORES) // max(1, H * Q * (widest.stop - widest.start)))
     return [slice(first, min(first + size, B)) for first in range(0, B, size)]
 
 
@@ -71,13 +78,13 @@ def pieces(call: Call, num_queries: int, num_keys: int, scores: int, share: int 
 
 def _pieces_of_segments(call: Call, num_queries: int, num_keys: int, scores: int) -> Iterator[tuple[slice, slice]]:
     """Yield the `pieces` of a call whose segments are known: each needs the keys of its own segments."""
-    if fits(scores * num_queries * num_keys):
+    if fits(scores * num_queries * num_keys, call.plan.room):
         yield slice(0, num_queries), slice(0, num_keys)
         return
     order = Call(causal=call.causal, offset=call.offset, **call.position_ids())
     order = order.with_plan(window=call.plan.window, known=call.plan.known)
     for rows, keys in segments.blocks(call, LEAST):
-        size = queries(rows.stop - rows.start, scores * (keys.stop - keys.start))
+        size = queries(rows.stop - rows.start, scores * (keys.stop - keys.start), room=call.plan.room)
         for first in range(rows.start, rows.stop, size):
             own = slice(first, min(first + size, rows.stop))
             near = span(order.part(queries=own), own.stop - own.start, num_keys)
@@ -102,7 +109,7 @@ def places(rows: slice, keys: slice, pairs: Iterable[Any]) -> list[tuple[slice, 
 def in_blocks(call: Call, num_queries: int, num_keys: int, scores: int) -> bool:
     """Whether a call is computed in several blocks."""
     if segments.has_segments(call):
-        return not fits(scores * num_queries * num_keys)
+        return not fits(scores * num_queries * num_keys, call.plan.room)
     return bool(block(call, num_queries, num_keys, scores) < num_queries)
 
 
@@ -113,8 +120,9 @@ def block(call: Call, num_queries: Any, num_keys: Any, scores: Any, share: int =
     """
     left, right = reach(call)
     if left is None or right is None:
-        return queries(num_queries, scores * num_keys, of)
-    most, others = SCORES // of.larger(1, scores), left + right  # pairs of a block; keys of a query beside its own
+        return queries(num_queries, scores * num_keys, of, call.plan.room)
+    most = (call.plan.room or SCORES) // of.larger(1, scores)  # pairs of a block
+    others = left + right  # keys of a query beside its own
     size = (of.root(others**2, 4 * most) - others) // 2  # so that size * (size + others) <= most
     size = of.larger(size, most // of.larger(1, num_keys))  # a block needs no more than all keys
     return _equal_size(of, num_queries, of.smaller(size, max((others + 1) // share, LEAST)))
