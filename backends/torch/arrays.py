@@ -10,10 +10,11 @@ NOTHING = contextlib.nullcontext()
 
 
 def tensor(array, place=None):
-    """A NumPy array as this framework's own, with the same dtype, at the given place."""
-    if array.dtype == ml_dtypes.bfloat16:
-        return torch.tensor(array.view(np.int16), device=place).view(torch.bfloat16)
-    return torch.tensor(array, device=place)
+    """A NumPy array as this framework's own, with the same dtype, at the given place; no device is waited for."""
+    half = array.dtype == ml_dtypes.bfloat16
+    made = torch.tensor(array.view(np.int16) if half else array)
+    made = made if place is None else made.to(place, non_blocking=True)
+    return made.view(torch.bfloat16) if half else made
 
 
 def to_numpy(X):

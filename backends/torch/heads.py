@@ -111,9 +111,8 @@ def turns(places, rotary, dtype):
 
     The angles are as good as in float64: at position 100,000, float32 would be off by 0.004.
     """
-    angles = places[:, :, None] * torch.tensor(
-        rotary.angles(), dtype=torch.float64, device=places.device
-    )  # (B or 1, T, n)
+    angles = torch.tensor(rotary.angles(), dtype=torch.float64).to(places.device, non_blocking=True)  # (n,)
+    angles = places[:, :, None] * angles  # (B or 1, T, n)
     cos, sin = rotary.magnitude * torch.cos(angles), rotary.magnitude * torch.sin(angles)  # (B or 1, T, n)
     return cos.to(dtype), sin.to(dtype)
 

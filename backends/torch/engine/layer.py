@@ -31,16 +31,10 @@ from mha.core.options.config import OF_POOLING, score_options, turns_heads
 
 from .. import layer as lesson
 from ..hiding import visible_keys
+from . import flexible
+from .kernels import pool_by_kernel, room
 from .operations import OPERATIONS
-from .pooling import (
-    AttentionPooling,
-    DotProductAttention,
-    kernel_mask,
-    needs_pairs,
-    only_causal,
-    pool_by_kernel,
-    pooling,
-)
+from .pooling import AttentionPooling, DotProductAttention, kernel_mask, needs_pairs, only_causal, pooling
 
 TYPES = torch.Tensor, nn.Parameter
 
@@ -49,6 +43,7 @@ class Decisions(NamedTuple):
     """The decisions of a call that are made once.
 
     views: whether the kernel takes views of the heads.
+    flexible: whether the kernel is `flex_attention`.
     ordered: whether the kernel hides by its own causal order.
     whole: whether every query sees a key, and every key is seen.
     alone: whether lengths of samples alone hide.
@@ -57,6 +52,7 @@ class Decisions(NamedTuple):
     """
 
     views: bool = False
+    flexible: bool = False
     ordered: bool = False
     whole: bool = False
     alone: bool = False
@@ -79,7 +75,7 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
         if torch.compiler.is_compiling() or torch.jit.is_tracing() or not isinstance(pooling, AttentionPooling):
             return None
         state = id(self.config), self.training, type(pooling), *map(vars(pooling).get, OF_POOLING), blocks.SCORES
-        state += (bias is not None and getattr(bias, "requires_grad", None),)
+        state += bias is not None and getattr(bias, "requires_grad", None), torch._C._are_functorch_transforms_active()
         for X in (queries, keys, values):
             if type(X) not in TYPES or X.is_nested or X.layout != torch.strided:
                 return None
@@ -87,6 +83,7 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
 
     def plan_call(self, queries, keys, call):
         """A checked call with its plan; the lesson computes it if weights are kept, or its pooling was replaced."""
+        call = call.with_plan(room=room(queries))
         if call.cache is not None:
             return call.with_plan(engine=Decisions(plain=self.is_plain(call)))
         Q, K = queries.shape[1], keys.shape[1]
@@ -96,18 +93,22 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
             return call.with_plan(lesson=True, engine=Decisions())
         if torch.compiler.is_compiling():  # which would stop at NumPy's values
             call = call.with_plan(known=None, extremes=None)
-        call = by_segments(OPERATIONS, queries, keys, call)
-        views = self.takes_views(call)
+        dots = type(self.attention) is DotProductAttention
+        flexibly = dots and flexible.takes(self.attention, self.config, call, queries, keys)
+        if not flexibly:
+            call = by_segments(OPERATIONS, queries, keys, call)
+        views, parts = self.takes_views(call, flexibly), None
+        if call.plan.room:  # on a GPU a loop over samples is slow
+            parts = [slice(0, queries.shape[0])]
         if type(call.offset) is not int or call.offset != 0:
-            return call.with_plan(engine=Decisions(views))
+            return call.with_plan(engine=Decisions(views, flexibly, parts=parts))
         if torch.compiler.is_compiling():  # what is compared here would be compiled for these sizes alone
-            return call.with_plan(engine=Decisions(views, only_causal(call)))
+            return call.with_plan(engine=Decisions(views, flexibly, only_causal(call), parts=parts))
         whole = needs_all(call, Q, K)
         alone = call.valid_lens is not None and call.valid_lens.ndim == 1 and not call.pairs() and not call.by_tokens()
-        parts = blocks.samples(call, (queries.shape[0], self.config.num_heads, Q, K))
-        return call.with_plan(
-            engine=Decisions(views, only_causal(call), whole, alone and reach(call) == (None, None), parts)
-        )
+        alone = alone and reach(call) == (None, None) and not flexibly
+        parts = parts or blocks.samples(call, (queries.shape[0], self.config.num_heads, Q, K))
+        return call.with_plan(engine=Decisions(views, flexibly, only_causal(call), whole, alone, parts))
 
     def attend(self, queries, keys, values, call):
         """Take the steps for some samples after others, as many as fit a cache at once."""
@@ -148,9 +149,9 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
         queries, keys, values, call = self.zero_unused(queries, keys, values, call)
         W_q, W_k, W_v = self.W_q(queries), self.W_k(keys), self.W_v(values)  # (B, T, H*d)
         check_widths(self.config, W_q, W_k, W_v)
-        (B, Q, _), K, H = W_q.shape, W_k.shape[1], self.config.num_heads
-        q, k, v = W_q.view(B, Q, H, -1), W_k.view(B, K, H, -1), W_v.view(B, K, H, -1)  # (B, T, H, d)
-        return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), call  # (B, H, T, d)
+        (B, Q, _), K, H, G = W_q.shape, W_k.shape[1], self.config.num_heads, self.config.num_key_value_heads
+        q, k, v = W_q.view(B, Q, H, -1), W_k.view(B, K, G, -1), W_v.view(B, K, G, -1)  # (B, T, H or G, d)
+        return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), call  # (B, H or G, T, d)
 
     def zero_unused(self, queries, keys, values, call):
         """The queries, and the keys and values in reach, with zeros where they are not used; and the call of these."""
@@ -186,11 +187,17 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
         values = keys if same else torch.where(seen[:, :, None], values, 0)
         return queries, keys, values, call._replace(valid_lens=None, mask=seen[:, None, None])
 
-    def takes_views(self, call):
-        """Whether the framework's kernel pools views of the heads, each with its own keys."""
+    def takes_views(self, call, flexibly):
+        """Whether the framework's kernel pools views of the heads; on a processor, each with its own keys.
+
+        flexibly: whether it is `flex_attention`, which knows windows, caps and sinks.
+        """
         config = self.config
-        turned = config.num_key_value_heads != config.num_heads or turns_heads(config)
-        return not turned and self.is_plain(call) and not needs_pairs(call)
+        if turns_heads(config) or call.head_gates is not None:
+            return False
+        if call.plan.room:  # on a GPU
+            return flexibly or self.is_plain(call)
+        return config.num_key_value_heads == config.num_heads and self.is_plain(call) and not needs_pairs(call)
 
     def is_plain(self, call):
         """Whether the framework's kernel pools for the call, and what it pools is left as it is."""
@@ -203,6 +210,8 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
         """The pooled heads alone, in the layout of the projected ones."""
         if call.plan.lesson:
             return super().pool(q, k, v, call)
+        if call.plan.engine.flexible:
+            return self.pool_flexibly(q, k, v, call), None  # (B, H, Q, dv) or (B*H, Q, dv)
         call = self.beside_sinks(without_positions(call))
         if q.ndim == 3:
             return self.attention.pool(q, k, v, self.config.num_heads, call), None  # (B*H, Q, dv)
@@ -211,6 +220,15 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
         scale = self.attention.scale
         pooled = pool_by_kernel(q, k, v, visible, is_causal=ordered, scale=scale)
         return pooled, None  # (B, H, Q, dv)
+
+    def pool_flexibly(self, q, k, v, call):
+        """The pooled heads by `flex_attention`, in the layout of the projected ones."""
+        pooling, one = self.attention, q.ndim == 3
+        if one:
+            B = q.shape[0] // self.config.num_heads
+            q, k, v = (X.unflatten(0, (B, -1)) for X in (q, k, v))  # (B, H or G, T, d)
+        pooled = flexible.pool_flexibly(q, k, v, self.beside_sinks(call), pooling.scale, pooling.softcap)
+        return pooled.flatten(0, 1) if one else pooled  # (B*H, Q, dv) or (B, H, Q, dv)
 
     def pool_token(self, q, k, v, call):
         """The pooled heads (B, G, H/G, dv) of a token, q (B, G, H/G, d), in slots k (B, G, S, d), v (B, G, S, dv)."""
@@ -249,8 +267,8 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
 
 
 def own(flags, beside):
-    """NumPy's booleans as this framework's, where another array lies."""
-    return torch.from_numpy(flags).to(beside.device)
+    """NumPy's booleans as this framework's, where another array lies; no device is waited for."""
+    return torch.from_numpy(flags).to(beside.device, non_blocking=True)
 
 
 def remember_token(k, v, call):

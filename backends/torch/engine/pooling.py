@@ -7,8 +7,6 @@ import functools
 import math
 
 import torch
-from torch import nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
 from mha.core.engine import blocks
@@ -17,10 +15,8 @@ from mha.core.engine.visible_range import reach
 
 from .. import pooling as lesson
 from ..hiding import four_axes, visible_keys
+from .kernels import pool_by_kernel
 from .operations import OPERATIONS
-
-# PyTorch's kernels that give a query without keys 0. On a GPU, cuDNN's gives it a value, and sends gradients.
-RIGHT_KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
 class AttentionPooling(InBlocks, lesson.AttentionPooling):
@@ -58,7 +54,7 @@ class DotProductAttention(AttentionPooling, lesson.DotProductAttention):
         inputs = queries, keys, values, num_heads, call
         if not self.has_kernel(queries.shape[2], values.shape[2], call):
             return super().pool(*inputs)
-        if not needs_pairs(call):
+        if queries.is_cuda or not needs_pairs(call):
             return self.pool_block(*inputs)
         alone = not call.by_tokens() and call.valid_lens is None and not call.pairs()
         if alone and isinstance(call.offset, int) and None not in reach(call):
@@ -120,18 +116,6 @@ class DotProductAttention(AttentionPooling, lesson.DotProductAttention):
         return type(self) is DotProductAttention and not keeps and not needs_scores(self, call, training)
 
 
-def pool_by_kernel(queries, keys, values, visible=None, *, is_causal=False, scale=None):
-    """Pool heads (B, H, Q, d) over keys (B, H, K, d) and values (B, H, K, dv) by PyTorch's own kernel: (B, H, Q, dv).
-
-    visible: booleans, or scores that are added, as of `scaled_dot_product_attention`; a query may see no key.
-    """
-    pool = nn.functional.scaled_dot_product_attention
-    if visible is None or not queries.is_cuda:
-        return pool(queries, keys, values, visible, is_causal=is_causal, scale=scale)
-    with sdpa_kernel(RIGHT_KERNELS):
-        return pool(queries, keys, values, visible, is_causal=is_causal, scale=scale)
-
-
 class AdditiveAttention(AttentionPooling, lesson.AdditiveAttention):
     """Additive attention, whose features count as scores, of which each takes several."""
 
@@ -144,9 +128,12 @@ pooling = functools.partial(lesson.pooling, dot=DotProductAttention, additive=Ad
 def by_heads(queries, keys, values, visible, num_heads):
     """The arrays of `pool` for the framework's kernel: (B, H, T, d), or (B*G, H/G, T, d) where heads share keys.
 
+    On a GPU, heads of keys stay as few as they are: (B, G, K, d).
     visible: a mask or bias (B or 1, H or 1, Q or 1, K), or None; it comes back in the layout of the heads.
     """
     B, times = queries.shape[0] // num_heads, queries.shape[0] // keys.shape[0]
+    if queries.is_cuda:
+        return *(X.unflatten(0, (B, -1)) for X in (queries, keys, values)), visible  # (B, H or G, T, d)
     if times > 1 and visible is not None and visible.shape[:2] != (1, 1):
         heads = num_heads if visible.shape[1] > 1 else num_heads // times
         visible = visible.expand(B, heads, -1, -1)  # (B, H or G, Q or 1, K)

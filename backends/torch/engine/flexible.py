@@ -1,0 +1,208 @@
+"""PyTorch's `flex_attention` on a GPU, for what its other kernels do not know: windows, caps, sinks, packed texts.
+
+Letters as in the chapters. What hides, and what changes a score, is a function of one pair of a query and a key.
+"""
+
+import functools
+import importlib.util
+import itertools
+import math
+import types
+
+import torch
+
+from mha.core.call import PACKED, PLACES
+from mha.core.engine.scores import needs_scores
+from mha.core.engine.visible_range import reach, uses_all
+from mha.core.options.checks import FURTHEST
+
+from ..hiding import four_axes, places, signed, widen
+
+try:
+    from torch.nn.attention.flex_attention import AuxRequest, create_block_mask, flex_attention
+except ImportError:  # before PyTorch 2.9
+    flex_attention = None
+
+LEAST = 2**20  # pairs of a sample: for fewer, to compile the kernel is not worth its seconds
+WIDTHS = range(16, 257)  # of heads
+DTYPES = torch.float16, torch.bfloat16  # in float32, matrix products here are slow, or TF32
+MOST = 256  # kinds of calls that are remembered
+_numbers = itertools.count()
+
+
+def is_there():
+    """Whether this PyTorch has what is needed to compile the kernel for a GPU."""
+    return flex_attention is not None and importlib.util.find_spec("triton") is not None
+
+
+def takes(pooling, config, call, queries, keys):
+    """Whether the kernel pools a call on a GPU, and faster than others; pooling: of dot products; queries (B, Q, any).
+
+    It is compiled for a while, takes no dropout, and its gradients of a bias are slow.
+    """
+    training = pooling.training if call.training is None else call.training
+    if not queries.is_cuda or queries.dtype not in DTYPES or queries.shape[1] * keys.shape[1] < LEAST:
+        return False
+    if call.score_bias is not None and call.score_bias.requires_grad:
+        return False
+    if needs_scores(pooling, call, training, ("softcap", "sinks")) or torch._C._are_functorch_transforms_active():
+        return False
+    fits = config.key_dim in WIDTHS and config.value_dim in WIDTHS
+    return fits and (config.softcap is not None or config.sinks or _hides(call)) and is_there()
+
+
+def _hides(call):
+    """Whether something hides of which other kernels would need an array of pairs, and that is none itself."""
+    simple = call.valid_lens is None and not call.by_tokens() and reach(call) in ((None, None), (None, 0))
+    return not simple and not call.pairs()
+
+
+def pool_flexibly(queries, keys, values, call, scale=None, softcap=None):
+    """Pool heads (B, H, Q, d) over keys (B, G, K, d) and values (B, G, K, dv): (B, H, Q, dv).
+
+    sums are logarithms of the sum of a query's exp(score). A sink takes its share of the weights: they are what they
+    are without it, times exp(sum) / (exp(sum) + exp(sink)). A query that sees no key has -inf there, and gets 0.
+    """
+    Q, K, sinks = queries.shape[2], keys.shape[2], call.plan.sinks
+    arrays, order = arrays_that_hide(call, queries.device), (call.causal, call.plan.window, call.plan.chunk)
+    needs_sums = sinks is not None or not uses_all(call, Q, K)
+    pool, make_mask = compiled(kind((queries, keys, values), arrays, (*order, scale, softcap, needs_sums)))
+    mask = None
+    if arrays or any(order):
+        mask = (
+            block_mask(make_mask, arrays, order, queries, K)
+            if arrays
+            else lasting_mask(make_mask, order, Q, K, queries.device)
+        )
+    options = {"scale": scale, "enable_gqa": queries.shape[1] > keys.shape[1], "block_mask": mask}
+    options["score_mod"] = changed_score(softcap, arrays.get("score_bias"))
+    if not needs_sums:
+        return pool(queries, keys, values, **options)  # (B, H, Q, dv)
+    pooled, more = pool(queries, keys, values, return_aux=AuxRequest(lse=True), **options)  # (B, H, Q, dv)
+    sums = more.lse[..., None]  # (B, H, Q, 1)
+    if sinks is not None:
+        pooled = (widen(pooled) * torch.sigmoid(sums - widen(sinks))).to(pooled.dtype)  # (B, H, Q, dv)
+    return torch.where(sums == -math.inf, 0, pooled)
+
+
+def arrays_that_hide(call, device):
+    """The arrays of a call that hide or are added, by name: of pairs (B or 1, H or 1, Q or 1, K), or (B or 1, any)."""
+    arrays = {name: four_axes(X) for name, X in call.pairs().items()}
+    arrays |= {name: places(None, X) for name, X in call.of_tokens().items()}  # (B or 1, T)
+    if call.valid_lens is not None:
+        arrays["valid_lens"] = signed(call.valid_lens.reshape(len(call.valid_lens), -1), FURTHEST)  # (B, 1 or Q)
+    if "segments" in arrays:
+        arrays.setdefault("key_segments", arrays["segments"])
+    if type(call.offset) is not int:
+        arrays["offset"] = call.offset  # (B or 1, 1)
+    elif call.offset:  # as an array: for each number, the kernel would be compiled anew
+        arrays["offset"] = torch.full((1, 1), call.offset, device=device)
+    return arrays
+
+
+def kind(heads, arrays, options):
+    """The facts for which the kernel is compiled; a size is among them where it is 1."""
+    of_heads = [(X.dtype, X.shape[1], X.shape[3], X.requires_grad) for X in heads]
+    of_arrays = [(name, X.dtype, *(size == 1 for size in X.shape)) for name, X in arrays.items()]
+    return (heads[0].device, torch.is_grad_enabled(), *of_heads, *of_arrays, *options)
+
+
+@functools.lru_cache(MOST)
+def compiled(kind):
+    """The kernel, and what makes its block mask, compiled for one kind of call.
+
+    PyTorch compiles one function 8 times, and then no longer: each kind has its own.
+    """
+    return tuple(torch.compile(of_its_own(function)) for function in (flex_attention, create_block_mask))
+
+
+def of_its_own(function):
+    """A function that calls this one, with code of its own."""
+
+    def call(*args, **kwargs):
+        return function(*args, **kwargs)
+
+    code = call.__code__.replace(co_name=f"{function.__name__}_{next(_numbers)}")
+    return types.FunctionType(code, call.__globals__, code.co_name, None, call.__closure__)
+
+
+@functools.lru_cache(MOST)
+def lasting_mask(make_mask, order, num_queries, num_keys, device):
+    """The mask (1, 1, Q, K) by blocks of pairs, where the order alone hides; calls with gradients take it, too."""
+    with torch.inference_mode(False):
+        return make_mask(visible_pair({}, *order), None, None, num_queries, num_keys, device)
+
+
+def block_mask(make_mask, arrays, order, queries, num_keys):
+    """The mask (B or 1, H or 1, Q, K) by blocks of pairs, which the kernel leaves out where none is visible."""
+    B, H, Q, _ = queries.shape
+    B = B if any(len(X) > 1 for X in arrays.values()) else None
+    H = H if any(X.ndim == 4 and X.shape[1] > 1 for X in arrays.values()) else None
+    return make_mask(visible_pair(arrays, *order), B, H, Q, num_keys, queries.device)
+
+
+def visible_pair(arrays, causal, window, chunk):
+    """What `visible_keys` of the chapter gives, as a function of the numbers of a sample, head, query and key."""
+    left, right = window or (None, None)
+    lengths, mask, score_bias, offset, positions, key_positions, own, others = (
+        element_of(arrays.get(name)) for name in ("valid_lens", "mask", "score_bias", "offset", *PLACES, *PACKED)
+    )
+
+    def visible(sample, head, query, key):
+        seen = key >= 0
+        if lengths is not None:
+            seen = seen & (key < lengths(sample, query))
+        if mask is not None:
+            seen = seen & mask(sample, head, query, key)
+        if score_bias is not None:
+            seen = seen & (score_bias(sample, head, query, key) != -math.inf)
+        if own is not None:
+            seen = seen & (own(sample, query) >= 0) & (own(sample, query) == others(sample, key))
+        if positions is not None:
+            at = positions(sample, query)
+            seen = seen & (at >= 0)
+        else:
+            at = query if offset is None else query + offset(sample, query)
+        if key_positions is not None:
+            key = key_positions(sample, key)
+            seen = seen & (key >= 0)
+        if causal:
+            seen = seen & (key <= at)
+        if left is not None:
+            seen = seen & (at - left <= key)
+        if right is not None:
+            seen = seen & (key - right <= at)
+        if chunk is not None:
+            seen = seen & (at - at % chunk == key - key % chunk)
+        return seen
+
+    return visible
+
+
+def changed_score(softcap, score_bias):
+    """What a pooling's `bend` does to scores, as a function of one and its place; None if it does nothing."""
+    if softcap is score_bias is None:
+        return None
+    added = element_of(score_bias)
+
+    def change(score, sample, head, query, key):
+        if softcap is not None:
+            score = softcap * torch.tanh(score / softcap)
+        return score if added is None else score + added(sample, head, query, key)
+
+    return change
+
+
+def element_of(X):
+    """A function of places, one of each axis, that gives the element of X there; an axis of size 1 is the same for all.
+
+    None stays None.
+    """
+    if X is None:
+        return None
+    shared = [size == 1 for size in X.shape]
+
+    def element(*numbers):
+        return X[tuple(0 if same else number for number, same in zip(numbers, shared, strict=True))]
+
+    return element
