@@ -10,10 +10,10 @@ NOTHING = contextlib.nullcontext()
 
 
 def tensor(array, place=None):
-    """A NumPy array as this framework's own, with the same dtype, at the given place; no device is waited for."""
+    """A NumPy array as this framework's own, with the same dtype, at the given place."""
     half = array.dtype == ml_dtypes.bfloat16
     made = torch.tensor(array.view(np.int16) if half else array)
-    made = made if place is None else made.to(place, non_blocking=True)
+    made = made if place is None else made.to(place, non_blocking=True)  # so that no GPU is waited for
     return made.view(torch.bfloat16) if half else made
 
 

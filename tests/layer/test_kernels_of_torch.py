@@ -1,89 +1,216 @@
-"""Which of PyTorch's kernels a call takes on a GPU: not cuDNN's, where a mask may hide every key of a query."""
+"""Which of PyTorch's kernels a call takes on a GPU, by one that is only named; and that rows without keys are 0."""
 
-import contextlib
-
+import named_gpu
 import numpy as np
 import pytest
+import torch
+from named_gpu import Kernels, NoWaiting
 
 import mha
+from mha import parity
+from mha.backends.torch.engine import kernels
+from mha.core.engine import blocks
 
 pytestmark = pytest.mark.backends("torch")
-CALLS = {
-    "lengths": {"valid_lens": [7, 3, 0]},
-    "a length for each query": {"valid_lens": np.arange(21).reshape(3, 7) % 8},
+gpu = named_gpu.gpu
+SHOWN, ORDERED, MASKED = ("nothing", "not cuDNN"), ("order", "not cuDNN"), ("mask", "not cuDNN")
+FLEXIBLE = "flexible", None
+LENGTHS, SEGMENTS = {"valid_lens": [7, 3, 0]}, {"segments": np.repeat([[0, 1, -1]], 3, 0).repeat([2, 4, 1], 1)}
+PAIRS = {
     "mask": {"mask": np.tri(7, k=-1, dtype=bool)},
-    "bias": {"score_bias": np.zeros((7, 7), "float32")},
-    "order at an offset": {"causal": True, "offset": -2},
-    "segments": {"segments": np.repeat([[0, 1, -1]], 3, 0).repeat([2, 4, 1], 1)},
+    "bias": {"score_bias": np.zeros((7, 7))},
 }
+CALLS = PAIRS | {
+    "lengths": LENGTHS,
+    "a length for each query": {"valid_lens": np.arange(21).reshape(3, 7) % 8},
+    "order at an offset": {"causal": True, "offset": -2},
+    "segments": SEGMENTS,
+}
+# Options of a layer, a call, and the kernel: in float32, and in half precision.
+WAYS = {
+    "none": ({}, {}, SHOWN, SHOWN),
+    "order": ({}, {"causal": True}, ORDERED, ORDERED),
+    "groups": ({"num_key_value_heads": 2}, {}, SHOWN, SHOWN),
+    "lengths": ({}, LENGTHS, MASKED, FLEXIBLE),
+    "lengths, groups": ({"num_key_value_heads": 2}, LENGTHS, MASKED, FLEXIBLE),
+    "lengths, rotary": ({"rotary": mha.Rotary(10)}, LENGTHS, MASKED, FLEXIBLE),
+    "lengths, gates of heads": ({}, LENGTHS | {"head_gates": np.ones(4)}, MASKED, FLEXIBLE),
+    "mask": ({}, PAIRS["mask"], MASKED, MASKED),
+    "bias": ({}, PAIRS["bias"], MASKED, MASKED),
+    "segments": ({}, SEGMENTS, MASKED, FLEXIBLE),
+    "segments, mask": ({}, SEGMENTS | PAIRS["mask"], MASKED, MASKED),
+    "order at an offset": ({}, {"causal": True, "offset": 3}, MASKED, FLEXIBLE),
+    "window": ({"window": (2, 0)}, {"causal": True}, MASKED, FLEXIBLE),
+    "window, groups": ({"window": (2, 1), "num_key_value_heads": 2}, {}, MASKED, FLEXIBLE),
+    "chunk": ({"chunk": 3}, {"causal": True}, MASKED, FLEXIBLE),
+    "cap": ({"softcap": 2.0}, {}, None, FLEXIBLE),
+    "cap, mask": ({"softcap": 2.0}, PAIRS["mask"], None, FLEXIBLE),
+    "sinks": ({"sinks": True}, {"causal": True}, None, FLEXIBLE),
+    "sinks, bias": ({"sinks": True}, PAIRS["bias"], None, FLEXIBLE),
+    "dropout": ({"dropout": 0.5}, LENGTHS | {"training": True}, None, None),
+    "additive": ({"pooling": "additive"}, LENGTHS, None, None),
+    "values of another width": ({"value_dim": 13}, {}, None, None),
+    "a cap, values of another width": ({"value_dim": 13, "softcap": 2.0}, {}, None, FLEXIBLE),
+}  # fmt: skip
 
 
-@pytest.fixture
-def taken(monkeypatch):
-    """Of each call of the kernel, whether it has a mask, and whether cuDNN's may run; tensors say they are on a GPU."""
-    import torch
-    from torch.overrides import TorchFunctionMode
-
-    found = []
-
-    class Mode(TorchFunctionMode):
-        def __torch_function__(self, func, types, args=(), kwargs=None):
-            if func is torch.nn.functional.scaled_dot_product_attention:
-                found.append((args[3] is not None, torch.backends.cuda.cudnn_sdp_enabled()))
-            return func(*args, **(kwargs or {}))
-
-    @contextlib.contextmanager
-    def watching():
-        with Mode():
-            yield found
-
-    monkeypatch.setattr(torch.Tensor, "is_cuda", True)
-    return watching
+def layer(dtype="float32", seed=0, **options):
+    return mha.MultiHeadAttention(44, 4, seed=seed, backend="torch", dtype=dtype, **options)
 
 
-def layer(**options):
-    return mha.MultiHeadAttention(44, 4, seed=0, backend="torch", **options)
+def inputs(dtype="float32", size=7, samples=3):
+    X = np.random.default_rng(11).normal(size=(samples, size, 44)).astype("float32")
+    return torch.tensor(X).to(getattr(torch, dtype))
 
 
+def own_arrays(call, dtype):
+    """The arrays of a call as tensors, where a GPU computes them: their values are not known on the processor."""
+    made = {name: torch.tensor(X) if isinstance(X, (list, np.ndarray)) else X for name, X in call.items()}
+    kind = getattr(torch, dtype)
+    return {name: X.to(kind) if getattr(X, "dtype", None) == torch.float64 else X for name, X in made.items()}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("way", WAYS)
+def test_a_call_takes_its_kernel_waits_for_nothing_and_is_as_the_lesson(way, dtype, gpu):
+    options, call, *expected = WAYS[way]
+    one, X, call = layer(dtype, **options), inputs(dtype), own_arrays(call, dtype)
+    with Kernels().note_flexible(gpu) as seen, NoWaiting():
+        found = one(X, X, X, **call)
+    assert set(seen.calls) == set(filter(None, [expected[dtype == "bfloat16"]]))
+    if "dropout" not in options:
+        exact = layer(dtype, readable=True, **options)(X, X, X, **call)
+        assert parity.ratio(one, found, X, X, X, empty_rows=True, **call) <= 1
+        assert parity.ratio(one, exact, X, X, X, empty_rows=True, **call) <= 1
+
+
+@pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize(
     "options", [{}, {"num_key_value_heads": 2}, {"window": (2, 0)}], ids=["plain", "groups", "window"]
 )
-@pytest.mark.parametrize("call", CALLS)
-def test_where_a_mask_is_given_it_is_not_that_of_cudnn(call, options, taken, rng):
-    X = rng.normal(size=(3, 7, 44)).astype("float32")
-    with taken() as calls:
-        layer(**options)(X, X, X, **CALLS[call])
+def test_gradients_are_those_of_a_kernel_that_is_right(call, options, gpu):
+    X = inputs()
+    with Kernels() as seen:
         if call != "bias":  # for whose gradient scores are kept
-            layer(**options).gradients(X, X, X, **CALLS[call])
-    assert calls
-    assert set(calls) == {(True, False)}
+            layer(**options).gradients(X, X, X, **own_arrays(CALLS[call], "float32"))
+    assert set(seen.calls) <= {MASKED}
 
 
-def test_windows_of_many_tokens_and_lone_queries_take_the_same(taken, rng):
-    X = rng.normal(size=(1, 3001, 44)).astype("float32")
-    with taken() as calls:
+@pytest.mark.parametrize("options", [{}, {"num_key_value_heads": 2}], ids=["plain", "groups"])
+def test_long_calls_without_a_mask_take_any_kernel(options, gpu):
+    X = inputs(size=kernels.LEAST, samples=1)
+    with Kernels() as seen:
+        layer(**options)(X, X, X)
+        layer(**options)(X, X, X, causal=True)
+        layer(**options)(X[:, 1:], X, X)
+        layer(**options)(X[:, 1:], X, X, causal=True)
+    assert seen.calls == [("nothing", "any"), ("order", "any"), SHOWN, ORDERED]
+
+
+def test_windows_of_many_tokens_and_lone_queries_take_no_plan(gpu):
+    X = inputs(size=3001, samples=1)
+    with Kernels() as seen:
         layer(window=(5, 5))(X, X, X)
         layer(num_key_value_heads=2)(X[:, :1], X, X, mask=np.arange(3001)[None] < 17)
-    assert len(calls) > 1
-    assert set(calls) == {(True, False)}
+        layer()(X[:, :1], X, X)
+    assert set(seen.calls) == {MASKED, SHOWN}
 
 
-def test_where_no_mask_is_given_any_may_run(taken, rng):
-    X = rng.normal(size=(3, 7, 44)).astype("float32")
-    with taken() as calls:
-        layer()(X, X, X)
-        layer()(X, X, X, causal=True)
-    assert calls == 2 * [(False, True)]
+def test_a_token_in_a_cache_takes_no_plan_and_waits_for_nothing(gpu):
+    one, X = layer(num_key_value_heads=2), inputs(samples=1)
+    with Kernels() as seen, NoWaiting(), torch.inference_mode():
+        cache = one.cache(1, 9)
+        for place in range(7):
+            _, cache = one(*3 * [X[:, place : place + 1]], cache=cache)
+    assert set(seen.calls) == {SHOWN}
 
 
-def test_a_file_leaves_it_out_too(tmp_path, taken, rng, monkeypatch):
-    import torch
+@pytest.mark.parametrize("call", [*CALLS, "order at an offset beside lengths"])
+@pytest.mark.parametrize(
+    "options", [{}, {"num_key_value_heads": 2}, {"window": (1, 0)}], ids=["plain", "groups", "window"]
+)
+def test_rows_without_keys_are_zero_whatever_the_kernel_does(call, options, gpu):
+    """A kernel that takes the mean of all values for such a row, and sends gradients, as cuDNN's does."""
+    kernel = torch.nn.functional.scaled_dot_product_attention
+    given = CALLS.get(call, LENGTHS | {"causal": True, "offset": -2})
 
+    def wrong(q, k, v, mask=None, **rest):
+        if mask is not None and mask.dtype == torch.bool:
+            mask = torch.where(mask, 0.0, -1e30)
+        elif mask is not None:
+            mask = mask.clamp(min=-1e30)
+        return kernel(q, k, v, mask, **rest)
+
+    gpu.setattr(torch.nn.functional, "scaled_dot_product_attention", wrong)
+    one, X = layer(**options, bias=True), inputs()
+    own = own_arrays(given, "float32")
+    assert parity.ratio(one, one(X, X, X, **own), X, X, X, empty_rows=True, **own) <= 1
+    found = one.gradients(X, X, X, **own)
+    lesson = layer(**options, bias=True, readable=True)
+    for name, expected in lesson.gradients(X, X, X, **own).items():
+        np.testing.assert_allclose(found[name], expected, rtol=1e-4, atol=1e-4, err_msg=name)
+
+
+def test_heads_that_share_keys_are_not_told_so_by_strides(gpu):
+    kernel, strides = torch.nn.functional.scaled_dot_product_attention, []
+
+    def noting(*heads, **rest):
+        strides.extend(stride for X in heads[:3] for stride, size in zip(X.stride(), X.shape, strict=True) if size > 1)
+        return kernel(*heads, **rest)
+
+    gpu.setattr(torch.nn.functional, "scaled_dot_product_attention", noting)
+    X, one = inputs(), layer(num_key_value_heads=2)
+    for call in ({}, {"causal": True}, *CALLS.values()):
+        one(X, X, X, **own_arrays(call, "float32"))
+    assert strides
+    assert 0 not in strides
+
+
+def test_a_mask_has_booleans_or_the_dtype_of_queries(gpu):
+    kernel, dtypes = torch.nn.functional.scaled_dot_product_attention, []
+
+    def noting(q, k, v, mask=None, **rest):
+        dtypes.append(mask.dtype)
+        return kernel(q, k, v, mask, **rest)
+
+    gpu.setattr(torch.nn.functional, "scaled_dot_product_attention", noting)
+    X, one = inputs("float16"), layer("float16")
+    for call in PAIRS.values():
+        one(X, X, X, **own_arrays(call, "float16"))
+    assert dtypes == [torch.bool, torch.float16]
+
+
+def test_scores_are_computed_at_once_or_as_memory_has_room(gpu):
+    """The cap of a layer in float32 has its scores: on a processor in pieces, on a GPU at once, if they fit."""
+    X, one, pieces = inputs(size=700, samples=2), layer(softcap=3.0), []
+    pool = type(one.layer.attention).pool_block
+
+    def noting(self, queries, *rest):
+        pieces.append(queries.shape[1])
+        return pool(self, queries, *rest)
+
+    gpu.setattr(type(one.layer.attention), "pool_block", noting)
+    at_once = one(X, X, X)
+    assert pieces == [700]
+    gpu.setattr(named_gpu, "MEMORY", blocks.BYTES * blocks.SCORES * 2)
+    in_pieces = layer(softcap=3.0)(X, X, X)
+    assert pieces[1:] == [350, 350]
+    torch.testing.assert_close(in_pieces, at_once)
+
+
+def test_the_faults_name_kernels_versions_and_threads():
+    names = {*torch.nn.attention.SDPBackend.__members__}
+    for fault in kernels.FAULTS.values():
+        assert fault.kernel in names
+        assert fault.seen[0].isdigit()
+        assert fault.thread is None or fault.thread.startswith(kernels.THREADS)
+
+
+def test_a_file_leaves_it_out_too(tmp_path, gpu):
     config = mha.MultiHeadAttention(44, 4, backend="torch").config
     path = mha.write(config, "torch", tmp_path / "written_kernel.py", fused=True, call=["mask"])[0]
-    monkeypatch.syspath_prepend(tmp_path)
-    written = __import__(path.stem).MultiHeadAttention(44, 4)
-    X, mask = torch.tensor(rng.normal(size=(3, 7, 44)).astype("float32")), torch.tensor(np.tri(7, k=-1, dtype=bool))
-    with taken() as calls:
-        written(X, X, X, mask=mask)
-    assert set(calls) == {(True, False)}
+    gpu.syspath_prepend(tmp_path)
+    written, X = __import__(path.stem).MultiHeadAttention(44, 4), inputs()
+    with Kernels() as seen:
+        written(X, X, X, mask=torch.tensor(np.tri(7, k=-1, dtype=bool)))
+    assert set(seen.calls) == {MASKED}

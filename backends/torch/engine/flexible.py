@@ -8,6 +8,7 @@ import importlib.util
 import itertools
 import math
 import types
+import warnings
 
 import torch
 
@@ -28,11 +29,13 @@ WIDTHS = range(16, 257)  # of heads
 DTYPES = torch.float16, torch.bfloat16  # in float32, matrix products here are slow, or TF32
 MOST = 256  # kinds of calls that are remembered
 _numbers = itertools.count()
+_by_size = set()  # kinds that are compiled for one size each, since for any size they cannot be
+_failed = []
 
 
 def is_there():
-    """Whether this PyTorch has what is needed to compile the kernel for a GPU."""
-    return flex_attention is not None and importlib.util.find_spec("triton") is not None
+    """Whether this PyTorch has what is needed to compile the kernel for a GPU, and has not failed to."""
+    return not _failed and flex_attention is not None and importlib.util.find_spec("triton") is not None
 
 
 def takes(pooling, config, call, queries, keys):
@@ -53,32 +56,50 @@ def takes(pooling, config, call, queries, keys):
 
 def _hides(call):
     """Whether something hides of which other kernels would need an array of pairs, and that is none itself."""
-    simple = call.valid_lens is None and not call.by_tokens() and reach(call) in ((None, None), (None, 0))
-    return not simple and not call.pairs()
+    simple = reach(call) == (None, None) or (reach(call) == (None, 0) and type(call.offset) is int and call.offset == 0)
+    return not call.pairs() and (call.valid_lens is not None or call.by_tokens() or not simple)
 
 
 def pool_flexibly(queries, keys, values, call, scale=None, softcap=None):
     """Pool heads (B, H, Q, d) over keys (B, G, K, d) and values (B, G, K, dv): (B, H, Q, dv).
 
+    None, with a warning, if the kernel cannot be compiled, as without a compiler for C; then it is not tried again.
+    """
+    heads, order = (queries, keys, values), (call.causal, call.plan.window, call.plan.chunk)
+    arrays, sinks = arrays_that_hide(call, queries.device), call.plan.sinks
+    needs_sums = sinks is not None or not uses_all(call, queries.shape[2], keys.shape[2])
+    facts = kind(heads, arrays, (*order, scale, softcap, needs_sums))
+    own_size = facts, *(X.shape for X in heads)
+    for known in (own_size,) if facts in _by_size else (facts, own_size):
+        try:
+            return _pool(compiled(known, known is facts), heads, arrays, order, scale, softcap, needs_sums, sinks)
+        except torch._dynamo.exc.TorchDynamoException as error:
+            _by_size.add(facts)
+            found = error
+    _failed.append(found)
+    said = str(found).strip().partition("\n")[0]
+    warnings.warn(
+        f"PyTorch cannot compile flex_attention here, and calls take more time without it: {said}", stacklevel=2
+    )
+    return None
+
+
+def _pool(functions, heads, arrays, order, scale, softcap, needs_sums, sinks):
+    """The pooled heads (B, H, Q, dv), by compiled functions.
+
     sums are logarithms of the sum of a query's exp(score). A sink takes its share of the weights: they are what they
     are without it, times exp(sum) / (exp(sum) + exp(sink)). A query that sees no key has -inf there, and gets 0.
     """
-    Q, K, sinks = queries.shape[2], keys.shape[2], call.plan.sinks
-    arrays, order = arrays_that_hide(call, queries.device), (call.causal, call.plan.window, call.plan.chunk)
-    needs_sums = sinks is not None or not uses_all(call, Q, K)
-    pool, make_mask = compiled(kind((queries, keys, values), arrays, (*order, scale, softcap, needs_sums)))
-    mask = None
-    if arrays or any(order):
-        mask = (
-            block_mask(make_mask, arrays, order, queries, K)
-            if arrays
-            else lasting_mask(make_mask, order, Q, K, queries.device)
-        )
+    (queries, keys, _), (pool, make_mask), mask = heads, functions, None
+    if arrays:
+        mask = block_mask(make_mask, arrays, order, queries, keys.shape[2])
+    elif any(order):
+        mask = lasting_mask(make_mask, order, queries.shape[2], keys.shape[2], queries.device)
     options = {"scale": scale, "enable_gqa": queries.shape[1] > keys.shape[1], "block_mask": mask}
     options["score_mod"] = changed_score(softcap, arrays.get("score_bias"))
     if not needs_sums:
-        return pool(queries, keys, values, **options)  # (B, H, Q, dv)
-    pooled, more = pool(queries, keys, values, return_aux=AuxRequest(lse=True), **options)  # (B, H, Q, dv)
+        return pool(*heads, **options)  # (B, H, Q, dv)
+    pooled, more = pool(*heads, return_aux=AuxRequest(lse=True), **options)  # (B, H, Q, dv)
     sums = more.lse[..., None]  # (B, H, Q, 1)
     if sinks is not None:
         pooled = (widen(pooled) * torch.sigmoid(sums - widen(sinks))).to(pooled.dtype)  # (B, H, Q, dv)
@@ -108,12 +129,13 @@ def kind(heads, arrays, options):
 
 
 @functools.lru_cache(MOST)
-def compiled(kind):
-    """The kernel, and what makes its block mask, compiled for one kind of call.
+def compiled(known, any_size):
+    """The kernel, and what makes its block mask, compiled for what is known of a call; any_size: of any sizes.
 
-    PyTorch compiles one function 8 times, and then no longer: each kind has its own.
+    PyTorch compiles one function 8 times, and then no longer: each has its own.
     """
-    return tuple(torch.compile(of_its_own(function)) for function in (flex_attention, create_block_mask))
+    dynamic = None if any_size else False  # None = once a second size has come
+    return tuple(torch.compile(of_its_own(made), dynamic=dynamic) for made in (flex_attention, create_block_mask))
 
 
 def of_its_own(function):
@@ -200,9 +222,10 @@ def element_of(X):
     """
     if X is None:
         return None
-    shared = [size == 1 for size in X.shape]
+    own, X = [size > 1 for size in X.shape], X.squeeze()
 
     def element(*numbers):
-        return X[tuple(0 if same else number for number, same in zip(numbers, shared, strict=True))]
+        places = tuple(number for number, is_own in zip(numbers, own, strict=True) if is_own)
+        return X[places] if places else X
 
     return element

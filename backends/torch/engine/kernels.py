@@ -47,13 +47,14 @@ FAULTS = {
     ),
     "a plan for each length": Fault(
         "CUDNN_ATTENTION", "a token in a cache takes 67 ms, since each length of keys is planned anew",
-        "2.11, H100", None, "not taken where there are more keys than queries",
+        "2.11, H100", None, "taken for as many queries as keys alone, and not for a few",
     ),
     "long masks": Fault(
         "EFFICIENT_ATTENTION", "the backward pass beside a mask fails for more than 46,344 tokens",
         "2.6", f"{THREADS}issues/147585", "flex_attention takes long calls where it can",
     ),
 }  # fmt: skip
+LEAST = 128  # queries for which cuDNN may plan
 RIGHT_KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]  # beside a mask, on a GPU
 
 
@@ -76,7 +77,7 @@ def pool_by_kernel(queries, keys, values, visible=None, *, is_causal=False, scal
     times = queries.shape[1] // keys.shape[1]
     if visible is None:
         options = {"is_causal": is_causal, "scale": scale} | ({} if times == 1 else {"enable_gqa": True})
-        if queries.shape[2] == keys.shape[2]:
+        if LEAST <= queries.shape[2] == keys.shape[2]:
             return pool(queries, keys, values, **options)
         return _without_cudnn(queries, keys, values, **options)
     if times > 1:

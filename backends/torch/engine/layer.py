@@ -9,12 +9,10 @@ import numpy as np
 import torch
 from torch import nn
 
-from mha.core.cache import LOST, left_of
 from mha.core.call import Plans, call_kind, check_widths
 from mha.core.engine import blocks
 from mha.core.engine.decoding import attend_token, in_place, is_token, place_inputs, remember_heads
 from mha.core.engine.visible_range import (
-    by_mask,
     by_segments,
     lengths_hide,
     longest,
@@ -30,8 +28,8 @@ from mha.core.engine.visible_range import (
 from mha.core.options.config import OF_POOLING, score_options, turns_heads
 
 from .. import layer as lesson
-from ..hiding import visible_keys
 from . import flexible
+from .decoding import remember_token
 from .kernels import pool_by_kernel, room
 from .operations import OPERATIONS
 from .pooling import AttentionPooling, DotProductAttention, kernel_mask, needs_pairs, only_causal, pooling
@@ -210,8 +208,11 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
         """The pooled heads alone, in the layout of the projected ones."""
         if call.plan.lesson:
             return super().pool(q, k, v, call)
+        if call.plan.engine.flexible and (pooled := self.pool_flexibly(q, k, v, call)) is not None:
+            return pooled, None  # (B, H, Q, dv) or (B*H, Q, dv)
         if call.plan.engine.flexible:
-            return self.pool_flexibly(q, k, v, call), None  # (B, H, Q, dv) or (B*H, Q, dv)
+            q, k, v = (X.flatten(0, -3) for X in (q, k, v))  # (B*H, Q, d), (B*G, K, d), (B*G, K, dv)
+            call = by_segments(OPERATIONS, q, k, call)
         call = self.beside_sinks(without_positions(call))
         if q.ndim == 3:
             return self.attention.pool(q, k, v, self.config.num_heads, call), None  # (B*H, Q, dv)
@@ -222,13 +223,15 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
         return pooled, None  # (B, H, Q, dv)
 
     def pool_flexibly(self, q, k, v, call):
-        """The pooled heads by `flex_attention`, in the layout of the projected ones."""
+        """The pooled heads by `flex_attention`, in the layout of the projected ones; None if it cannot be compiled."""
+        if not flexible.is_there():  # any more
+            return None
         pooling, one = self.attention, q.ndim == 3
         if one:
             B = q.shape[0] // self.config.num_heads
             q, k, v = (X.unflatten(0, (B, -1)) for X in (q, k, v))  # (B, H or G, T, d)
         pooled = flexible.pool_flexibly(q, k, v, self.beside_sinks(call), pooling.scale, pooling.softcap)
-        return pooled.flatten(0, 1) if one else pooled  # (B*H, Q, dv) or (B, H, Q, dv)
+        return pooled.flatten(0, 1) if one and pooled is not None else pooled  # (B*H, Q, dv) or (B, H, Q, dv)
 
     def pool_token(self, q, k, v, call):
         """The pooled heads (B, G, H/G, dv) of a token, q (B, G, H/G, d), in slots k (B, G, S, d), v (B, G, S, dv)."""
@@ -269,48 +272,3 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
 def own(flags, beside):
     """NumPy's booleans as this framework's, where another array lies; no device is waited for."""
     return torch.from_numpy(flags).to(beside.device, non_blocking=True)
-
-
-def remember_token(k, v, call):
-    """Write the heads of one token, k (B*G, 1, d) and v (B*G, 1, dv), to a place that a compiler will know.
-
-    Returns keys (B*G, S, d) and values (B*G, S, dv) of the slots, the call of these, and the cache that is left.
-    """
-    cache, (B, G, _, _) = call.cache, call.cache.keys.shape
-    if not cache.frozen:
-        there, state = slot_of_one(cache, call)
-        rows = torch.arange(B, device=k.device)  # (B,)
-        for X, new in ((cache.keys, k), (cache.values, v)):
-            new = new.reshape(B, G, -1)  # (B, G, any)
-            X[rows, :, there] = torch.where(call.key_positions[:, :, None] >= 0, new, X[rows, :, there])
-        cache = cache.after(cache.keys, cache.values, *state)
-    k, v, token = cache.keys, cache.values, call.positions[:, :, None]  # (B, G, S, any), (B, 1, 1)
-    call = call._replace(key_positions=cache.positions, offset=0)
-    if call.pairs() or call.plan.window or call.plan.chunk:  # what nobody sees may be no number
-        seen = visible_keys(token, k[:, 0], call).any((1, 2))[:, None, :, None]  # (B, 1, S, 1)
-        k, v = torch.where(seen, k, 0), torch.where(seen, v, 0)  # (B, G, S, any)
-    return k.flatten(0, 1), v.flatten(0, 1), by_mask(OPERATIONS, token, k[:, 0], call), cache
-
-
-def slot_of_one(cache, call):
-    """The slot (B,) of the one token of a call, and positions, lengths and lost after it, as `slots_after` gives them.
-
-    A compiler makes one loop of this, where it calls functions that sort and gather for any number of tokens.
-    """
-    positions, lost, new, S = cache.positions, cache.lost, call.key_positions[:, 0], cache.positions.shape[1]
-    real, there = new >= 0, cache.lengths % S  # (B,)
-    here = torch.arange(S, device=new.device) == there[:, None]  # (B, S)
-    pushed = torch.where(here & real[:, None], positions, -1).amax(1)  # (B,)
-    newest, first = positions.amax(1), torch.where(real, new, LOST)  # (B,)
-    left = left_of(call.plan, LOST)
-    found = torch.maximum(lost, pushed)  # (B,)
-    wrong = (found >= 0) & (found >= torch.maximum(newest, new) - left) | (lost >= 0) & (lost >= first - left)
-    wrong = wrong | (first <= newest)  # (B,)
-    if call.pairs():
-        wrong = wrong | (pushed >= 0) & (pushed >= first - left)  # (B,)
-    state = (
-        torch.where(here & real[:, None], new[:, None], positions),
-        cache.lengths + real,
-        torch.where(wrong, LOST, found),
-    )
-    return there, [X.to(torch.int32) for X in state]

@@ -124,14 +124,14 @@ def check_values(arrays: Any, place: Any, num_keys: Any, given: Call, call: Call
 def _read(arrays: Any, config: Any, name: str, X: Any, wait: bool) -> Any:
     """Turn an argument of this name into a NumPy array if it is a list, or if its values are needed and known.
 
-    wait: whether to wait for a device that knows them.
+    wait: whether to wait for a device that knows them; for one of another framework, always.
     """
     row = ROWS[name]
     if row.holds == "switch" or (row.holds != "integers" and arrays.is_own(X)):
         return X  # floats as they are, so that their gradients are kept
     if row.holds == "floats" and isinstance(X, (list, tuple)):
         return checks.cast(name, checks.array_of(name, X, config.dtype), numpy_dtype(config.dtype))
-    return numpy_if_known(name, X, "bool" if row.holds == "booleans" else "int64", wait)
+    return numpy_if_known(name, X, "bool" if row.holds == "booleans" else "int64", wait or not arrays.is_own(X))
 
 
 def numpy_if_known(name: str, value: Any, empty: str = "int64", wait: bool = True) -> Any:
