@@ -81,7 +81,7 @@ def test_every_option_is_as_everywhere(dtype, gpu):
 
 
 @pytest.mark.long("torch")
-@pytest.mark.filterwarnings("ignore::UserWarning")  # of the compiler's own steps
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")  # of the compiler's own steps
 def test_every_option_is_captured_by_the_compiler(gpu):
     """By PyTorch's compiler without the part that is of a device."""
     gpu.setattr(torch, "compile", compile_captured)

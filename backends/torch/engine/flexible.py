@@ -22,15 +22,15 @@ from ..hiding import four_axes, places, signed, widen
 try:
     from torch.nn.attention.flex_attention import AuxRequest, create_block_mask, flex_attention
 except ImportError:  # before PyTorch 2.9
-    flex_attention = None
+    flex_attention = None  # type: ignore[assignment]
 
 LEAST = 2**20  # pairs of a sample: for fewer, to compile the kernel is not worth its seconds
 WIDTHS = range(16, 257)  # of heads
 DTYPES = torch.float16, torch.bfloat16  # in float32, matrix products here are slow, or TF32
 MOST = 256  # kinds of calls that are remembered
 _numbers = itertools.count()
-_by_size = set()  # kinds that are compiled for one size each, since for any size they cannot be
-_failed = []
+_by_size: set = set()  # kinds that are compiled for one size each, since for any size they cannot be
+_failed: list = []
 
 
 def is_there():
