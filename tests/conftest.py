@@ -9,6 +9,7 @@ import resource
 import subprocess
 import sys
 import warnings
+from pathlib import Path
 
 import adapters
 import hypothesis
@@ -29,8 +30,7 @@ hypothesis.settings.load_profile("short")
 def pytest_addoption(parser):
     parser.addoption(
         "--backends",
-        default=",".join(dispatch.FRAMEWORKS),
-        help="the backends to test, joined by commas; default: all",
+        help="the backends to test, joined by commas; default: all, of tests/gpu alone those that are installed there",
     )
     parser.addoption(
         "--quick-xla",
@@ -80,7 +80,7 @@ def pytest_ignore_collect(collection_path, config):
 def pytest_configure(config):
     for marker in MARKERS:
         config.addinivalue_line("markers", marker)
-    config.backends = config.getoption("--backends").split(",")
+    config.backends = (config.getoption("--backends") or ",".join(by_default(config.args))).split(",")
     if config.getoption("--quick-xla"):
         os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"  # which JAX reads when it is imported
         # Emitters of fused loops take half of what is left, and a program in parts is compiled by several threads.
@@ -97,6 +97,14 @@ def pytest_configure(config):
                     dispatch.load(name)
         except Exception as error:
             raise pytest.UsageError(f"--backends asks for {backend!r}, which does not load: {error}") from error
+
+
+def by_default(paths):
+    """The backends to test with these paths: all, or those of tests on a GPU that a machine with one has."""
+    rooms = [Path(path.partition("::")[0]).resolve() for path in paths]
+    if not all(room.is_relative_to(Path(__file__).parent / "gpu") for room in rooms):
+        return [*dispatch.FRAMEWORKS]
+    return [name for name in ("torch", "jax") if dispatch.backends()[name].installed]
 
 
 def pytest_generate_tests(metafunc):
