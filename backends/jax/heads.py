@@ -54,7 +54,8 @@ def repeat_groups(X, times):
 def gate(pooled, head_gates, num_heads):
     """Pooled heads (B*H, Q, dv) times their gates, (H,) or (B, H)."""
     gates = jnp.broadcast_to(head_gates, (pooled.shape[0] // num_heads, num_heads))  # (B, H)
-    return pooled * gates.reshape(-1, 1, 1)  # (B*H, Q, dv)
+    # Their gradients are sums, which XLA adds up in the dtype of the terms.
+    return (widen(pooled) * widen(gates).reshape(-1, 1, 1)).astype(pooled.dtype)  # (B*H, Q, dv)
 
 
 def gate_by(pooled, gates):

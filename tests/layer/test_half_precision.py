@@ -5,6 +5,7 @@ import pytest
 
 import mha
 from mha import parity
+from mha.core import dispatch
 from mha.core.options.config import numpy_dtype
 
 ROWS = 2053  # over which a bias adds its gradient up: in half precision, each addition would round
@@ -31,3 +32,16 @@ def test_gradients_of_many_rows_are_rounded_once(dtype, pooling):
         worst[name] = parity.error(found[name], X) / bound
     assert max(worst.values()) <= 1, worst
     assert worst["W_o.bias"] <= 1 / 16 + 1e-6  # a sum of the cotangent alone: rounded once, by half a unit at most
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_gradients_of_gates_of_heads_are_sums_that_are_rounded_once(backend, dtype, rng):
+    if dtype not in dispatch.load(backend).DTYPES:
+        return
+    options = {"num_hiddens": 96, "num_heads": 6, "seed": 0, "dtype": dtype}
+    shapes = {"X": (3, 64, 96), "head_gates": (3, 6), "cotangent": (3, 64, 96)}
+    X, head_gates, cotangent = (rng.normal(size=shape).astype(numpy_dtype(dtype)) for shape in shapes.values())
+    call = {"head_gates": head_gates, "cotangent": cotangent}
+    found = mha.MultiHeadAttention(**options, backend=backend).gradients(X, X, X, **call)
+    oracle = mha.MultiHeadAttention(**options, backend="numpy")
+    assert parity.compare(oracle, {"gradient.head_gates": found["head_gates"]}, X, X, X, **call)
