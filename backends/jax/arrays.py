@@ -7,8 +7,10 @@ import numpy as np
 from jax import numpy as jnp
 
 from mha.core.cache import Cache
+from mha.core.devices import device_in_words, no_device
 from mha.core.options import checks
 
+IN_FLOAT32 = "highest", "float32", "F32_F32_F32"  # settings of the precision of float32 products
 _PLAIN = contextlib.nullcontext()
 jax.tree_util.register_pytree_node(Cache, lambda cache: (cache.arrays(), (cache.config, cache.frozen)), Cache.of_arrays)
 
@@ -76,9 +78,21 @@ def place(layer, array=None):
     return None
 
 
-def device():
-    """The device of the framework, in words."""
-    return jax.devices()[0].device_kind
+def device(place=None):
+    """A device in words, and whether float32 products may be in TF32 there; place None = where layers are made."""
+    (found,) = jnp.zeros(()).devices()
+    if found.platform == "cpu":
+        return "cpu"
+    tf32 = jax.config.jax_default_matmul_precision not in IN_FLOAT32 if found.platform == "gpu" else None
+    return device_in_words(found.platform, found.device_kind, tf32)
+
+
+def use_device(name):
+    """Compute at a device, by the name of its platform, from now on; ValueError if JAX has none."""
+    try:
+        jax.config.update("jax_default_device", jax.devices(name)[0])
+    except RuntimeError as error:
+        raise no_device("JAX", name, error) from error
 
 
 def refuse_to_narrow(dtype):

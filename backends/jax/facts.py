@@ -21,7 +21,10 @@ LACKS = {
 }
 PARALLEL = ("plan", "attend", "gather", "save", "load")
 DEVICES = ("XLA_FLAGS", "--xla_force_host_platform_device_count=")
+USES_DEVICE = True
+TF32_OFF = 'jax.config.update("jax_default_matmul_precision", "highest") or JAX_DEFAULT_MATMUL_PRECISION=highest'
 ALONE = {
+    "arrays.py: use_device": "a process with several kinds of devices computes at one of them by its name",
     "engine/calls.py": "the framework compiles a call as a whole",
     "engine/decoding.py": "an array takes no assignment, but a compiled function may write to it",
     "engine/pieces.py": "the framework compiles a loop over pieces, of which only a call knows the sizes",

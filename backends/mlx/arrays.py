@@ -1,10 +1,13 @@
 """MLX's arrays in and out: to and from NumPy, whose they are, where they lie."""
 
 import contextlib
+import os
 
 import ml_dtypes
 import mlx.core as mx
 import numpy as np
+
+from mha.core.devices import device_in_words
 
 NOTHING = contextlib.nullcontext()
 
@@ -85,9 +88,11 @@ def place(layer, array=None):
     return None
 
 
-def device():
-    """The device of the framework, in words."""
-    return "gpu" if mx.default_device() == mx.gpu else "cpu"
+def device(place=None):
+    """A device in words, and whether float32 products may be in TF32 there; place None = where layers are made."""
+    if mx.default_device() == mx.cpu:
+        return "cpu"
+    return device_in_words("gpu", tf32=os.environ.get("MLX_ENABLE_TF32") != "0")
 
 
 def evaluate(X):

@@ -17,6 +17,7 @@ LACKS = {
     "a section of the book": "the book has no section for it",
     "a section of the next edition": "the book has no section for it",
 }
+TF32_OFF = "MLX_ENABLE_TF32=0 in the environment"
 ALONE = {
     "engine/recomputing.py": "the framework has no function that computes a block again after another one",
     "weights/frameworks: unpacked": "files of the framework hold quantised layers",

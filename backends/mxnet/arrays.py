@@ -73,7 +73,7 @@ def place(layer, array=None):
     return None
 
 
-def device():
-    """The device of the framework, in words."""
+def device(place=None):
+    """A device in words, and whether float32 products may be in TF32 there; place None = where layers are made."""
     current = getattr(mx, "current_device", None) or mx.current_context  # the name in 2.0, and that in 1.9
     return str(current())

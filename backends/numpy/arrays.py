@@ -61,6 +61,6 @@ def place(layer, array=None):
     return None
 
 
-def device():
-    """The device of the framework, in words."""
+def device(place=None):
+    """A device in words, and whether float32 products may be in TF32 there; place None = where layers are made."""
     return "cpu"

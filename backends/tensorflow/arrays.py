@@ -7,6 +7,7 @@ import numpy as np
 import tensorflow as tf
 
 from mha.core.call import ROWS
+from mha.core.devices import device_in_words
 from mha.core.options import checks
 
 if keras.backend.backend() != "tensorflow":
@@ -80,9 +81,13 @@ def place(layer, array=None):
     return None
 
 
-def device():
-    """The device of the framework, in words."""
-    return ", ".join(sorted({device.device_type.lower() for device in tf.config.list_logical_devices()}))
+def device(place=None):
+    """A device in words, and whether float32 products may be in TF32 there; place None = where layers are made."""
+    if not tf.config.list_logical_devices("GPU"):
+        return "cpu"
+    first, options = tf.config.list_physical_devices("GPU")[0], tf.config.experimental
+    model = options.get_device_details(first).get("device_name", "")
+    return device_in_words("gpu", model, options.tensor_float_32_execution_enabled())
 
 
 def refuse_masks(keys, values):

@@ -16,6 +16,7 @@ LACKS = {
     "kept gradients": "a tape returns its gradients",
     "a section of the next edition": "the book's next edition has its chapter on attention for PyTorch and JAX alone",
 }
+TF32_OFF = "tf.config.experimental.enable_tensor_float_32_execution(False)"
 ALONE = {
     "engine/calls.py": "the framework compiles a call as a whole",
     "engine/compiled.py": "the framework compiles a call as a whole",

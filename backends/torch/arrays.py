@@ -1,17 +1,21 @@
 """PyTorch's arrays in and out: to and from NumPy, whose they are, where they lie."""
 
 import contextlib
+import contextvars
 
 import ml_dtypes
 import numpy as np
 import torch
 
+from mha.core.devices import device_in_words, no_device
+
+USUAL = contextvars.ContextVar("USUAL", default=None)  # where layers and arrays are made, None = as PyTorch says
 NOTHING = contextlib.nullcontext()
 
 
 def tensor(array, place=None):
     """A NumPy array as this framework's own, with the same dtype, at the given place."""
-    half = array.dtype == ml_dtypes.bfloat16
+    half, place = array.dtype == ml_dtypes.bfloat16, place or USUAL.get()
     made = torch.tensor(array.view(np.int16) if half else array)
     made = made if place is None else made.to(place, non_blocking=True)  # so that no GPU is waited for
     return made.view(torch.bfloat16) if half else made
@@ -95,6 +99,22 @@ def place(layer, array=None):
     return getattr(kernel, "device", None)
 
 
-def device():
-    """The device of the framework, in words."""
-    return f"cuda ({torch.cuda.get_device_name()})" if torch.cuda.is_available() else "cpu"
+def device(place=None):
+    """A device in words, and whether float32 products may be in TF32 there; place None = where layers are made."""
+    place = torch.device(place or USUAL.get() or torch.get_default_device())
+    if place.type != "cuda":
+        return str(place)
+    products = torch.backends.cuda.matmul
+    # Of the two, PyTorch 2.9 refuses to read the older one where the newer one was set.
+    tf32 = products.fp32_precision == "tf32" if hasattr(products, "fp32_precision") else products.allow_tf32
+    return device_in_words(str(place), torch.cuda.get_device_name(place), tf32)
+
+
+def use_device(name):
+    """Make layers and arrays at a device from now on; ValueError if PyTorch cannot compute there."""
+    try:
+        place = torch.device(name)
+        torch.zeros(1, device=place).numpy(force=True)
+    except (RuntimeError, AssertionError) as error:  # AssertionError from a build without such devices
+        raise no_device("PyTorch", name, error) from error
+    USUAL.set(place)

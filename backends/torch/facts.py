@@ -12,7 +12,11 @@ PACKAGES = ("torch>=2.4",)
 SECONDS = 9
 PARALLEL = ("plan", "parallelize", "gather", "save", "load")
 RANKS = True
+USES_DEVICE = True
+# `torch.backends.fp32_precision = "ieee"`, which is newer, changes nothing where an older switch was used.
+TF32_OFF = 'torch.set_float32_matmul_precision("highest")'
 ALONE = {
+    "arrays.py: use_device": "where its layers are, they are by the name of a device",
     "engine/decoding.py": "inside its compiler a token is written at a place that is known later",
     "engine/flexible.py": "on a GPU, windows, caps and sinks have a kernel that is compiled from functions",
     "engine/kernels.py": "on a GPU it has several kernels, of which some are wrong",

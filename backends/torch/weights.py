@@ -7,7 +7,7 @@ from torch import nn
 
 from mha.core.options.config import shapes
 
-from .arrays import place, tensor, to_numpy
+from .arrays import USUAL, place, tensor, to_numpy
 
 
 def dense(in_size, out_size, bias, dtype):
@@ -19,7 +19,7 @@ def dense(in_size, out_size, bias, dtype):
 
 def build(config, weights, seed, kind):
     """A layer of this class with the given canonical weights; seed draws dropout where the layer owns it."""
-    return set_weights(kind(config), weights)
+    return set_weights(kind(config).to(USUAL.get()), weights)
 
 
 def get_weights(layer):

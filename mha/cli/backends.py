@@ -20,7 +20,8 @@ Backends = Annotated[str | None, option("A,B", "Backends joined by commas; defau
 def show() -> None:
     """List the backends: which are installed, and which are not.
 
-    The table has the version and the device of each backend, or why it does not work and what to install. The backend
+    The table has the version and the device of each backend, or why it does not work and what to install. Of PyTorch,
+    the device is that of layers which nobody has moved. The backend
     that MHA_BACKEND chooses is marked "selected", and also "readable" if MHA_READABLE is 1. The command imports every
     installed framework, which takes some seconds.
 

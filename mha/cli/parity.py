@@ -15,6 +15,7 @@ from mha.cli.backends import Backends, choose_backends
 from mha.cli.results import Html, Junit, ResultFiles
 from mha.cli.terminal import option
 from mha.core import dispatch
+from mha.core.devices import DeviceError
 from mha.core.options import checks
 from mha.core.options.config import DTYPES
 from mha.core.options.names import BackendName
@@ -22,10 +23,12 @@ from mha.core.tables import plain_table
 from mha.parity import Result
 from mha.parity.cases import devices
 from mha.parity.cases.run import groups as groups_of
+from mha.parity.cases.run import pages
 from mha.parity.cases.run.workers import Runner, RunOutcome
 from mha.parity.cases.suite import ALL_CASES, worst_of_each
 
 SUITES = ("quick", "full")
+BY_DEVICE = tuple(name for name, uses in dispatch.facts("USES_DEVICE", False).items() if uses)
 # The options of every command that runs cases.
 Suite = Annotated[str, option("NAME", "quick, or full (every case in every dtype).")]
 OnlyCases = Annotated[list[str] | None, option("NAME", "Run only this case, in every dtype; may be repeated.")]
@@ -37,6 +40,10 @@ def compare(
     suite: Suite = "quick",
     case: OnlyCases = None,
     dtype: OnlyDtypes = None,
+    device: Annotated[
+        str | None,
+        option("NAME", f"Compute at this device, such as cuda: {', '.join(BY_DEVICE)}; default: see below."),
+    ] = None,
     python: Annotated[
         list[str] | None, option("BACKEND=FILE", "Run this backend in another Python; may be repeated.")
     ] = None,
@@ -65,6 +72,10 @@ def compare(
     Each backend runs in its own process: if it crashes or hangs, that is a failed result, and the others go on. With
     --python, a backend runs in another Python, which must have this version of mha as well.
 
+    By default, PyTorch computes on the processor, and each of the others where it does by itself. The report names the
+    device of each backend, and says whether products of float32 may be in TF32 there. With --device, PyTorch and JAX
+    compute at a device that they know by this name: their layers and arrays are made there.
+
     With --distributed, a layer is split over processes or devices of this machine, by batch, heads and sequence, in
     each way that the framework offers. Output and gradients are compared in the same manner. If a rank dies, the other
     ranks of its run are stopped.
@@ -75,16 +86,17 @@ def compare(
       mha parity --backends torch,jax --json parity.json
       mha parity --suite full --html parity.html
       mha parity --case "all options" --dtype float32
+      mha parity --device cuda
       mha parity --python mxnet=/opt/mxnet/bin/python
       mha parity --distributed torch:4 --distributed jax:8
 
     Exit code 0 if every error is within its bound, 1 if one is not or if a framework is broken, 2 if the command is
-    wrong or if a backend that it names is not installed.
+    wrong, or if a backend or a device that it names is not there.
     """
     if distributed:
-        for name, value in (("--backends", backends), ("--python", python)):
+        for name, value in (("--backends", backends), ("--python", python), ("--device", device)):
             if value:
-                terminal.fail(f"{name} came with --distributed, which names backends itself; leave one of them out")
+                terminal.fail(f"{name} came with --distributed, which chooses that itself; leave one of them out")
         with terminal.errors():
             what: list[Any] = [groups_of.group("--distributed", text) for text in dict.fromkeys(distributed)]
         for one in what:
@@ -94,15 +106,25 @@ def compare(
     else:
         pythons = _pythons(python or [])
         what = choose_backends(backends, elsewhere=list(pythons))
+        if device is not None:
+            what = _at_device(what, backends is not None)
         known = tuple(one.name for one in ALL_CASES)
-        runner = Runner(**_runner_options(suite, case, dtype, known), pythons=pythons, limit=limit)
+        runner = Runner(**_runner_options(suite, case, dtype, known), pythons=pythons, limit=limit, device=device)
     to_json = terminal.JsonFile(to)
     files = ResultFiles("mha parity", junit, html)
-    outcomes = _run(runner, what)
+    try:
+        outcomes = _run(runner, what)
+    except DeviceError as error:
+        terminal.fail(f"--{error}")
     results = [result for outcome in outcomes for result in outcome.results]
     failed = [result for result in results if not result.passed]
     console = to_json.console()
     console.print(_summary(results))
+    if devices_used := [f"{one.backend} {one.about['device']}" for one in outcomes if "device" in one.about]:
+        console.print(f"computed at: {'; '.join(devices_used)}")
+    for outcome in outcomes:
+        for cause in pages.causes(outcome.results):
+            console.print(f"{outcome.backend}: {cause}")
     if failed:
         wrong = ", ".join(dict.fromkeys(result.backend for result in failed))
         console.print(f"{len(failed)} of {len(results)} results failed, on {wrong}; --json FILE writes each of them")
@@ -127,6 +149,20 @@ def _runner_options(
             "cases": case and [checks.choice("--case", name, known) for name in case],
             "dtypes": dtype and [checks.choice("--dtype", name, DTYPES) for name in dtype],
         }
+
+
+def _at_device(backends: list[BackendName], asked: bool) -> list[BackendName]:
+    """Return the backends that compute at a device by its name; asked: whether the others were asked for, too."""
+    found, able = [name for name in backends if name in BY_DEVICE], " or ".join(BY_DEVICE)
+    if asked and found != backends:
+        other = next(name for name in backends if name not in found)
+        terminal.fail(
+            f"--backends has {other!r}, expected {able} with --device: {other} chooses its device itself, and "
+            "CUDA_VISIBLE_DEVICES=-1 hides all GPUs from it"
+        )
+    if not found:
+        terminal.fail(f"--device needs {able}, of which none is installed: {dispatch.install(BY_DEVICE[0])}")
+    return found
 
 
 def _pythons(given: list[str]) -> dict[BackendName, str]:

@@ -26,10 +26,10 @@ class ResultFiles:
         self.junit = terminal.writable("--junit", junit) if junit else None
         self.html = terminal.writable("--html", html) if html else None
 
-    def write(self, results: list[Result], about: dict[str, dict[str, str]], finding: Finding | None = None) -> None:
+    def write(self, results: list[Result], about: pages.About, finding: Finding | None = None) -> None:
         """Write them; about: for each backend, what ran and its version; finding: what the page says first."""
         if self.junit:
-            terminal.write(self.junit, pages.junit(results, self.title))
+            terminal.write(self.junit, pages.junit(results, about, self.title))
         if self.html:
             terminal.write(self.html, pages.html(results, about, self.title, finding))
 

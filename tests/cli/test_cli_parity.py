@@ -4,10 +4,12 @@ import json
 import os
 import sys
 import time
+from html import escape
 from pathlib import Path
 from xml.etree import ElementTree
 
 import adapters
+import in_tf32
 import pytest
 from commands import refused, run, run_installed
 
@@ -24,8 +26,8 @@ CHECKS = {"output and weights", "steps", "gradients", "lesson", "gradients of th
 def python(tmp_path):
     """Makes another Python, that does what a shell script says in place of comparing."""
 
-    def make(script):
-        path = tmp_path / "python"
+    def make(script, name="python"):
+        path = tmp_path / name
         path.write_text(f"#!/bin/sh\n{script}\n", encoding="utf-8")
         path.chmod(0o755)
         return str(path)
@@ -57,12 +59,15 @@ def test_parity_passes_and_writes_files(tmp_path, backend):
     assert {one["case"] for one in report["results"]} == {"mask"}
     assert {one["check"] for one in report["results"]} == CHECKS
     assert all(one["passed"] and one["error"] <= one["bound"] for one in report["results"])
-    table = result.stdout.splitlines()[2:-1]
+    *table, device, _ = result.stdout.splitlines()[2:]
+    assert device == f"computed at: {backend} {report['backends'][backend]['device']}"
     assert len(table) == len(CHECKS)
     assert all(line.startswith(backend) and " pass" in line for line in table)
     suite = ElementTree.parse(files["junit"]).getroot()[0]
     assert suite.attrib == {"name": backend, "tests": str(len(report["results"])), "failures": "0"}
-    assert {case.get("classname") for case in suite} == {f"{backend}.{check}" for check in CHECKS}
+    named = {one.get("name"): one.get("value") for one in suite.iter("property")}
+    assert named == report["backends"][backend]
+    assert {case.get("classname") for case in suite.iter("testcase")} == {f"{backend}.{check}" for check in CHECKS}
     page = files["html"].read_text(encoding="utf-8")
     assert page.startswith("<!DOCTYPE html>")
     assert page.count("<tr>") == 1 + len(report["results"])
@@ -151,6 +156,51 @@ def test_failures_in_files(python, tmp_path):
     assert "<td>a &lt;b&gt;   &amp; c</td>" in files["html"].read_text(encoding="utf-8")
 
 
+@pytest.mark.backends("torch", "mlx")
+def test_a_report_names_tf32_and_the_line_that_switches_it_off(python, tmp_path, backend):
+    there = python(f'shift 2; exec "{sys.executable}" "{in_tf32.__file__}" "$@"')
+    files = {name: tmp_path / f"parity.{name}" for name in ("junit", "html")}
+    options = [word for name, path in files.items() for word in (f"--{name}", str(path))]
+    options += ["--case", "mask", "--case", "window, offset", "--python", f"{backend}={there}"]
+    result = run("parity", "--backends", f"{backend},numpy", *options)
+    assert result.exit_code == 1, result.output
+    words = "TF32 arithmetic: matrix products keep 10 bits behind the leading one. Switch it off: "
+    cause = words + dispatch.facts("TF32_OFF")[backend]
+    assert [line for line in result.stdout.splitlines() if "TF32" in line] == [f"{backend}: {cause}"]
+    failures = [one.get("message") for one in ElementTree.parse(files["junit"]).getroot().iter("failure")]
+    assert len(failures) == 2
+    assert all(one.endswith(f". {cause}") for one in failures)
+    assert files["html"].read_text(encoding="utf-8").count(f"<p>{escape(cause, quote=False)}</p>") == 1
+
+
+@pytest.mark.backends("torch", "jax")
+def test_a_backend_computes_at_a_device_by_its_name(backend):
+    result = run("parity", "--backends", backend, *FEW, "--dtype", "float64", "--device", "cpu")
+    assert result.exit_code == 0, result.output
+    assert f"computed at: {backend} cpu\n" in result.stdout
+
+
+@pytest.mark.backends("torch", "jax")
+@pytest.mark.parametrize("device", ["cuda", "meta", "abacus"])
+def test_a_device_that_is_not_there_ends_the_command(backend, device):
+    title = dispatch.facts("TITLE")[backend]
+    words = f"--device is '{device}', expected one that {title} has here, such as 'cpu': "
+    refused(words, "parity", "--backends", backend, "--device", device)
+
+
+@pytest.mark.backends("numpy")
+def test_a_device_that_one_backend_lacks_ends_the_others(python, tmp_path):
+    """By default, the backends are those that take a device."""
+    waits = f"echo $$ > {tmp_path}/started; sleep 60"
+    lacks = f'while [ ! -e {tmp_path}/started ]; do sleep 0.01; done; echo \'{{"absent": "device is gone"}}\''
+    pythons = ("--python", f"torch={python(waits, 'slow')}", "--python", f"jax={python(lacks)}")
+    start = time.monotonic()
+    refused("--device is gone", "parity", "--device", "cuda", *pythons)
+    assert time.monotonic() - start < 30
+    process = Path(f"/proc/{(tmp_path / 'started').read_text().strip()}")
+    assert not process.exists()
+
+
 @pytest.mark.backends("numpy")
 def test_nothing_is_left_running(monkeypatch, python, tmp_path):
     """A process's children end with it."""
@@ -188,6 +238,7 @@ def test_as_many_workers_at_once_as_processors_and_memory_allow(monkeypatch, pyt
 @pytest.mark.parametrize(
     ("options", "words"),
     [
+        (("--device", "cpu"), "--backends has 'numpy', expected torch or jax with --device: numpy chooses its device"),
         (("--suite", "slow"), "--suite is 'slow', expected one of quick, full"),
         (("--case", "masks"), "did you mean 'mask'?"),
         (("--dtype", "float8"), "--dtype is 'float8', expected one of"),
@@ -231,6 +282,6 @@ def test_installed_parity_in_a_pipe_is_plain_text():
     text = result.stdout.decode()
     assert "\x1b" not in text
     # No cell is folded or cut: every line of the table starts with the backend.
-    assert all(line.startswith("numpy") for line in text.splitlines()[2:-1])
-    assert len(text.splitlines()[2:-1]) == len(CHECKS)
+    assert all(line.startswith("numpy") for line in text.splitlines()[2:-2])
+    assert len(text.splitlines()[2:-2]) == len(CHECKS)
     assert "…" not in text

@@ -114,4 +114,4 @@ def test_a_page_stays_small_and_shows_what_failed():
     assert page.count("<tr") == pages.ROWS + 1
     assert "model.layers.9000.self_attn" in page
     assert f"{9001 - pages.ROWS} results are not shown." in page
-    assert len(list(ElementTree.fromstring(pages.junit([*passed, wrong], "all")).iter("testcase"))) == 9001
+    assert len(list(ElementTree.fromstring(pages.junit([*passed, wrong], {}, "all")).iter("testcase"))) == 9001

@@ -119,6 +119,7 @@ def test_a_failed_group_is_said_and_counts(ranks):
         (("torch:99",), "--distributed is torch:99, expected BACKEND:COUNT"),
         (("mxnet:2",), "--distributed is 'mxnet', expected one of torch, tensorflow, jax"),
         (("torch:2", "--backends", "torch"), "--backends came with --distributed"),
+        (("torch:2", "--device", "cuda"), "--device came with --distributed"),
         (("torch:2", "--python", "torch=python"), "--python came with --distributed"),
         (("torch:2", "--case", "mask"), "--case is 'mask', expected one of lengths per sample"),
     ],

@@ -1,10 +1,12 @@
 """Every backend computes what NumPy computes in float64, by the rules of mha/parity/, forward and gradients."""
 
+import contextvars
 import dataclasses
 import hashlib
 import json
 
 import adapters
+import in_tf32
 import pytest
 
 from mha import parity
@@ -50,6 +52,56 @@ def test_case(backend, case):
     for dtype in dtypes:
         if dtype in dispatch.load(backend).DTYPES:
             assert not failures(parity.check_case(backend, case, dtype))
+
+
+@pytest.mark.backends("torch", "jax", "tensorflow", "mlx")
+def test_errors_of_tf32_have_their_name_and_the_line_that_switches_it_off(backend):
+    case = next(case for case in parity.CASES if case.name == "mask")
+    with in_tf32.replaced(backend):
+        results = {one.check: one for one in parity.check_case(backend, case, "float32")}
+    assert results["output and weights"].ratio > 50
+    line = dispatch.facts("TF32_OFF")[backend]
+    causes = {name: one.cause for name, one in results.items() if one.cause}
+    assert causes == {
+        "output and weights": "TF32 arithmetic: matrix products keep 10 bits behind the leading one. "
+        f"Switch it off: {line}"
+    }
+
+
+@pytest.mark.backends("torch")
+@pytest.mark.parametrize(("function", "factor"), [("attend", 1.001), ("trace", 1.001), ("attend", float("nan"))])
+def test_other_errors_are_not_called_tf32(monkeypatch, backend, function, factor):
+    module = dispatch.load(backend)
+    right = getattr(module, function)
+
+    def wrong(layer, *arguments):
+        found = right(layer, *arguments)
+        if isinstance(found, dict):
+            return found | {"output": found["output"] * factor}
+        return (found[0] * factor, found[1]) if isinstance(found, tuple) else found * factor
+
+    monkeypatch.setattr(module, function, wrong)
+    case = next(case for case in parity.CASES if case.name == "mask")
+    results = parity.check_case(backend, case, "float32")
+    assert not all(one.passed for one in results)
+    assert {one.cause for one in results} == {""}
+
+
+@pytest.mark.backends("torch")
+def test_every_check_computes_where_layers_are_made():
+    """On the device "meta", which has no numbers, none of them can pass."""
+
+    def at_meta():
+        arrays = dispatch.load("torch").arrays
+        arrays.USUAL.set(arrays.torch.device("meta"))
+        assert dispatch.load("torch").device() == "meta"
+        case = next(case for case in parity.CASES if case.name == "mask")
+        return parity.check_case("torch", case, "float32", lesson=True) + parity.check_exact("torch", "bfloat16")
+
+    results = contextvars.copy_context().run(at_meta)
+    assert [one.check for one in results if one.passed] == []
+    assert len(results) == 11
+    assert dispatch.load("torch").device() == "cpu"
 
 
 def test_exactness(backend):

@@ -19,7 +19,9 @@ from mha.core.options.names import BackendName, FloatName, SuiteName
 from mha.layer import MultiHeadAttention
 from mha.parity.cases.rare import RARE
 from mha.parity.cases.usual import ADDITIVE, CASES, Case
+from mha.parity.diagnosis.mistakes.of_precision import TF32, TF32_EFFECT, TF32_OFF
 from mha.parity.diagnosis.pipeline.gradient_rounding import with_rounded_gradients
+from mha.parity.diagnosis.search.precision import is_in_tf32
 from mha.parity.rule.problem import Expected, Problem, problem
 from mha.parity.rule.rules import UNIT, error, fraction, gradient_scale, in_dtype
 from mha.weights.sources import load, sync
@@ -42,7 +44,7 @@ class Result:
     """The result of one check on one backend: its largest error, and the bound for it.
 
     backend: its name, or that of a group of devices, as torch:2; where: the step, gradient or weight with the largest
-    error, or the exception.
+    error, or the exception; cause: of the error, and what to type against it, where that is known.
     """
 
     backend: str
@@ -52,6 +54,7 @@ class Result:
     where: str
     error: float
     bound: float
+    cause: str = ""
 
     @property
     def ratio(self) -> float:
@@ -113,7 +116,8 @@ def check_case(backend: BackendName, case: Case, dtype: FloatName, lesson: bool 
     """Compare a case on a backend with the float64 oracle: output, attention weights, every step and every gradient.
 
     If keys are hidden, their weights must be exactly 0, and NaN in padding must change nothing. lesson: whether to
-    compare the lesson's own layer too, which runs eagerly. An exception of the backend becomes a failed result.
+    compare the lesson's own layer too, which runs eagerly. An exception of the backend becomes a failed result. If
+    errors look like those of TF32, the results say so.
     """
     inputs, call, visible = case.inputs(dtype), case.call(dtype), case.visible()
     wide, half = [X.astype(np.float64) for X in inputs], UNIT[dtype] >= UNIT["float16"]
@@ -188,7 +192,12 @@ def check_case(backend: BackendName, case: Case, dtype: FloatName, lesson: bool 
         }
     if not visible.all():
         checks |= {"hidden keys": hides, "padding": padding}
-    return [_result(backend, check, case.name, dtype, function) for check, function in checks.items()]
+    results = [_result(backend, check, case.name, dtype, function) for check, function in checks.items()]
+    wrong = [one for one in results if one.bound < one.error < np.inf]
+    if wrong and dtype == "float32" and backend in TF32_OFF and is_in_tf32(asked(), attention()(*inputs[:3], **call)):
+        cause = f"{TF32}: {TF32_EFFECT}. Switch it off: {TF32_OFF[backend]}"
+        return [dataclasses.replace(one, cause=cause) if one in wrong else one for one in results]
+    return results
 
 
 def check_exact(backend: BackendName, dtype: FloatName) -> list[Result]:

@@ -21,6 +21,7 @@ svg { display: block; } svg text { fill: currentColor; font: 12px ui-monospace, 
 ROWS = 2000  # of tables in a page, which stays small; those of results that failed come first
 CELL, LINE, LETTER = 9, 16, 7.3  # of a picture: width of a cell, height of a line, width of a letter
 COLOURS = {"#": "wrong", ".": "same", "x": "wrong-padding", "-": "padding"}  # by the characters of `Place.picture`
+About = dict[str, dict[str, str]]  # by backend
 
 
 class Finding(NamedTuple):
@@ -34,19 +35,30 @@ class Finding(NamedTuple):
     report: str = ""
 
 
-def junit(results: Iterable[Result], title: str) -> bytes:
-    """Write results as JUnit's XML: a suite for each backend, a case for each result; title: of all of them."""
+def junit(results: Iterable[Result], about: About, title: str) -> bytes:
+    """Write results as JUnit's XML: a suite for each backend, a case for each result; title: of all of them.
+
+    about: for each backend, the names of what ran and their versions, which become properties.
+    """
     root = Element("testsuites", name=title)
     for backend, group in itertools.groupby(results, lambda result: result.backend):
         several = list(group)
         failures = str(sum(not result.passed for result in several))
         suite = SubElement(root, "testsuite", name=backend, tests=str(len(several)), failures=failures)
+        properties = SubElement(suite, "properties")
+        for name, version in about.get(backend, {}).items():
+            SubElement(properties, "property", name=name, value=_printable(version))
         for result in several:
             name = ", ".join(filter(None, [result.dtype, result.case])) or result.check
             case = SubElement(suite, "testcase", classname=f"{backend}.{result.check}", name=name)
             if not result.passed:
                 SubElement(case, "failure", message=_why(result))
     return ElementTree.tostring(root, "utf-8", xml_declaration=True)
+
+
+def causes(results: Iterable[Result]) -> list[str]:
+    """List the causes of errors, each once."""
+    return list(dict.fromkeys(one.cause for one in results if one.cause))
 
 
 def bars(named: Iterable[tuple[str, float | None, str]]) -> tuple[str, ...]:
@@ -61,9 +73,7 @@ def bars(named: Iterable[tuple[str, float | None, str]]) -> tuple[str, ...]:
     return ("  ratio 1, 2, 4, 8, ...", *lines) if lines else ()
 
 
-def html(
-    results: Sequence[Result], about: dict[str, dict[str, str]], title: str, finding: Finding | None = None
-) -> bytes:
+def html(results: Sequence[Result], about: About, title: str, finding: Finding | None = None) -> bytes:
     """Write results as one page without scripts, with a title, and what was found above them.
 
     about: for each backend, the names of what ran and their versions.
@@ -87,6 +97,8 @@ def html(
         several = list(group)
         _text(body, "h2", backend)
         _text(body, "p", ", ".join(f"{name} {version}" for name, version in about.get(backend, {}).items()))
+        for cause in causes(several):
+            _text(body, "p", cause)
         table = SubElement(SubElement(body, "div", {"class": "wide"}), "table")
         header = SubElement(SubElement(table, "thead"), "tr")
         for name in ("check", "case", "dtype", "error", "bound", "ratio", "result", "where"):
@@ -133,7 +145,8 @@ def _draw(parent: Element, lines: Sequence[str]) -> None:
 
 
 def _why(result: Result) -> str:
-    return f"{_printable(result.where)}: error {result.error:.2g}, bound {result.bound:.2g}, ratio {result.ratio:.2g}"
+    numbers = f"error {result.error:.2g}, bound {result.bound:.2g}, ratio {result.ratio:.2g}"
+    return f"{_printable(result.where)}: {numbers}{'. ' * bool(result.cause)}{result.cause}"
 
 
 def _text(parent: Element, name: str, text: str, **attributes: str) -> None:

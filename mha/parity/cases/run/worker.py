@@ -15,6 +15,7 @@ from typing import Any
 import mha
 from mha import parity
 from mha.core import dispatch
+from mha.core.devices import DeviceError
 from mha.core.options.names import BackendName
 from mha.parity.cases import devices
 from mha.parity.cases.run.processes import own_stdout
@@ -28,7 +29,10 @@ def versions(backend: BackendName) -> dict[str, str]:
 
 
 def main(arguments: str) -> None:
-    """Run the checks of `parity.plan`, or with ranks of `cases.devices`; arguments: those of the function, in JSON."""
+    """Run the checks of `parity.plan`, or with ranks of `cases.devices`; arguments: those of the function, in JSON.
+
+    Among them is the device, see `workers.SuiteRunner`.
+    """
     lines = own_stdout()
 
     def say(**known: Any) -> None:
@@ -37,9 +41,14 @@ def main(arguments: str) -> None:
     given = json.loads(arguments)
     try:
         about = {"mha": mha.__version__, "python": platform.python_version()}
-        ranks = given.pop("ranks", None)
+        ranks, device = given.pop("ranks", None), given.pop("device")
+        if device is not None:
+            dispatch.load(given["backend"]).arrays.use_device(device)
         checks = devices.plan_rank(**given, **ranks) if ranks else parity.plan(**given)
         say(total=len(checks), about=about | versions(given["backend"]))
+    except DeviceError as error:
+        say(absent=str(error))
+        return
     except Exception as error:
         say(broken=parity.one_line(error))
         return

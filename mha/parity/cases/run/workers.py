@@ -21,6 +21,7 @@ from typing import IO, Any
 
 import mha
 from mha.core import dispatch
+from mha.core.devices import DeviceError
 from mha.core.options.names import BackendName, FloatName, SuiteName
 from mha.parity.cases.run.processes import available, why_it_ended
 from mha.parity.cases.suite import Result
@@ -53,6 +54,7 @@ class SuiteRunner:
     suite: SuiteName = "quick"
     cases: Collection[str] | None = None
     dtypes: Collection[FloatName] | None = None
+    device: str | None = None  # where to compute, by the framework's name for it; None = as the framework does
     limit: float = 120.0  # seconds after which a process that reports nothing is ended
     # Called as progress(name of a backend or a group, done, total) after each check.
     progress: Callable[[str, int, int], None] = lambda name, done, total: None
@@ -61,8 +63,12 @@ class SuiteRunner:
         self, outcome: RunOutcome, python: str, running: list[subprocess.Popen], environment: dict[str, str],
         progress: Callable[[int, int], None], backend: BackendName, **more: Any,
     ) -> RunOutcome:  # fmt: skip
-        """Run one process of the worker, with these arguments besides its own; while it runs, it is in the list."""
-        arguments = {"backend": backend, "suite": self.suite, "cases": self.cases, "dtypes": self.dtypes} | more
+        """Run one process of the worker, with these arguments besides its own; while it runs, it is in the list.
+
+        Raises DeviceError if the device is not there.
+        """
+        own = {name: getattr(self, name) for name in ("suite", "cases", "dtypes", "device")}
+        arguments = {"backend": backend} | own | more
         # A file for stderr: a pipe that nobody reads would stop the process.
         with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as said:
             try:
@@ -89,24 +95,26 @@ class Runner(SuiteRunner):
     pythons: dict[BackendName, str] = dataclasses.field(default_factory=dict)  # other interpreters, by backend
 
     def run(self, backends: Collection[BackendName]) -> list[RunOutcome]:
-        """Run the suite on backends, as many at a time as processors and memory allow; return the outcomes in order."""
+        """Run the suite on backends, as many at a time as processors and memory allow; return the outcomes in order.
+
+        Raises DeviceError, and ends all, if one of them does not have the device.
+        """
         at_once = max(1, min(len(backends), os.cpu_count() or 1, int(available() // NEEDED)))
         # Otherwise each process would have a thread for every processor, and all would wait for one another.
         threads = {"OMP_NUM_THREADS": str((os.cpu_count() or 1) // at_once)}
-        found: dict[BackendName, RunOutcome] = {}
         running: list[subprocess.Popen] = []
         with concurrent.futures.ThreadPoolExecutor(at_once) as pool:
             # The slowest first, so that none is left to run alone in the end.
             ordered = sorted(backends, key=lambda name: -SECONDS[name])
             waiting = {name: pool.submit(self._run_one, name, running, threads | os.environ) for name in ordered}
             try:
-                for name, future in waiting.items():
-                    found[name] = future.result()
+                for future in concurrent.futures.as_completed(waiting.values()):
+                    future.result()  # or its error
             finally:  # also after Ctrl-C
                 pool.shutdown(wait=False, cancel_futures=True)
                 for process in list(running):
                     end(process, running)
-        return [found[name] for name in backends]
+        return [waiting[name].result() for name in backends]
 
     def _run_one(
         self, backend: BackendName, running: list[subprocess.Popen], environment: dict[str, str]
@@ -140,6 +148,8 @@ def _listen(
         except (ValueError, TypeError):
             outcome.fail("starts", f"{python} is no Python with mha: it printed {line.strip()!r}")
             return
+        if "absent" in report:
+            raise DeviceError(report["absent"])
         if "broken" in report:
             outcome.fail("loads", report["broken"])
             return

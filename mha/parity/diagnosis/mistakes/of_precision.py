@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from mha.core import dispatch
 from mha.parity.diagnosis.mistakes.mistake import Change, Mistake, around, one, only_where, softmax_change
 from mha.parity.diagnosis.mistakes.of_rotations import rotates
 from mha.parity.diagnosis.pipeline.parts import PARTS
@@ -44,13 +45,11 @@ def to_int8(axes: tuple[int, ...], X: Array) -> Array:
     return (np.rint(X / np.where(steps == 0, 1, steps)) * steps).astype(X.dtype)
 
 
-# What keeps float32 products in float32, in PyTorch, JAX, TensorFlow and MLX.
-SWITCHES = (
-    "torch.set_float32_matmul_precision('highest'), jax_default_matmul_precision='highest', "
-    "enable_tensor_float_32_execution(False) or MLX_ENABLE_TF32=0 is set"
-)
+TF32 = "TF32 arithmetic"
+TF32_EFFECT = "matrix products keep 10 bits behind the leading one"
+TF32_OFF = {name: line for name, line in dispatch.facts("TF32_OFF").items() if line}  # what a user types, by backend
 ROUNDINGS = (
-    Mistake("TF32 arithmetic", f"matrix products keep 10 bits behind the leading one, unless {SWITCHES}",
+    Mistake(TF32, f"{TF32_EFFECT}; what switches it off: {'; '.join(TF32_OFF.values())}",
             "switch TF32 off, so that matrix products are in float32", ALL_PARTS,
             {"rounded": partial(replace, into_product=lambda X: cut_off(X, 13, 2**12).astype(X.dtype)),
              "cut off": partial(replace, into_product=lambda X: cut_off(X, 13).astype(X.dtype))}),

@@ -13,7 +13,7 @@ import numpy as np
 from mha.core.cache import last_heads
 from mha.parity.diagnosis.mistakes.bench import ALL, Bench
 from mha.parity.diagnosis.mistakes.mistake import Form, State, forms_of
-from mha.parity.diagnosis.mistakes.of_precision import ROUNDINGS
+from mha.parity.diagnosis.mistakes.of_precision import ROUNDINGS, TF32
 from mha.parity.diagnosis.pipeline.pieces import Array, widen
 from mha.parity.diagnosis.search.explanations import Explanation, explain, merge_alike
 from mha.parity.diagnosis.search.sample import Focus, blank_unused, ratios
@@ -47,6 +47,13 @@ def roundings(problem: Problem, theirs: Mapping[str, Array], state: State, focus
     # Only the best imitations count: others imitate a part of the same rounding.
     best = [one for one in found if one.left <= max(1.25 * least, 0.05)]
     return merge_alike(sorted(best, key=lambda one: one.left))
+
+
+def is_in_tf32(problem: Problem, output: Array) -> bool:
+    """Return whether an output is wrong, and its errors are those of matrix products in TF32."""
+    theirs = {"output": output}
+    wrong = ratios(problem, theirs)["output"] > 1
+    return wrong and any(one.mistakes == (TF32,) for one in roundings(problem, theirs, (), Focus()))
 
 
 def imitations(
