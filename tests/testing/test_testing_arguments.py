@@ -155,3 +155,27 @@ def test_a_switch_is_no_mask():
         return run(LAYER, X)
 
     assert cases_of(port) == PLAIN
+
+
+@pytest.mark.backends("torch")
+def test_arrays_are_made_where_the_weights_of_a_layer_lie():
+    import torch
+
+    given = []
+
+    class Own(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.own = torch.nn.Linear(2, 2, device="meta")  # a device, without numbers
+
+        def forward(self, queries, keys, values, valid_lens=None, mask=None, cotangent=None):
+            given.extend(X.device.type for X in (queries, keys, values, valid_lens, mask, cotangent) if X is not None)
+            raise NotImplementedError("it has no numbers")
+
+    own = mha.MultiHeadAttention(24, 4, seed=0, backend="torch")
+    with pytest.raises(AssertionError, match="it has no numbers"):
+        mha.testing.assert_parity(Own(), attention=own, cases=["lengths per sample", "mask"])
+    assert given == ["meta"] * 10
+    own.layer.to("meta")
+    with pytest.raises(AssertionError, match="X is a Tensor whose values are not known yet"):
+        mha.testing.assert_parity(own, attention=LAYER, cases="no lengths")

@@ -95,7 +95,7 @@ def assert_parity(
             (B, tokens) are -1 in padding. Together its outputs have to be those of one causal call.
             A layer that `mha.from_native` reads, or a layer of a subclass, is called in its framework's manner: output,
             weights and gradients are compared with what its own weights should give. Any other layer is called like a
-            function, and needs `attention`.
+            function, and needs `attention`. Arrays are made where the weights of a layer lie.
         backend: the backend of the arrays that a function takes; None = the layer's; for a function, MHA_BACKEND, else
             "numpy".
         suite: "quick" or "full", as of `mha parity`.
@@ -186,8 +186,8 @@ def compare_case(it: Implementation, tried: Trial, layout: str | None, by_itself
     if missing := [name for name in ROWS if name in call and name not in it.takes]:
         raise NotImplementedError(f"it takes no {', '.join(missing)}")
     with dispatch.load(it.backend).context(tried.attention.config.dtype):
-        arrays = tuple(own(it.backend, X) for X in tried.inputs)
-        theirs = it.run(tried.attention, arrays, call, own(it.backend, tried.cotangent))
+        arrays = tuple(own(it.backend, X, it.place) for X in tried.inputs)
+        theirs = it.run(tried.attention, arrays, call, own(it.backend, tried.cotangent, it.place))
         cotangent = tried.cotangent if it.cotangent else None
         return report_of(tried.problem(cotangent), theirs, layout, call_is_sure=True)
 

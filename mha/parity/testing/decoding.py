@@ -134,7 +134,7 @@ def outputs_of(it: Implementation, tried: Trial, cuts: list[slice]) -> np.ndarra
         if (places < 0).any():
             call["valid_lens"] = (places >= 0).sum(1, dtype=np.int32)
         call = {name: X for name, X in call.items() if name in it.takes}
-        arrays = tuple(own(it.backend, X[:, cut]) for X in tried.inputs)
+        arrays = tuple(own(it.backend, X[:, cut], it.place) for X in tried.inputs)
         found = it.run(tried.attention, arrays, call, None, state)
         if not isinstance(found, tuple) or len(found) != 2:
             raise TypeError(f"it returned {checks.brief(found)}, expected the pair (output, state)")

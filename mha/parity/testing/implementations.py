@@ -40,6 +40,7 @@ class Implementation:
     cotangent: bool = True  # whether it takes a cotangent
     empty_rows: bool = True  # whether queries that see no key must give 0
     decodes: bool = False  # whether it has a state, which `run` takes last
+    place: Any = None  # where its arrays are made, see `arrays.place` of its backend
 
 
 def read_implementation(
@@ -114,7 +115,7 @@ def by_name(
             f"implementation {name}{signature} has no parameter `attention`, the layer whose weights it should have: "
             "add one; or pass attention=, a layer that has its weights"
         )
-    rest = _rest(signature)
+    rest, place = _rest(signature), _place(given, backend)
     taken = _arguments_of(name, signature, inputs, takes)
 
     def run(
@@ -122,7 +123,7 @@ def by_name(
     ) -> Any:
         offered = {"attention": attention, "cotangent": cotangent, "state": state}
         named = dict(zip(inputs, arrays, strict=False)) | {one: offered[one] for one in asked}
-        named |= {one: own(backend, value) for one, value in call.items()}
+        named |= {one: own(backend, value, place) for one, value in call.items()}
         known = {one: named.pop(one) for one in signature.parameters if one in named}
         bound = inspect.BoundArguments(signature, OrderedDict(known | ({rest: named} if rest and named else {})))
         if "arguments by name" in dispatch.FRAMEWORKS[backend].lacks and function is not given:
@@ -131,7 +132,7 @@ def by_name(
             return given(*bound.args, **bound.kwargs)
 
     alone, decodes = len(inputs) == 1, "state" in asked  # a decoder may give anything for padding
-    return Implementation(name, backend, run, None, taken, alone, "cotangent" in asked, not decodes, decodes)
+    return Implementation(name, backend, run, None, taken, alone, "cotangent" in asked, not decodes, decodes, place)
 
 
 def _rest(signature: inspect.Signature) -> str | None:
@@ -178,9 +179,15 @@ def _is_mask(parameter: inspect.Parameter) -> bool:
     return parameter.name.endswith("mask") and not isinstance(parameter.default, bool)
 
 
-def own(backend: BackendName, value: Any) -> Any:
-    """Copy a NumPy array into an array of the framework; anything else is returned unchanged."""
-    return dispatch.load(backend).tensor(value.copy()) if isinstance(value, np.ndarray) else value
+def _place(given: Any, backend: BackendName) -> Any:
+    """Return where the weights of a layer lie; None where the framework moves arrays by itself, and of a function."""
+    weights = given.parameters() if backend == "torch" and is_layer(given) else ()
+    return next((X.device for X in weights), None)
+
+
+def own(backend: BackendName, value: Any, place: Any = None) -> Any:
+    """Copy a NumPy array into an array of the framework, at this place; anything else is returned unchanged."""
+    return dispatch.load(backend).tensor(value.copy(), place) if isinstance(value, np.ndarray) else value
 
 
 @contextlib.contextmanager
@@ -221,7 +228,7 @@ def _ours(given: MultiHeadAttention, backend: BackendName) -> Implementation:
         gradients = given.gradients(*arrays, **call, cotangent=cotangent)
         return steps | {"output": output} | {f"gradient.{name}": X for name, X in gradients.items()}
 
-    return Implementation("mha.MultiHeadAttention", backend, run, given)
+    return Implementation("mha.MultiHeadAttention", backend, run, given, place=_place(given.layer, backend))
 
 
 def _of_framework(given: Any, attention: MultiHeadAttention) -> Implementation:
