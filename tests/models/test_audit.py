@@ -12,6 +12,7 @@ from small_llama import Attention, Model, tokens
 from small_llama_mistakes import IN_A_CALL, Interleaved, NoCache, PositionsFromZero
 
 from mha import parity
+from mha.core import dispatch
 
 from .verdicts import LAYERS, mistakes, verdicts
 
@@ -38,6 +39,18 @@ def test_a_right_model_is_right_at_far_positions(dtype):
     report = parity.audit(Model(dtype=dtype), ids, position_ids=places)
     assert report, report
     assert len(parity.audit(Model(dtype=dtype), ids, position_ids=places + torch.tensor([[0] + [1] * 12])).wrong) == 3
+
+
+def test_a_report_names_the_device(monkeypatch):
+    module, asked = dispatch.load("torch"), []
+    assert json.loads(parity.audit(Model(), *tokens()).to_json())["device"] == "cpu"
+    monkeypatch.setattr(module, "device", lambda place: asked.append(place) or "cuda (X), float32 products in float32")
+    report = parity.audit(Model(), *tokens())
+    assert asked == [torch.device("cpu")]
+    words = " ".join(str(report).split())
+    assert (
+        "against the model's own weights, computed at cuda (X), float32 products in float32 layer kind ratio" in words
+    )
 
 
 def test_what_a_port_does_in_padding_does_not_count():

@@ -304,6 +304,7 @@ def test_records_of_decoding_are_judged_elsewhere(tmp_path):
     report = audit_record(tmp_path / "record")
     assert verdicts(report) == SAME
     assert report.layers[0].calls == 3
+    assert report.device == ""  # which a record does not say
 
 
 @pytest.mark.backends("jax")

@@ -124,6 +124,7 @@ class AuditReport(Printed):
         layers: a `LayerRow` for each attention layer, in the order of the model; () as long as it is watched.
         truth: the source of the weights that the layers were compared with, in words.
         weighed: whether that source says what the weights should be.
+        device: where the arrays of the model are, and whether float32 products may be in TF32 there; "" = not known.
         notes: further lines.
         mended: what changes if the wrong layers are right; None after `watch`, if nothing is wrong, or if the call
             changes a cache.
@@ -134,6 +135,7 @@ class AuditReport(Printed):
     layers: tuple[LayerRow, ...] = ()
     truth: str = ""
     weighed: bool = False
+    device: str = ""
     notes: tuple[str, ...] = ()
     mended: RepairEffect | None = None
     kept: Sequence[JudgedCall] = ()
@@ -191,13 +193,16 @@ class AuditReport(Printed):
         """The report as JSON."""
         first = self.first
         return json.dumps({
-            "same": bool(self), "model": self.model, "truth": self.truth, "notes": list(self.notes),
+            "same": bool(self), "model": self.model, "truth": self.truth, "device": self.device,
+            "notes": list(self.notes),
             "layers": [row.as_json(row is first or row.verdict != "differs") for row in self.layers],
             "first": first and first.path, "mended": self.mended and str(self.mended),
         }, indent=1)  # fmt: skip
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        yield from lines(f"{self.model}: {plural(len(self.layers), 'attention layer')}, against {self.truth}", options)
+        place = "" if self.device in ("", "cpu") else f", computed at {self.device}"
+        several = plural(len(self.layers), "attention layer")
+        yield from lines(f"{self.model}: {several}, against {self.truth}{place}", options)
         table = plain_table("layer", "kind", "ratio", "result", "note")
         for run in equal_runs(self.layers):
             row = max(run, key=lambda one: one.ratio or 0)

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from mha.core import dispatch
 from mha.core.options.names import BackendName
 from mha.core.tables import few, plural
 from mha.models.audit.audit_report import AuditReport, LayerRow, VerdictName
@@ -59,7 +60,7 @@ class Watch:
         backend: BackendName | None = None,
     ) -> None:
         self.model, self.like, self.user_layers, self.mend, self.once = model, like, layers, mend, once
-        self.backend = backend or backend_of(model)
+        self.backend, self.recorded = backend or backend_of(model), adapter is not None
         self.adapter = adapter or adapter_of(self.backend)
         self.target = self.adapter.prepare(model, *(once or ((), {})))
         self.layers: list[AttentionLayer] = []
@@ -76,6 +77,9 @@ class Watch:
         report = AuditReport(type(self.model).__name__)
         with open_reference(self.like, self.target, self.adapter, self.backend) as reference:
             modules, arrays = self.adapter.modules(self.target), self.adapter.arrays(self.target)
+            if not self.recorded:
+                module: Any = dispatch.load(self.backend)
+                report.device = module.device(module.place(None, next(iter(arrays.values()), None)))
             finder = Finder(modules, arrays, self.adapter.odd, reference, formats_of(self.backend))
             self.layers, self.reference = finder.layers(self.user_layers), reference
             whole, once = whole_models(finder.modules), self.once is not None
