@@ -33,7 +33,7 @@ def about(machine: dict[str, Any]) -> str:
     """The machine and the versions, in three lines."""
     versions = ", ".join(f"{name} {version}" for name, version in machine["frameworks"].items())
     return (
-        f"{machine['processor']}, {machine['cores']} cores\n{machine['system']}\n"
+        f"{machine['processor']}, {machine['cores']} cores; no GPU was used\n{machine['system']}\n"
         f"mha {machine['mha']}, Python {machine['python']}, {versions}"
     )
 

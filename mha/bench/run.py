@@ -167,6 +167,7 @@ def work(what: str, **arguments: Any) -> dict[str, Any]:
 def machine(backends: list[BackendName]) -> dict[str, Any]:
     """The machine that was measured: processor, cores, system, and versions of Python and the frameworks."""
     return {
+        "device": "cpu",  # of every worker
         "processor": _processor(),
         "cores": os.cpu_count(),
         "system": platform.platform(),

@@ -71,7 +71,7 @@ def bench(
     training is a forward pass and all gradients; decoding is one token that comes after T others, which are in a cache,
     beside a cache as people write it by hand, and the framework's own. The frameworks' layers get masks that exist
     before. On PyTorch, inference is in inference_mode; lines that end with recorded are outside of it. All of it runs
-    on the processor, in float32.
+    on the processor, in float32: a GPU is not used, also where there is one.
 
     The command first checks that the implementations of a backend give the same numbers. Then it times them in turns.
     "The layer is x times as fast" is the median of the turns, with the quartiles. "us more" is how many microseconds

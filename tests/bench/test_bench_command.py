@@ -34,6 +34,7 @@ def test_tables_and_json(tmp_path):
     assert result.exit_code == 0, result.output
     found = json.loads(path.read_text(encoding="utf-8"))
     assert set(found) == {"machine", "rows", "sweep", "failed", "left_out"}
+    assert found["machine"]["device"] == "cpu"
     assert found["sweep"] == found["failed"] == found["left_out"] == []
     names = [(row["kind"], row["shape"], row["implementation"]) for row in found["rows"]]
     assert names == [
@@ -51,7 +52,7 @@ def test_tables_and_json(tmp_path):
         assert (row["ratios"] is None) == (row["overhead"] is None) == (row["implementation"] == "attention.layer")
         assert row["ratios"] is None or row["ratios"] == sorted(row["ratios"])
     lines = result.stdout.splitlines()
-    assert f"{os.cpu_count()} cores" in lines[0]
+    assert lines[0].endswith(f", {os.cpu_count()} cores; no GPU was used")
     assert f"numpy {np.__version__}" in lines[2]
     assert [line.strip() for line in lines if line.startswith("numpy")] == ["numpy, inference", "numpy, training"]
     assert sum(line.startswith("S ") for line in lines) == 5 + 2
