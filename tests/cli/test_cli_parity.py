@@ -102,6 +102,7 @@ def test_comparing_fails_on_an_error(monkeypatch, backend):
     failed = [one for one in results if not one.passed]
     assert {one.check for one in failed} >= {"output and weights", "hidden keys", "padding", "answer by hand"}
     assert {(one.where, one.error) for one in failed} == {("RuntimeError: planted by a test", float("inf"))}
+    assert {one.cause for one in parity.check_case(backend, case, "float32")} == {""}
 
 
 DYING = {
@@ -193,7 +194,7 @@ def test_a_device_that_one_backend_lacks_ends_the_others(python, tmp_path):
     """By default, the backends are those that take a device."""
     waits = f"echo $$ > {tmp_path}/started; sleep 60"
     lacks = f'while [ ! -e {tmp_path}/started ]; do sleep 0.01; done; echo \'{{"absent": "device is gone"}}\''
-    pythons = ("--python", f"torch={python(waits, 'slow')}", "--python", f"jax={python(lacks)}")
+    pythons = ("--python", f"jax={python(waits, 'slow')}", "--python", f"torch={python(lacks)}")  # jax begins first
     start = time.monotonic()
     refused("--device is gone", "parity", "--device", "cuda", *pythons)
     assert time.monotonic() - start < 30
