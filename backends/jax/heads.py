@@ -52,9 +52,8 @@ def repeat_groups(X, times):
 
 
 def gate(pooled, head_gates, num_heads):
-    """Pooled heads (B*H, Q, dv) times their gates, (H,) or (B, H)."""
+    """Pooled heads (B*H, Q, dv) times their gates, (H,) or (B, H); in float32 at least, as gradients add up."""
     gates = jnp.broadcast_to(head_gates, (pooled.shape[0] // num_heads, num_heads))  # (B, H)
-    # Their gradients are sums, which XLA adds up in the dtype of the terms.
     return (widen(pooled) * widen(gates).reshape(-1, 1, 1)).astype(pooled.dtype)  # (B*H, Q, dv)
 
 

@@ -48,9 +48,9 @@ def repeat_groups(X, times):
 
 
 def gate(pooled, head_gates, num_heads):
-    """Pooled heads (B*H, Q, dv) times their gates, (H,) or (B, H)."""
+    """Pooled heads (B*H, Q, dv) times their gates, (H,) or (B, H); in float32 at least, as gradients add up."""
     gates = mx.broadcast_to(head_gates, (pooled.shape[0] // num_heads, num_heads))  # (B, H)
-    return pooled * gates.reshape(gates.size, 1, 1)  # (B*H, Q, dv)
+    return (widen(pooled) * widen(gates).reshape(gates.size, 1, 1)).astype(pooled.dtype)  # (B*H, Q, dv)
 
 
 def gate_by(pooled, gates):

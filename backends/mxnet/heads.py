@@ -52,10 +52,10 @@ def repeat_groups(X, times):
 
 
 def gate(pooled, head_gates, num_heads):
-    """Pooled heads (B*H, Q, dv) times their gates, (H,) or (B, H)."""
+    """Pooled heads (B*H, Q, dv) times their gates, (H,) or (B, H); in float32 at least, as gradients add up."""
     BH = pooled.shape[0]
     gates = np.broadcast_to(over_axes(head_gates, pooled.size), (BH // num_heads, num_heads))  # (B, H)
-    return pooled * gates.reshape(BH, 1, 1)  # (B*H, Q, dv)
+    return (widen(pooled) * widen(gates).reshape(BH, 1, 1)).astype(pooled.dtype)  # (B*H, Q, dv)
 
 
 def gate_by(pooled, gates):

@@ -48,10 +48,10 @@ def repeat_groups(X, times):
 
 
 def gate(pooled, head_gates, num_heads):
-    """Pooled heads (B*H, Q, dv) times their gates, (H,) or (B, H)."""
+    """Pooled heads (B*H, Q, dv) times their gates, (H,) or (B, H); in float32 at least, as gradients add up."""
     gates = tf.broadcast_to(head_gates, (shape_of(pooled)[0] // num_heads, num_heads))  # (B, H)
     gates = tf.reshape(gates, (-1, 1, 1))  # (B*H, 1, 1)
-    return pooled * gates  # (B*H, Q, dv)
+    return tf.cast(widen(pooled) * widen(gates), pooled.dtype)  # (B*H, Q, dv)
 
 
 def gate_by(pooled, gates):
