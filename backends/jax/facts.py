@@ -26,6 +26,7 @@ TF32_OFF = 'jax.config.update("jax_default_matmul_precision", "highest") or JAX_
 ALONE = {
     "arrays.py: use_device": "a process with several kinds of devices computes at one of them by its name",
     "engine/calls.py": "the framework compiles a call as a whole",
+    "engine/kernels.py": "the framework hands calls of attention to a kernel of a GPU only if it is asked to",
     "engine/decoding.py": "an array takes no assignment, but a compiled function may write to it",
     "engine/pieces.py": "the framework compiles a loop over pieces, of which only a call knows the sizes",
     "models/frameworks/flax_modules.py": "only a call shows parts; modules may be copies, or inside a transformation",

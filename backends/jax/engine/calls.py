@@ -19,6 +19,7 @@ from mha.core.options import checks
 from .. import arrays
 from .. import gradients as chapter
 from .decoding import tracing
+from .kernels import on_device_of
 from .layer import MultiHeadAttention
 
 PLANS: dict = {}  # the programs of calls, by their kind
@@ -44,7 +45,8 @@ def attend(layer, queries, keys, values, call):
             PLANS[kind] = plan, layer.config  # while it is kept, no other has its id
     elif given:
         given = check_values(given, keys.shape[1])
-    return plan(*_apart(layer, call), *_once(queries, keys, values), given)
+    with on_device_of(queries):
+        return plan(*_apart(layer, call), *_once(queries, keys, values), given)
 
 
 def decode(layer, queries, keys, values, call):
@@ -52,7 +54,8 @@ def decode(layer, queries, keys, values, call):
     (given, fixed), cache = split_call(call), call.cache
     if call.plan.step is None or cache.frozen:
         run = program(_attend, module_of(layer), fixed)
-        return run(*_apart(layer, call), queries, keys, values, given)
+        with on_device_of(queries):
+            return run(*_apart(layer, call), queries, keys, values, given)
     slots = cache.keys, cache.values
     given["cache"] = cache.after(None, None, *cache.arrays()[2:])
     first = (
@@ -60,7 +63,8 @@ def decode(layer, queries, keys, values, call):
     )  # one token is compiled once for all
     fixed = fixed.with_plan(engine=first)
     run = program(_decode, module_of(layer), fixed, giving=(6,))
-    *results, after = run(*_apart(layer, call), queries, keys, values, given, slots)
+    with on_device_of(queries):
+        *results, after = run(*_apart(layer, call), queries, keys, values, given, slots)
     cache.use_up()
     return *results, after.with_state(call.plan.step.slot_state)
 
@@ -115,18 +119,23 @@ def check_values(given, num_keys):
     if "offset" in given:
         offset_column(given["offset"])
     for name in given.keys() & {*OF_TOKENS}:
-        if (known := arrays.value_of(given[name])) is not None:  # else a compiler will know them
+        if (known := _value_at_hand(given[name])) is not None:
             given[name] = near(name, known)
     lengths = given.get("valid_lens")
     if lengths is None or (_seen and _seen() is lengths):
         return given
-    if (known := arrays.value_of(lengths)) is None:  # a compiler will know them
+    if (known := _value_at_hand(lengths)) is None:
         return given
     limit, _ = limit_lengths(known, num_keys)
     if limit is known and type(lengths) is not np.ndarray and lengths.dtype == np.int32:
         _seen = weakref.ref(lengths)
         return given
     return given | {"valid_lens": arrays.tensor(checks.plain(limit))}  # JAX takes int64 in some contexts only
+
+
+def _value_at_hand(X):
+    """X as a NumPy array; None if a compiler will know its values, or a GPU does, for which a call does not wait."""
+    return None if arrays.is_far(X) else arrays.value_of(X)
 
 
 # 2. Programs
@@ -170,7 +179,8 @@ def _run(function, layer, queries, keys, values, call, *more):
     """A function of the chapter on gradients for a checked call."""
     given, fixed = split_call(call)
     run = program(_by_chapter, function, module_of(layer), fixed)
-    return run(*_apart(layer, call), *_once(queries, keys, values), given, *more)
+    with on_device_of(queries):
+        return run(*_apart(layer, call), *_once(queries, keys, values), given, *more)
 
 
 def split_call(call):

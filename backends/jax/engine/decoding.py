@@ -71,8 +71,15 @@ def write_heads(cache, k, v, there, state, output):
 def pool_slots(pooling, q, k, v, num_heads, call):
     """The pooled heads (B*H, Q, dv) of queries q (B*H, Q, d); k, v, call: as `remember_heads` gives them."""
     Q, T = q.shape[1], call.key_positions.shape[1]
+
+    def of_new():
+        own = without_positions(call)._replace(valid_lens=None).with_plan(columns=None)
+        return pooling.pool(q, k[1], v[1], num_heads, prepare(by_mask(OPERATIONS, q, k[1], own), Q))
+
+    if tracing.first and not (call.pairs() or call.training):
+        return of_new()
     hidden = without_positions(by_mask(OPERATIONS, q, jnp.empty((1, T, 0)), call))
-    if blocks.fits(pooling.scores_of_pair(q) * Q * T):
+    if blocks.fits(pooling.scores_of_pair(q) * Q * T, call.plan.room):
         return _apart(pooling, q, k, v, num_heads, hidden)
 
     def of_all():
@@ -84,13 +91,10 @@ def pool_slots(pooling, q, k, v, num_heads, call):
         keys, values = (jnp.where(seen, X, 0) for X in (keys, values))
         return pooling.pool(q, keys, values, num_heads, prepare(hidden, T))
 
-    if call.pairs() or call.training or Q > T - Q:
+    if call.pairs() or call.training or Q > T - Q or call.plan.room is not None:
         return of_all()
-    own = by_mask(OPERATIONS, q, k[1], without_positions(call)._replace(valid_lens=None).with_plan(columns=None))
-    if tracing.first:  # a branch would not use all processors
-        return pooling.pool(q, k[1], v[1], num_heads, prepare(own, Q))
     fresh = (call.cache.lengths == 0).all() & (call.positions == jnp.arange(Q)).all()
-    return jax.lax.cond(fresh, lambda: pooling.pool(q, k[1], v[1], num_heads, prepare(own, Q)), of_all)
+    return jax.lax.cond(fresh, of_new, of_all)
 
 
 def _apart(pooling, q, k, v, num_heads, call):
@@ -101,10 +105,10 @@ def _apart(pooling, q, k, v, num_heads, call):
     scores = jnp.concatenate([pooling.scores(folded, X) for X in k], 2)  # (B*G, H/G*Q, T)
     scores = pooling.bend(scores, visible, score_bias)
     weights = pooling.drop(visible_softmax(scores, visible, sinks), call.training)  # (B*G, H/G*Q, T)
-    return pool_apart(weights, v, visible).astype(v[1].dtype).reshape(*q.shape[:2], -1)  # (B*H, Q, dv)
+    return pool_apart(weights, v, visible, call).astype(v[1].dtype).reshape(*q.shape[:2], -1)  # (B*H, Q, dv)
 
 
-def pool_apart(weights, v, visible):
+def pool_apart(weights, v, visible, call):
     """Values of slots and of new tokens v, weighed by weights (B*G, H/G*Q, T) of which visible ones count."""
     S, seen = v[0].shape[1], visible.any(1)[:, :, None]  # (B*G or 1, T, 1)
     new = widen(jnp.where(seen[:, S:], v[1], 0))  # (B*G, Q, dv)
@@ -112,11 +116,14 @@ def pool_apart(weights, v, visible):
     def pool(slots):
         return jnp.matmul(weights[:, :, :S], widen(slots)) + jnp.matmul(weights[:, :, S:], new)  # (B*G, H/G*Q, dv)
 
+    def pool_seen(slots):
+        return pool(jnp.where(seen[:, :S], slots, 0))  # (B*G, H/G*Q, dv)
+
+    if call.plan.room is not None:  # a GPU, which would wait for a branch
+        return pool_seen(v[0])
     # A slot that nobody sees may hold no number, and seldom does: to put zeros there would copy all of them.
     found = pool(v[0])
-    return jax.lax.cond(
-        jnp.isnan(found).any(), lambda slots: pool(jnp.where(seen[:, :S], slots, 0)), lambda _: found, v[0]
-    )
+    return jax.lax.cond(jnp.isnan(found).any(), pool_seen, lambda _: found, v[0])
 
 
 def _zero_after(output):

@@ -15,7 +15,8 @@ from mha.core.engine.visible_range import by_segments, usage, uses_all, without_
 from .. import layer as lesson
 from ..heads import transpose_qkv
 from .decoding import pool_slots, remember_heads
-from .operations import OPERATIONS
+from .kernels import beside_gpu
+from .operations import OPERATIONS, operations_at
 from .pieces import devices, in_reach, prepare
 from .pooling import AttentionPooling, pooling
 
@@ -40,6 +41,7 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
         """Take the steps as the lesson, or by pieces where that is enough."""
         if self.in_lesson(queries, keys, call):
             return super().attend(queries, keys, values, call.with_plan(lesson=True))
+        call = beside_gpu(call, queries)
         if call.cache is None and (not call.is_packed() or call.plan.chunk is not None):
             call = by_segments(OPERATIONS, queries, keys, call)
         return super().attend(queries, keys, values, call)
@@ -58,9 +60,9 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
             return super().project(queries, keys, values, call)
         H, G = self.config.num_heads, self.config.num_key_value_heads
         keys, values, call = in_reach(queries, keys, values, prepare(call, keys.shape[1]))
-        Q, K, by_lengths = queries.shape[1], keys.shape[1], call.valid_lens is not None
+        Q, K, by_lengths = queries.shape[1], keys.shape[1], call.valid_lens is not None and call.plan.room is None
         if not uses_all(call, Q, K):
-            sees, seen = usage(OPERATIONS, queries, keys, call)
+            sees, seen = usage(operations_at(call), queries, keys, call)
             queries, keys, values = zero_out(OPERATIONS, queries, keys, values, sees, seen)
         if by_lengths and K >= SHORT and not blocks.fits(len(queries) * H * Q * K):
             W_k, W_v = _project_rows(self.W_k, keys, seen), _project_rows(self.W_v, values, seen)  # (B, K, G*d)

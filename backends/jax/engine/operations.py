@@ -1,5 +1,7 @@
 """JAX's operations for planning a call."""
 
+import dataclasses
+
 import jax
 from jax import numpy as jnp
 
@@ -40,3 +42,9 @@ OPERATIONS = Operations(
     same=lambda X, Y: X is Y or (X.shape == Y.shape and jnp.array_equal(X, Y)),
     either=either,
 )
+WITHOUT_BRANCHES = dataclasses.replace(OPERATIONS, same=None, either=None)
+
+
+def operations_at(call):
+    """The operations for planning a call where it runs: on a GPU none that branches, as a branch waits for it."""
+    return OPERATIONS if call.plan.room is None else WITHOUT_BRANCHES

@@ -1,5 +1,7 @@
 """A large call in pieces, in XLA's own loops: blocks of the queries of some heads of one sample, or of whole samples.
 
+On a GPU they are as few as its memory allows, and need all keys that a window leaves, as it would wait for a branch.
+
 Letters as in the chapters. Where XLA compiles, sizes are known, and offsets but 0 are not.
 """
 
@@ -81,17 +83,19 @@ def _pool_pieces(pooling, variables, of_pair, num_heads, call, together, key, qu
     (BH, Q, d), (BG, K, _), dv = queries.shape, keys.shape, values.shape[2]
     B, n = BH // num_heads, BH // BG  # samples; heads of queries that share a head of keys
     G, of_pair, (left, right) = num_heads // n, of_pair * n, reach(call)
-    size, seen = blocks.queries(Q, math.ceil(of_pair * K / LONG)), K
-    packed = call.is_packed()
-    if packed:
+    room, packed = call.plan.room, call.is_packed()
+    long, branches = (LONG, True) if room is None else (1, False)
+    size, seen = blocks.queries(Q, math.ceil(of_pair * K / long), room=room), K
+    if packed and branches:
         size = min(size, blocks.LEAST)
-    elif None not in (left, right):
+    elif not packed and None not in (left, right):
         narrow = blocks.block(call, Q, K, of_pair)
         if narrow + left + right < K:  # else all keys may be seen
             size, seen = narrow, narrow + left + right
-    heads = blocks.heads(BG, G, of_pair * size * math.ceil(seen / LONG) if packed else of_pair * size * seen)
+    scores = of_pair * size * (math.ceil(seen / LONG) if packed and branches else seen)
+    heads = blocks.heads(BG, G, scores, room=room)
     offset = call.offset + jnp.zeros((1, 1), int)  # (B or 1, 1)
-    if packed or (seen < K and len(offset) > 1):
+    if (packed and branches) or (seen < K and len(offset) > 1):
         heads = min(heads, G)  # each sample has its own keys
     sizes = max(1, heads // G), min(heads, G) * n, size  # samples, heads and queries of a piece
     counts = math.ceil(B / sizes[0]), num_heads // sizes[1], math.ceil(Q / size)
@@ -101,10 +105,13 @@ def _pool_pieces(pooling, variables, of_pair, num_heads, call, together, key, qu
     keys, values = (_arrange(X, (sizes[0], sizes[1] // n, 1), (*counts[:2], 1)) for X in flipped)
     lens = None if call.valid_lens is None else call.valid_lens[:, None, :, None]  # (B, 1, 1 or Q, 1)
     names, pairs = call.of_scores().keys(), call.of_scores().values()
-    tokens = _tokens(call, K) if packed else (None, None)  # (B or 1, 1, Q, n), (B or 1, 1, 1, n, K)
+    tokens = _tokens(call, K, branches) if packed else (None, None)  # (B or 1, 1, Q, n), (B or 1, 1, 1, n, K)
     arrays = [None if X is None else arranged(X) for X in (lens, offset[:, :, None, None], *tokens, *pairs)]
-    cuts = blocks.cuts(K) if right is not None or lens is not None else [K]  # a branch each: a compiled size is fixed
-    cuts = blocks.doublings(2 * blocks.LEAST, K) if packed else cuts
+    cuts = [K]  # a branch each: a compiled size is fixed
+    if branches and packed:
+        cuts = blocks.doublings(2 * blocks.LEAST, K)
+    elif branches and (right is not None or lens is not None):
+        cuts = blocks.cuts(K)
     again = functools.partial(jax.checkpoint, prevent_cse=False)
 
     def pool_some(piece, queries, keys, values, lens, offset, of_queries, of_keys, *pairs):
@@ -124,9 +131,11 @@ def _pool_pieces(pooling, variables, of_pair, num_heads, call, together, key, qu
 
         if seen < K:
             return pool_keys(queries, jnp.clip(offset - left, 0, K - seen), seen)
+        if cuts == [K]:
+            return pool_keys(queries, 0, K)
         first, last = 0, K if lens is None else lens.max()
         if packed:
-            first, last = K - of_queries[..., 0].max(), jnp.minimum(last, of_queries[..., 1].max())
+            first, last = K - of_queries[..., -2].max(), jnp.minimum(last, of_queries[..., -1].max())
             if left is not None:
                 first = jnp.maximum(first, jnp.maximum(offset.min(), left) - left)
         if right is not None:
@@ -184,16 +193,17 @@ def at_keys(call, first, size):
     return call._replace(valid_lens=lens, offset=call.offset - first, **pairs, **tokens)
 
 
-def _tokens(call, num_keys):
+def _tokens(call, num_keys, with_extents):
     """The numbers of each query, (B or 1, 1, Q, n), and of each key, (B or 1, 1, 1, n, K), of a packed call.
 
-    Of a query: how many keys are behind the first of its segment, this one too, and the place behind the last; segment;
-    position. Of a key: segment; position.
+    Of a query: segment; position; with_extents: also how many keys are behind the first of its segment, this one too,
+    and the place behind the last. Of a key: segment; position.
     """
     (own, others), placed = call.segment_ids().values(), [X for X in call.position_ids().values() if X is not None]
-    first, last = _extents(own, others)
-    of_queries = [num_keys - first, last, own, *placed[:1]]
-    of_keys = [others, *placed[1:]]
+    of_queries, of_keys = [own, *placed[:1]], [others, *placed[1:]]
+    if with_extents:
+        first, last = _extents(own, others)
+        of_queries += [num_keys - first, last]
     rows = max(map(len, (*of_queries, *of_keys)))
     of_queries, of_keys = ([jnp.broadcast_to(X, (rows, X.shape[1])) for X in each] for each in (of_queries, of_keys))
     return jnp.stack(of_queries, -1)[:, None], jnp.stack(of_keys, 1)[:, None, None]
@@ -201,8 +211,8 @@ def _tokens(call, num_keys):
 
 def _of_block(call, of_queries, of_keys):
     """The call of a block with its tokens, of queries (B or 1, block, n) and keys (B or 1, n, K)."""
-    call = call.with_segments(of_queries[..., 2], of_keys[:, 0])
-    return call._replace(positions=of_queries[..., 3], key_positions=of_keys[:, 1]) if call.by_positions() else call
+    call = call.with_segments(of_queries[..., 0], of_keys[:, 0])
+    return call._replace(positions=of_queries[..., 1], key_positions=of_keys[:, 1]) if call.by_positions() else call
 
 
 def _extents(own, others):

@@ -113,7 +113,7 @@ def _of_keys(pooling, variables, drop, q, k, v, num_heads, call):
     scores = jnp.where(visible, pooling.bend(scores, visible, bias), -math.inf)
     most = jax.lax.stop_gradient(scores.max(-1, keepdims=True))  # (B*G, H/G*Q, 1)
     weights = jnp.exp(scores - jnp.where(most == -math.inf, 0, most))  # (B*G, H/G*Q, K)
-    total, pooled = weights.sum(-1, keepdims=True), pool_apart(drop(weights), v, visible)  # (B*G, H/G*Q, dv)
+    total, pooled = weights.sum(-1, keepdims=True), pool_apart(drop(weights), v, visible, call)  # (B*G, H/G*Q, dv)
     return tuple(X.reshape(*q.shape[:2], -1) for X in (most, total, pooled))  # (B*H, Q, any)
 
 
