@@ -27,6 +27,7 @@ def kernel(
     assert local_window_size is None or (is_causal and local_window_size[1] == 0)
     (B, Q, H, _), (_, K, G, _) = query.shape, key.shape
     assert not is_causal or Q == K
+    assert Q % 2 == K % 2 == 0
     i, j = jnp.arange(Q)[None, None, :, None], jnp.arange(K)[None, None, None]  # (1, 1, Q, 1), (1, 1, 1, K)
     visible, behind = jnp.ones((B, 1, Q, K), bool), jnp.zeros((B, 1, Q, 1), bool)
     if is_causal:

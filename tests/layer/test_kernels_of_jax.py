@@ -1,6 +1,5 @@
 """JAX on a GPU that is only named: which calls cuDNN's kernel computes, what it is handed, and what is compiled."""
 
-import math
 import re
 
 import adapters
@@ -153,8 +152,9 @@ LENGTHS = [T, 0, 1, 40]
 CALLS = {
     "full tiles": ({}, {}, (128, 128), {"lengths": False}),
     "order of full tiles": ({}, {"causal": True}, (128, 128), {"lengths": False, "is_causal": True}),
-    "plain": ({}, {}, (T, 128), {"lengths": True}),
-    "other keys": ({}, {}, (128, T), {"lengths": True}),
+    "an even number of queries": ({}, {}, (70, 128), {"lengths": True}),
+    "an even number of keys": ({}, {}, (128, 70), {"lengths": True}),
+    "odd numbers": ({}, {}, (T, 65), {"lengths": True}),
     "lengths": ({"bias": True}, {"valid_lens": LENGTHS}, (128, 128), {"lengths": True}),
     "lengths beyond all": ({}, {"valid_lens": [900, 0, 1, 40]}, (T, T), {"lengths": True}),
     "order": ({}, {"valid_lens": LENGTHS, "causal": True}, (T, T), {"lengths": True, "is_causal": True}),
@@ -228,6 +228,7 @@ def test_a_query_that_sees_a_key_behind_its_window_is_computed(named, handed, ke
 COMPILED = {
     "none": ({}, {}, True),
     "lengths": ({}, {"valid_lens": np.arange(8)}, True),
+    "odd tokens": ({}, {"valid_lens": np.arange(8)}, True),
     "order": ({}, {"causal": True}, True),
     "window": ({"window": (256, 0)}, {"valid_lens": np.arange(8)}, True),
     "softcap": ({"softcap": 30.0}, {"valid_lens": np.arange(8), "causal": True}, False),
@@ -260,7 +261,7 @@ def test_programs_for_cuda_have_the_kernel_and_neither_loops_nor_branches(name, 
     def total(variables, X, arrays):
         return module.apply(variables, X, X, X, **call | arrays).astype("float32").sum()
 
-    inputs = variables, jax.ShapeDtypeStruct((8, 1024, 1024), dtype), arrays
+    inputs = variables, jax.ShapeDtypeStruct((8, 1023 if name == "odd tokens" else 1024, 1024), dtype), arrays
     lowered = jax.jit(jax.value_and_grad(total, (0, 1))).trace(*inputs).lower(lowering_platforms=("cuda",)).as_text()
     found = set(re.findall(r"__cudnn\$fmha\w+", lowered))
     wanted = {"__cudnn$fmhaSoftmax", "__cudnn$fmhaSoftmaxBackward"} if is_kernel and dtype == "bfloat16" else set()
@@ -268,23 +269,26 @@ def test_programs_for_cuda_have_the_kernel_and_neither_loops_nor_branches(name, 
     assert not re.search(r"stablehlo\.(while|case|if)\b", lowered)
 
 
-@pytest.mark.parametrize("last", [{}, {"mask": True}], ids=["plain", "mask"])
-def test_tokens_in_a_cache_are_computed_without_branches(last, named, monkeypatch):
+@pytest.mark.parametrize("mask", [None, np.ones((3, 50), bool)], ids=["plain", "mask"])
+@pytest.mark.parametrize("fits", [True, False], ids=["fits", "in pieces"])
+def test_tokens_in_a_cache_are_computed_without_branches(fits, mask, named, monkeypatch):
     import jax
 
+    monkeypatch.setattr(blocks, "SCORES", 60)
+    if not fits:
+        monkeypatch.setattr(blocks, "room_in", lambda memory: 60)
     named()
     attention = mha.MultiHeadAttention(32, 4, backend="jax", dtype="float16")
     module, variables = attention.layer.unbind()
     X, cache = jax.ShapeDtypeStruct((2, 3, 32), "float16"), attention.cache(2, 50)
-    call = {"mask": np.ones((3, 50), bool)} if last else {}
 
     def decode(cache, X):
-        return module.apply(variables, X, X, X, cache=cache, causal=True, **call)
+        return module.apply(variables, X, X, X, cache=cache, causal=True, mask=mask)
 
-    for scores in (blocks.SCORES, 60):  # at once, and in pieces on a processor
-        monkeypatch.setattr(blocks, "SCORES", scores)
-        lowered = jax.jit(decode).trace(cache, X).lower(lowering_platforms=("cuda",)).as_text()
-        assert not re.search(r"stablehlo\.(while|case|if)\b", lowered)
+    lowered = jax.jit(decode).trace(cache, X).lower(lowering_platforms=("cuda",)).as_text()
+    assert not re.search(r"stablehlo\.(case|if)\b", lowered)
+    copied = re.search(r"concatenate.*-> tensor<8x53x8xf16>", lowered)  # slots beside new tokens
+    assert (copied is None, "stablehlo.while" not in lowered) == (fits, fits)
 
 
 def test_first_tokens_of_a_cache_are_computed_by_the_kernel(named, handed, rng):
@@ -298,11 +302,22 @@ def test_first_tokens_of_a_cache_are_computed_by_the_kernel(named, handed, rng):
     assert len(handed) == 1
 
 
+def test_first_tokens_of_a_cache_with_a_mask_of_slots(named, rng):
+    named()
+    attention, X = mha.MultiHeadAttention(12, 3, seed=0, backend="jax"), rng.normal(size=(2, 5, 12)).astype("float32")
+    mask = rng.random((5, 9)) < 0.7
+    found, wanted = (
+        one(X, X, X, causal=True, mask=mask, cache=one.cache(2, 9))[0] for one in (attention, attention.to("numpy"))
+    )
+    assert parity.error(found, wanted) <= parity.bound("float32", wanted, wanted)
+
+
 PIECES = {
     "lengths": ({}, {"valid_lens": [31, 0, 7]}),
     "order and lengths of queries": ({}, {"valid_lens": MANY[:, :31] % 32, "causal": True}),
     "window": ({"window": (4, 3), "num_key_value_heads": 2}, {"offset": np.array([0, -3, 9])}),
     "segments": ({}, {"segments": MANY[:, :31] // 9 - 1, "causal": True}),
+    "segments and window": ({"window": (4, 3)}, {"segments": MANY[:, :31] // 9 - 1}),
     "segments and positions": (
         {"window": (4, 3)},
         {"segments": MANY[:, :31] // 9, "positions": MANY[:, :31], "key_positions": MANY[:, :31]},
@@ -313,20 +328,13 @@ PIECES = {
 
 @pytest.mark.parametrize("name", PIECES)
 def test_what_does_not_fit_is_computed_in_few_pieces(name, named, monkeypatch, rng):
+    """Two samples are computed together, then the third one."""
     import jax
 
-    from mha.backends.jax.engine import pieces
-
     options, call = PIECES[name]
-    monkeypatch.setattr(blocks, "room_in", lambda memory: 4 * 31 * 40)  # all heads of one sample
-    loops, counts = pieces._in_loops, []
-
-    def in_loops(function, of_each, *arrays):
-        if len(of_each) == 3:  # of samples, heads and queries; it calls itself for each
-            counts.append(math.prod(of_each))
-        return loops(function, of_each, *arrays)
-
-    monkeypatch.setattr(pieces, "_in_loops", in_loops)
+    monkeypatch.setattr(blocks, "room_in", lambda memory: 2 * 4 * 31 * 40)
+    if name != "window":  # whose blocks are at least as large
+        monkeypatch.setattr(blocks, "LEAST", 5)
     named()
     attention = mha.MultiHeadAttention(24, 4, seed=0, backend="jax", **options)
     X = rng.normal(size=(3, 31, 24)).astype("float32")
@@ -339,8 +347,26 @@ def test_what_does_not_fit_is_computed_in_few_pieces(name, named, monkeypatch, r
         assert parity.error(found[name], array) <= limit, name
     module, variables = attention.layer.unbind()
     lowered = jax.jit(lambda X: module.apply(variables, X, X, X, **call)).lower(X).as_text()
+    assert len(re.findall(r"stablehlo\.while\b", lowered)) == 1
+    assert re.search(r"= stablehlo\.constant dense<2> : tensor<i32>", lowered)  # how often it goes round
     assert not re.search(r"stablehlo\.(case|if)\b", lowered)
-    assert set(counts) == {3}
+
+
+def test_no_piece_is_larger_than_memory_allows(named, monkeypatch):
+    from mha.backends.jax.engine import pieces
+
+    loops, counts = pieces._in_loops, []
+
+    def in_loops(function, of_each, *inputs):
+        counts.append(of_each)
+        return loops(function, of_each, *inputs)
+
+    monkeypatch.setattr(pieces, "_in_loops", in_loops)
+    monkeypatch.setattr(blocks, "room_in", lambda memory: 300)
+    named()
+    X = np.ones((3, 31, 24), "float32")
+    mha.MultiHeadAttention(24, 4, backend="jax")(X, X, X)
+    assert counts[0] == (3, 4, 4)  # samples, heads, and blocks of 8 queries, which need 31 keys
 
 
 @pytest.mark.parametrize("memory", [gpu_by_name.MEMORY, None])
@@ -386,10 +412,8 @@ def test_a_call_runs_where_its_arrays_lie(monkeypatch, kernels, rng):
     """Also if others would lie on a GPU: what is compiled for one is no program for the other."""
     import jax
 
-    processor, usual = jax.devices("cpu")[0], kernels._usual_device
-    monkeypatch.setattr(
-        kernels, "_usual_device", lambda: usual() if jax.config.jax_default_device else gpu_by_name.gpu()
-    )
+    processor, other, usual = jax.devices("cpu")[0], gpu_by_name.gpu(), kernels._usual_device
+    monkeypatch.setattr(kernels, "_usual_device", lambda: usual() if jax.config.jax_default_device else other)
     X, rooms = jax.numpy.asarray(rng.normal(size=(2, 8, 12)).astype("float32")), []
     beside = kernels.beside_gpu
     monkeypatch.setattr(
@@ -401,9 +425,10 @@ def test_a_call_runs_where_its_arrays_lie(monkeypatch, kernels, rng):
     attention(X, X, X)
     attention.gradients(X, X, X)
     attention(X, X, X, cache=attention.cache(2, 9))
-    assert rooms == [None, None, None]
+    attention(X, cache=attention.cache_of(X))
+    assert rooms == 4 * [None]
     module, variables = attention.layer.unbind()
     jax.eval_shape(module.apply, variables, X, X, X)
     with jax.default_device(processor):
         jax.eval_shape(module.apply, variables, X, X, X)
-    assert [room is None for room in rooms[3:]] == [False, True]
+    assert [room is None for room in rooms[4:]] == [False, True]

@@ -118,8 +118,10 @@ LIMITS = (
         lambda case: reach(case.call) != (None, None) and not _is_square(case),
     ),
     Limit(
-        "gradients are NaN where tokens do not fill tiles (cuDNN 9.12 to 9.30), but not with lengths",
-        f"{THREADS}NVIDIA/cudnn-frontend/issues/160, {THREADS}NVIDIA/cudnn-frontend/pull/628", "lengths",
+        "gradients are NaN where tokens do not fill tiles (cuDNN 9.12 to 9.30), but not with lengths; those of an odd "
+        "number of tokens are refused, also without a bias (JAX 0.11.2), so that one more is added behind the lengths",
+        f"{THREADS}NVIDIA/cudnn-frontend/issues/160, {THREADS}NVIDIA/cudnn-frontend/pull/628, "
+        "jax/_src/cudnn/fused_attention_stablehlo.py: _dot_product_attention_fwd_rule", "lengths",
         lambda case: case.queries.shape[1] % TILE > 0 or case.keys.shape[1] % TILE > 0,
     ),
     Limit(
@@ -183,15 +185,16 @@ def pool_by_cudnn(pooling, queries, keys, values, num_heads, call):
         lens = jnp.clip(call.valid_lens[:, 0], 1, K).astype(jnp.int32)  # (B,)
         if left is not None:  # the queries behind see nothing
             of_queries = jnp.minimum(lens + min(left, Q), Q)  # (B,)
+    even = (jnp.pad(X, ((0, 0), (0, X.shape[1] % 2), (0, 0))) for X in (queries, keys, values))
     pooled = jax.nn.dot_product_attention(
-        *(X.reshape(B, -1, *X.shape[1:]).swapaxes(1, 2) for X in (queries, keys, values)),  # (B, T, H or G, d)
+        *(X.reshape(B, -1, *X.shape[1:]).swapaxes(1, 2) for X in even),  # (B, T, H or G, d)
         scale=1 / math.sqrt(d) if pooling.scale is None else float(pooling.scale),
         is_causal=right == 0,
         query_seq_lengths=of_queries,
         key_value_seq_lengths=lens,
         local_window_size=None if left is None else (left, 0),
         implementation="cudnn",
-    )  # (B, Q, H, d)
+    )[:, :Q]  # (B, Q, H, d)
     pooled = pooled if sees is None else jnp.where(sees[:, :, None, None], pooled, 0)  # (B, Q, H, d)
     return pooled.swapaxes(1, 2).reshape(BH, Q, d)  # (B*H, Q, d)
 
