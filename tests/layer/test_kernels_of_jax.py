@@ -165,11 +165,17 @@ CALLS = {
         (T, T),
         {"lengths": True, "is_causal": True, "local_window_size": (5, 0)},
     ),
-    "wide window": (
-        {"window": (2**30, 0)},
+    "window that hides one key": (
+        {"window": (T - 2, 0)},
         {"valid_lens": LENGTHS},
         (T, T),
-        {"lengths": True, "is_causal": True, "local_window_size": (2**30, 0)},
+        {"lengths": True, "is_causal": True, "local_window_size": (T - 2, 0)},
+    ),
+    "window that hides none": (
+        {"window": (T - 1, 0)},
+        {"valid_lens": LENGTHS},
+        (T, T),
+        {"lengths": True, "is_causal": True, "local_window_size": None},
     ),
     "groups and scale": (
         {"num_key_value_heads": 2, "scale": 0.3, "qk_norm": "rms", "rotary": mha.Rotary()},
@@ -414,6 +420,7 @@ def test_a_call_runs_where_its_arrays_lie(monkeypatch, kernels, rng):
 
     processor, other, usual = jax.devices("cpu")[0], gpu_by_name.gpu(), kernels._usual_device
     monkeypatch.setattr(kernels, "_usual_device", lambda: usual() if jax.config.jax_default_device else other)
+    monkeypatch.setattr(kernels, "_gpus", lambda: [other])
     X, rooms = jax.numpy.asarray(rng.normal(size=(2, 8, 12)).astype("float32")), []
     beside = kernels.beside_gpu
     monkeypatch.setattr(

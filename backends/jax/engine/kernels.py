@@ -4,6 +4,7 @@ Letters as in the chapters.
 """
 
 import contextlib
+import functools
 import math
 import re
 from collections.abc import Callable
@@ -25,6 +26,7 @@ TILE = 128  # rows that the kernel computes together, at most
 FEW = 64  # queries or keys, for which the kernel is no faster than products
 VERSION = jax.__version_info__
 THREADS = "https://github.com/"
+_PLAIN = contextlib.nullcontext()
 
 
 class Case(NamedTuple):
@@ -149,8 +151,17 @@ def gpu_of(X):
 
 def on_device_of(X):
     """The context in which a program for X is compiled: if need be, one that says where it will run."""
-    device = _device_of(X)
-    return contextlib.nullcontext() if device == _usual_device() else jax.default_device(device)
+    if not _gpus() or (device := _device_of(X)).platform == _usual_device().platform:
+        return _PLAIN
+    return jax.default_device(device)
+
+
+@functools.cache
+def _gpus():
+    try:
+        return jax.local_devices(backend="gpu")
+    except RuntimeError:  # there are none
+        return []
 
 
 def _device_of(X):
@@ -175,16 +186,20 @@ def limits(remedy, *case):
 
 
 def pool_by_cudnn(pooling, queries, keys, values, num_heads, call):
-    """The pooled values (B*H, Q, dv) of `AttentionPooling.pool`, by cuDNN's kernel."""
+    """The pooled values (B*H, Q, dv) of `AttentionPooling.pool`, by cuDNN's kernel.
+
+    It has gradients of its own, and JAX refuses the forward mode and second derivatives of what has.
+    """
     (BH, Q, d), K, (left, right) = queries.shape, keys.shape[1], reach(call)
+    window = None if left is None or left >= Q - 1 else (left, 0)  # else it hides nothing that order does not
     B, lens, of_queries, sees = BH // num_heads, None, None, None
     if limits("lengths", pooling, queries, keys, values, call):
         of_queries, lens = jnp.full(B, Q, jnp.int32), jnp.full(B, K, jnp.int32)  # (B,)
     if call.valid_lens is not None:
         sees, _ = usage(OPERATIONS, queries, keys, call)  # (B, Q or 1)
         lens = jnp.clip(call.valid_lens[:, 0], 1, K).astype(jnp.int32)  # (B,)
-        if left is not None:  # the queries behind see nothing
-            of_queries = jnp.minimum(lens + min(left, Q), Q)  # (B,)
+        if window:  # the queries behind see nothing
+            of_queries = jnp.minimum(lens + left, Q)  # (B,)
     even = (jnp.pad(X, ((0, 0), (0, X.shape[1] % 2), (0, 0))) for X in (queries, keys, values))
     pooled = jax.nn.dot_product_attention(
         *(X.reshape(B, -1, *X.shape[1:]).swapaxes(1, 2) for X in even),  # (B, T, H or G, d)
@@ -192,7 +207,7 @@ def pool_by_cudnn(pooling, queries, keys, values, num_heads, call):
         is_causal=right == 0,
         query_seq_lengths=of_queries,
         key_value_seq_lengths=lens,
-        local_window_size=None if left is None else (left, 0),
+        local_window_size=window,
         implementation="cudnn",
     )[:, :Q]  # (B, Q, H, d)
     pooled = pooled if sees is None else jnp.where(sees[:, :, None, None], pooled, 0)  # (B, Q, H, d)
