@@ -131,8 +131,11 @@ def test_which_calls_the_kernel_computes(name, named, handed, kernels, monkeypat
 def test_on_a_processor_it_computes_none(handed, monkeypatch, kernels, rng):
     monkeypatch.setattr(kernels, "VERSION", (0, 11, 2))
     X = rng.normal(size=(3, T, 32)).astype("float16")
-    mha.MultiHeadAttention(32, 4, backend="jax", dtype="float16")(X, X, X)
+    attention = mha.MultiHeadAttention(32, 4, backend="jax", dtype="float16")
+    attention(X, X, X)
     assert not handed
+    monkeypatch.setattr(kernels, "_device_of", None)
+    attention(X, X, X)  # no call asks for its device where there is no GPU
 
 
 def test_several_devices_have_a_way_of_their_own(kernels):
