@@ -73,8 +73,8 @@ def compare(
     --python, a backend runs in another Python, which must have this version of mha as well.
 
     By default, PyTorch computes on the processor, and each of the others where it does by itself. The report names the
-    device of each backend, and says whether products of float32 may be in TF32 there. With --device, PyTorch and JAX
-    compute at a device that they know by this name: their layers and arrays are made there.
+    device of each backend and the kernels that pooled, and says whether products of float32 may be in TF32 there. With
+    --device, PyTorch and JAX compute at a device that they know by this name: their layers and arrays are made there.
 
     With --distributed, a layer is split over processes or devices of this machine, by batch, heads and sequence, in
     each way that the framework offers. Output and gradients are compared in the same manner. If a rank dies, the other
@@ -122,6 +122,8 @@ def compare(
     console.print(_summary(results))
     if devices_used := [f"{one.backend} {one.about['device']}" for one in outcomes if "device" in one.about]:
         console.print(f"computed at: {'; '.join(devices_used)}")
+    if kernels := [f"{one.backend} {one.about['kernels']}" for one in outcomes if "kernels" in one.about]:
+        console.print(f"pooled by: {'; '.join(kernels)}")
     for outcome in outcomes:
         for cause in pages.causes(outcome.results):
             console.print(f"{outcome.backend}: {cause}")

@@ -43,6 +43,9 @@ def about(**others):
 BEGINS = """echo '{"begins": "float64, mask"}'"""
 
 
+KERNELS = "products", "FLASH_ATTENTION", "MATH", "mx.fast"  # on a processor
+
+
 @pytest.mark.long(*adapters.COMPILED)
 def test_parity_passes_and_writes_files(tmp_path, backend):
     files = {name: tmp_path / f"parity.{name}" for name in ("json", "junit", "html")}
@@ -53,14 +56,17 @@ def test_parity_passes_and_writes_files(tmp_path, backend):
     assert f"on {backend}, all within their bounds" in result.stdout
     report = json.loads(files["json"].read_text(encoding="utf-8"))
     assert report["mha"] == mha.__version__
-    assert set(report["backends"][backend]) == {*dispatch.FRAMEWORKS[backend].needs, "device", "mha", "python"}
+    about = report["backends"][backend]
+    assert set(about) == {*dispatch.FRAMEWORKS[backend].needs, "device", "kernels", "mha", "python"}
     assert report["passed"] is True
     assert {one["dtype"] for one in report["results"]} == {"float32", "float64"}
     assert {one["case"] for one in report["results"]} == {"mask"}
     assert {one["check"] for one in report["results"]} == CHECKS
     assert all(one["passed"] and one["error"] <= one["bound"] for one in report["results"])
-    *table, device, _ = result.stdout.splitlines()[2:]
-    assert device == f"computed at: {backend} {report['backends'][backend]['device']}"
+    *table, device, kernels, _ = result.stdout.splitlines()[2:]
+    assert device == f"computed at: {backend} {about['device']}"
+    assert kernels == f"pooled by: {backend} {about['kernels']}"
+    assert kernels.split()[3].rstrip(",") in KERNELS
     assert len(table) == len(CHECKS)
     assert all(line.startswith(backend) and " pass" in line for line in table)
     suite = ElementTree.parse(files["junit"]).getroot()[0]
@@ -283,6 +289,6 @@ def test_installed_parity_in_a_pipe_is_plain_text():
     text = result.stdout.decode()
     assert "\x1b" not in text
     # No cell is folded or cut: every line of the table starts with the backend.
-    assert all(line.startswith("numpy") for line in text.splitlines()[2:-2])
+    assert all(line.startswith("numpy") for line in text.splitlines()[2:-3])
     assert len(text.splitlines()[2:-2]) == len(CHECKS)
     assert "…" not in text

@@ -9,6 +9,7 @@ from named_gpu import Kernels, NoWaiting
 import mha
 from mha import parity
 from mha.backends.torch.engine import kernels
+from mha.core.call import note_kernels
 from mha.core.engine import blocks
 
 pytestmark = pytest.mark.backends("torch")
@@ -196,6 +197,25 @@ def test_scores_are_computed_at_once_or_as_memory_has_room(gpu):
     in_pieces = layer(softcap=3.0)(X, X, X)
     assert pieces[1:] == [350, 350]
     torch.testing.assert_close(in_pieces, at_once)
+
+
+def test_what_pools_is_named(gpu):
+    """By PyTorch's choice, which is a processor's here, and for a call of `flex_attention` or of products by that."""
+    X, half, names = inputs(), inputs("bfloat16"), []
+    for attention, Y, call in (
+        (layer(), X, {}),
+        (layer("bfloat16"), half, LENGTHS),
+        (layer(softcap=2.0), X, {}),
+        (layer(num_key_value_heads=2), X, PAIRS["mask"]),
+    ):
+        with note_kernels() as found:
+            attention(Y, Y, Y, **own_arrays(call, str(Y.dtype)[6:]))
+        names.append(sorted(found))
+    assert names == [["FLASH_ATTENTION"], ["flex_attention"], ["products"], ["FLASH_ATTENTION"]]
+    with note_kernels() as outer:
+        with note_kernels():
+            layer()(X, X, X)
+        assert not outer
 
 
 def test_the_faults_name_kernels_versions_and_threads():

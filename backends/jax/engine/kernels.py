@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 import jax
 from jax import numpy as jnp
 
-from mha.core.call import Call
+from mha.core.call import Call, note_kernel
 from mha.core.engine import blocks
 from mha.core.engine.scores import needs_scores
 from mha.core.engine.visible_range import reach, usage
@@ -190,6 +190,7 @@ def pool_by_cudnn(pooling, queries, keys, values, num_heads, call):
 
     It has gradients of its own, and JAX refuses the forward mode and second derivatives of what has.
     """
+    note_kernel("cuDNN")
     (BH, Q, d), K, (left, right) = queries.shape, keys.shape[1], reach(call)
     window = None if left is None or left >= Q - 1 else (left, 0)  # else it hides nothing that order does not
     B, lens, of_queries, sees = BH // num_heads, None, None, None

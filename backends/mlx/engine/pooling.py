@@ -9,6 +9,7 @@ import math
 import mlx.core as mx
 from mlx.utils import tree_flatten, tree_unflatten
 
+from mha.core.call import note_kernel
 from mha.core.engine import blocks
 from mha.core.engine.scores import InBlocks, needs_scores
 
@@ -72,6 +73,7 @@ class DotProductAttention(AttentionPooling, lesson.DotProductAttention):
             bias = mx.broadcast_to(four_axes(call.score_bias), visible.shape)  # (B or 1, H or 1, Q, K)
             mask = where(visible, bias, mx.where(sees, -math.inf, 0))
         q, k, v = widen(q), widen(k), widen(v)
+        note_kernel("mx.fast")
         pooled = mx.fast.scaled_dot_product_attention(q, k, v, scale=scale, mask=mask, sinks=sinks)  # (B, H, Q, dv)
         return pooled if visible is None else where(sees, pooled, 0)
 

@@ -12,7 +12,7 @@ import warnings
 
 import torch
 
-from mha.core.call import PACKED, PLACES
+from mha.core.call import PACKED, PLACES, note_kernel
 from mha.core.engine.scores import needs_scores
 from mha.core.engine.visible_range import reach, uses_all
 from mha.core.options.checks import FURTHEST
@@ -90,6 +90,7 @@ def _pool(functions, heads, arrays, order, scale, softcap, needs_sums, sinks):
     sums are logarithms of the sum of a query's exp(score). A sink takes its share of the weights: they are what they
     are without it, times exp(sum) / (exp(sum) + exp(sink)). A query that sees no key has -inf there, and gets 0.
     """
+    note_kernel("flex_attention")
     (queries, keys, _), (pool, make_mask), mask = heads, functions, None
     if arrays:
         mask = block_mask(make_mask, arrays, order, queries, keys.shape[2])

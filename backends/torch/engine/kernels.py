@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from mha.core.call import note_kernel
 from mha.core.engine import blocks
 
 
@@ -71,14 +72,13 @@ def pool_by_kernel(queries, keys, values, visible=None, *, is_causal=False, scal
     visible: booleans, or scores that are added, as of `scaled_dot_product_attention`; a query may see no key. On a GPU,
     keys may have fewer heads, which those of queries share.
     """
-    pool = nn.functional.scaled_dot_product_attention
     if not queries.is_cuda:
-        return pool(queries, keys, values, visible, is_causal=is_causal, scale=scale)
+        return _pool(queries, keys, values, visible, is_causal=is_causal, scale=scale)
     times = queries.shape[1] // keys.shape[1]
     if visible is None:
         options = {"is_causal": is_causal, "scale": scale} | ({} if times == 1 else {"enable_gqa": True})
         if LEAST <= queries.shape[2] == keys.shape[2]:
-            return pool(queries, keys, values, **options)
+            return _pool(queries, keys, values, **options)
         return _without_cudnn(queries, keys, values, **options)
     if times > 1:
         keys, values = (X.repeat_interleave(times, 1) for X in (keys, values))  # (B, H, K, any)
@@ -88,15 +88,25 @@ def pool_by_kernel(queries, keys, values, visible=None, *, is_causal=False, scal
     return torch.where(sees, _without_cudnn(queries, keys, values, visible, scale=scale), 0)
 
 
+def _pool(*heads, **options):
+    note_kernel(_name_of_kernel, *heads, **options)
+    return nn.functional.scaled_dot_product_attention(*heads, **options)
+
+
 def _without_cudnn(*heads, **options):
     """The kernel's result, by another one than cuDNN's; to enter `sdpa_kernel` costs a small call much of its time."""
-    pool, switches = nn.functional.scaled_dot_product_attention, torch.backends.cuda
     if torch.compiler.is_compiling():
         with sdpa_kernel(RIGHT_KERNELS):
-            return pool(*heads, **options)
+            return _pool(*heads, **options)
+    switches = torch.backends.cuda
     before = switches.cudnn_sdp_enabled()
     switches.enable_cudnn_sdp(False)
     try:
-        return pool(*heads, **options)
+        return _pool(*heads, **options)
     finally:
         switches.enable_cudnn_sdp(before)
+
+
+def _name_of_kernel(*heads, **options):
+    """The name of the kernel that PyTorch will choose for a call."""
+    return SDPBackend(torch._fused_sdp_choice(*heads, **options)).name

@@ -21,7 +21,7 @@ from mha.core.call.declaration import (
 )
 from mha.core.call.memo import Plans, call_kind
 from mha.core.call.signatures import bind_call, call_of, spell_out, takes_call
-from mha.core.call.tracing import record_step, record_steps, trace_call
+from mha.core.call.tracing import note_kernel, note_kernels, record_step, record_steps, trace_call
 
 __all__ = [
     "ALL",
@@ -46,6 +46,8 @@ __all__ = [
     "check_cotangent",
     "check_widths",
     "inputs",
+    "note_kernel",
+    "note_kernels",
     "numpy_if_known",
     "record_step",
     "record_steps",

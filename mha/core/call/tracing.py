@@ -1,4 +1,4 @@
-"""Record the steps of a call: the lessons name each step, which costs nothing where nobody records."""
+"""Record the steps of a call, and the kernels that pool: to name them costs nothing where nobody records."""
 
 import contextlib
 import threading
@@ -9,7 +9,9 @@ from mha.core.options.config import STEPS_OF_PAIRS
 
 
 class _Recorder(threading.local):
-    steps: dict[str, Any] | None = None  # of the class, so that a thread that keeps nothing has it too
+    # Of the class, so that a thread that keeps nothing has them too.
+    steps: dict[str, Any] | None = None
+    kernels: set[str] | None = None
 
 
 _kept = _Recorder()
@@ -33,6 +35,25 @@ def record_steps() -> Iterator[dict[str, Any]]:
         yield _kept.steps
     finally:
         _kept.steps = before
+
+
+def note_kernel(name: str | Callable[..., str], *heads: Any, **options: Any) -> None:
+    """Inside `note_kernels`, note what pools the heads of a call: a name, or a function of the heads that gives it."""
+    if _kept.kernels is not None:
+        _kept.kernels.add(name if isinstance(name, str) else name(*heads, **options))
+
+
+@contextlib.contextmanager
+def note_kernels() -> Iterator[set[str]]:
+    """Yield a set that gets the names of what pools heads in the code inside; of this thread alone.
+
+    A compiled function pools where it is compiled.
+    """
+    before, _kept.kernels = _kept.kernels, set()
+    try:
+        yield _kept.kernels
+    finally:
+        _kept.kernels = before
 
 
 def trace_call(

@@ -3,7 +3,7 @@
 from collections.abc import Collection
 from typing import Any
 
-from mha.core.call import Call
+from mha.core.call import Call, note_kernel
 from mha.core.engine.operations import Operations
 from mha.core.engine.visible_range import pairs_by_group
 from mha.core.options.config import OF_SCORES
@@ -35,6 +35,7 @@ class InBlocks:
 
     def pool_block(self: Any, queries: Any, keys: Any, values: Any, num_heads: int, call: Call) -> Any:
         """The pooled values of the queries of one block; arguments as of `pool`."""
+        note_kernel("products")
         visible, score_bias, sinks = pairs_by_group(self.operations, queries, keys, num_heads, call)
         (BH, Q, d), BG = queries.shape, keys.shape[0]
         folded = queries.reshape(BG, BH // BG * Q, d)  # (B*G, H/G*Q, d)

@@ -2,7 +2,8 @@
 
 With "ranks" among its arguments, the process is one rank of a group on several devices.
 
-Prints lines of JSON: first versions and the number of checks, then each check as it begins and its results as it ends.
+Prints lines of JSON: first versions and the number of checks, then each check as it begins and its results as it ends,
+and at last the kernels that pooled.
 """
 
 import dataclasses
@@ -15,6 +16,7 @@ from typing import Any
 import mha
 from mha import parity
 from mha.core import dispatch
+from mha.core.call import note_kernels
 from mha.core.devices import DeviceError
 from mha.core.options.names import BackendName
 from mha.parity.cases import devices
@@ -52,13 +54,15 @@ def main(arguments: str) -> None:
     except Exception as error:
         say(broken=parity.one_line(error))
         return
-    for check in checks:
-        say(begins=check.name)
-        try:
-            say(results=[dataclasses.asdict(result) for result in check.run()])
-        except Exception as error:  # the other ranks wait for this one
-            traceback.print_exc()
-            raise SystemExit(parity.one_line(error)) from None
+    with note_kernels() as kernels:
+        for check in checks:
+            say(begins=check.name)
+            try:
+                say(results=[dataclasses.asdict(result) for result in check.run()])
+            except Exception as error:  # the other ranks wait for this one
+                traceback.print_exc()
+                raise SystemExit(parity.one_line(error)) from None
+    say(kernels=sorted(kernels))
 
 
 if __name__ == "__main__":

@@ -160,6 +160,8 @@ def _listen(
                 outcome.fail("loads", f"{theirs} is not this version, {mha.__version__}; install this one there")
                 return
         doing = report.get("begins", doing)
+        if report.get("kernels"):
+            outcome.about["kernels"] = ", ".join(report["kernels"])
         if "results" in report:
             outcome.results += [Result(**one) for one in report["results"]]
             done += 1
