@@ -1,5 +1,7 @@
 """Which of PyTorch's kernels a call takes on a GPU, by one that is only named; and that rows without keys are 0."""
 
+from pathlib import Path
+
 import named_gpu
 import numpy as np
 import pytest
@@ -218,12 +220,17 @@ def test_what_pools_is_named(gpu):
         assert not outer
 
 
-def test_the_faults_name_kernels_versions_and_threads():
+def test_the_faults_name_kernels_versions_and_threads_as_the_page_does():
+    page = (Path(__file__).parents[2] / "docs" / "gpu.md").read_text(encoding="utf-8")
     names = {*torch.nn.attention.SDPBackend.__members__}
     for fault in kernels.FAULTS.values():
         assert fault.kernel in names
         assert fault.seen[0].isdigit()
         assert fault.thread is None or fault.thread.startswith(kernels.THREADS)
+        assert (
+            f"| {fault.fault} | {fault.seen} | {f'[#{fault.thread[-6:]}]({fault.thread})' if fault.thread else ''}"
+            in page
+        )
 
 
 def test_a_file_leaves_it_out_too(tmp_path, gpu):

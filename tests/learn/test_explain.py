@@ -24,7 +24,7 @@ HOLDS = {
     "norm_k": "self.k_norm(k)", "rotate_q": "rotate(q, ", "rotate_k": "rotate(k, ", "repeat_k": "repeat_groups(k",
     "repeat_v": "repeat_groups(v", "scores": "* scale", "capped": "cap(scores", "biased": "scores + ",
     "visible": "visible_keys(queries, keys", "visible_heads": "reshape(", "weights": "visible_softmax(scores",
-    "pooled": "widen(values)", "head_gated": "pooled * gates", "gated": "sigmoid(gates)", "output": "self.W_o(merged)",
+    "pooled": "widen(values)", "head_gated": "widen(pooled) * widen(gates)", "gated": "sigmoid(gates)", "output": "self.W_o(merged)",
     **{f"reshape_{one}": "X = " for one in (*"qkv", "pooled")},
     **{f"permute_{one}": "0, 2, 1, 3" for one in (*"qkv", "pooled")},
     **dict.fromkeys(("split_q", "split_k", "split_v", "merged"), "return "),

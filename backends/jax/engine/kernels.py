@@ -60,7 +60,7 @@ LIMITS = (
     ),
     Limit(
         "NVIDIA's GPUs of compute capability 8.0 or more",
-        "https://docs.nvidia.com/cudnn/operations/Attention.md", "products",
+        "cuDNN's documentation, page Attention", "products",
         lambda case: capability_of(case.call.plan.engine) < (8, 0),
     ),
     Limit(
