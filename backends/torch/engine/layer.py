@@ -42,7 +42,7 @@ class Decisions(NamedTuple):
 
     views: whether the kernel takes views of the heads.
     flexible: whether the kernel is `flex_attention`.
-    ordered: whether the kernel hides by its own causal order.
+    ordered: whether the kernel hides by its own causal order; bare: whether that is all that hides.
     whole: whether every query sees a key, and every key is seen.
     alone: whether lengths of samples alone hide.
     parts: slices of the samples to compute together; None = as each call says.
@@ -52,6 +52,7 @@ class Decisions(NamedTuple):
     views: bool = False
     flexible: bool = False
     ordered: bool = False
+    bare: bool = False
     whole: bool = False
     alone: bool = False
     parts: list[slice] | None = None
@@ -74,7 +75,7 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
             return None
         state = id(self.config), self.training, type(pooling), *map(vars(pooling).get, OF_POOLING), blocks.SCORES
         state += bias is not None and getattr(bias, "requires_grad", None), torch._C._are_functorch_transforms_active()
-        for X in (queries, keys, values):
+        for X in (queries,) if keys is queries is values else (queries, keys, values):
             if type(X) not in TYPES or X.is_nested or X.layout != torch.strided:
                 return None
         return call_kind(TYPES, (*state, self.W_q.weight.device), queries, keys, values, call)
@@ -102,11 +103,13 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
             return call.with_plan(engine=Decisions(views, flexibly, parts=parts))
         if torch.compiler.is_compiling():  # what is compared here would be compiled for these sizes alone
             return call.with_plan(engine=Decisions(views, flexibly, only_causal(call), parts=parts))
+        ordered = only_causal(call)
+        bare = views and not flexibly and (ordered or not call.hides())
         whole = needs_all(call, Q, K)
         alone = call.valid_lens is not None and call.valid_lens.ndim == 1 and not call.pairs() and not call.by_tokens()
         alone = alone and reach(call) == (None, None) and not flexibly
         parts = parts or blocks.samples(call, (queries.shape[0], self.config.num_heads, Q, K))
-        return call.with_plan(engine=Decisions(views, flexibly, only_causal(call), whole, alone, parts))
+        return call.with_plan(engine=Decisions(views, flexibly, ordered, bare, whole, alone, parts))
 
     def attend(self, queries, keys, values, call):
         """Take the steps for some samples after others, as many as fit a cache at once."""
@@ -208,6 +211,9 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
         """The pooled heads alone, in the layout of the projected ones."""
         if call.plan.lesson:
             return super().pool(q, k, v, call)
+        if call.plan.engine.bare:  # as most are: small calls take as long as what is decided for them
+            pooled = pool_by_kernel(q, k, v, is_causal=call.plan.engine.ordered, scale=self.attention.scale)
+            return pooled, None  # (B, H, Q, dv)
         if call.plan.engine.flexible and (pooled := self.pool_flexibly(q, k, v, call)) is not None:
             return pooled, None  # (B, H, Q, dv) or (B*H, Q, dv)
         if call.plan.engine.flexible:

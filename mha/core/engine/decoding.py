@@ -116,7 +116,7 @@ def write_heads(of: Operations, k: Any, v: Any, call: Call) -> Cache:
     else:
         for there, own in step.runs():
             for slots, X in zip(heads, new, strict=True):
-                slots[:, :, there] = X[:, :, own]
+                slots[:, :, there] = X if Q == 1 else X[:, :, own]
             positions[:, there] = step.first if Q == 1 else of.arange(Q, k)[own] + step.first
         lengths[:] = slot_state.tokens
         if slot_state.tokens > S:
