@@ -223,7 +223,7 @@ def test_the_slot_of_one_token_is_that_of_any_number(rng, window, masked):
     """Seven samples whose tokens skip positions, go back, or are padding, in a ring of four slots."""
     import torch
 
-    from mha.backends.torch.engine.layer import slot_of_one
+    from mha.backends.torch.engine.decoding import slot_of_one
     from mha.backends.torch.slots import slots_after
 
     B, S = 7, 4

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from mha.core.call import note_kernel
+from mha.core.call import recorder
 from mha.core.engine import blocks
 
 
@@ -56,6 +56,7 @@ FAULTS = {
     ),
 }  # fmt: skip
 LEAST = 128  # queries for which cuDNN may plan
+KNOWS_GROUPS = "enable_gqa" in nn.functional.scaled_dot_product_attention.__doc__  # from PyTorch 2.5 on
 RIGHT_KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]  # beside a mask, on a GPU
 
 
@@ -73,15 +74,16 @@ def pool_by_kernel(queries, keys, values, visible=None, *, is_causal=False, scal
     keys may have fewer heads, which those of queries share.
     """
     if not queries.is_cuda:
-        return _pool(queries, keys, values, visible, is_causal=is_causal, scale=scale)
+        pool = nn.functional.scaled_dot_product_attention if recorder.kernels is None else _pool
+        return pool(queries, keys, values, visible, is_causal=is_causal, scale=scale)
     times = queries.shape[1] // keys.shape[1]
+    if times > 1 and not (visible is None and KNOWS_GROUPS):
+        keys, values, times = *(X.repeat_interleave(times, 1) for X in (keys, values)), 1  # (B, H, K, any)
     if visible is None:
         options = {"is_causal": is_causal, "scale": scale} | ({} if times == 1 else {"enable_gqa": True})
         if LEAST <= queries.shape[2] == keys.shape[2]:
             return _pool(queries, keys, values, **options)
         return _without_cudnn(queries, keys, values, **options)
-    if times > 1:
-        keys, values = (X.repeat_interleave(times, 1) for X in (keys, values))  # (B, H, K, any)
     floats = visible.dtype != torch.bool
     sees = (visible > -math.inf if floats else visible).any(-1, keepdim=True)  # (B or 1, H or 1, Q or 1, 1)
     visible = torch.where(sees, visible, 0) if floats else visible | ~sees
@@ -89,7 +91,8 @@ def pool_by_kernel(queries, keys, values, visible=None, *, is_causal=False, scal
 
 
 def _pool(*heads, **options):
-    note_kernel(_name_of_kernel, *heads, **options)
+    if recorder.kernels is not None:
+        recorder.kernels.add(SDPBackend(torch._fused_sdp_choice(*heads, **options)).name)  # which PyTorch will choose
     return nn.functional.scaled_dot_product_attention(*heads, **options)
 
 
@@ -105,8 +108,3 @@ def _without_cudnn(*heads, **options):
         return _pool(*heads, **options)
     finally:
         switches.enable_cudnn_sdp(before)
-
-
-def _name_of_kernel(*heads, **options):
-    """The name of the kernel that PyTorch will choose for a call."""
-    return SDPBackend(torch._fused_sdp_choice(*heads, **options)).name

@@ -21,7 +21,7 @@ from mha.core.call.declaration import (
 )
 from mha.core.call.memo import Plans, call_kind
 from mha.core.call.signatures import bind_call, call_of, spell_out, takes_call
-from mha.core.call.tracing import note_kernel, note_kernels, record_step, record_steps, trace_call
+from mha.core.call.tracing import note_kernel, note_kernels, record_step, record_steps, recorder, trace_call
 
 __all__ = [
     "ALL",
@@ -51,6 +51,7 @@ __all__ = [
     "numpy_if_known",
     "record_step",
     "record_steps",
+    "recorder",
     "spell_out",
     "takes_call",
     "to_backend",

@@ -14,13 +14,13 @@ class _Recorder(threading.local):
     kernels: set[str] | None = None
 
 
-_kept = _Recorder()
+recorder = _Recorder()
 
 
 def record_step(name: str, X: Any) -> Any:
     """Return X; inside `record_steps`, record it under this name, too."""
-    if _kept.steps is not None:
-        _kept.steps[name] = X
+    if recorder.steps is not None:
+        recorder.steps[name] = X
     return X
 
 
@@ -30,17 +30,17 @@ def record_steps() -> Iterator[dict[str, Any]]:
 
     A compiled function opens it inside itself, and returns the dict.
     """
-    before, _kept.steps = _kept.steps, {}
+    before, recorder.steps = recorder.steps, {}
     try:
-        yield _kept.steps
+        yield recorder.steps
     finally:
-        _kept.steps = before
+        recorder.steps = before
 
 
-def note_kernel(name: str | Callable[..., str], *heads: Any, **options: Any) -> None:
-    """Inside `note_kernels`, note what pools the heads of a call: a name, or a function of the heads that gives it."""
-    if _kept.kernels is not None:
-        _kept.kernels.add(name if isinstance(name, str) else name(*heads, **options))
+def note_kernel(name: str) -> None:
+    """Inside `note_kernels`, note what pools the heads of a call."""
+    if recorder.kernels is not None:
+        recorder.kernels.add(name)
 
 
 @contextlib.contextmanager
@@ -49,11 +49,11 @@ def note_kernels() -> Iterator[set[str]]:
 
     A compiled function pools where it is compiled.
     """
-    before, _kept.kernels = _kept.kernels, set()
+    before, recorder.kernels = recorder.kernels, set()
     try:
-        yield _kept.kernels
+        yield recorder.kernels
     finally:
-        _kept.kernels = before
+        recorder.kernels = before
 
 
 def trace_call(
