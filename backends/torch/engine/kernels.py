@@ -56,7 +56,7 @@ FAULTS = {
     ),
 }  # fmt: skip
 LEAST = 128  # queries for which cuDNN may plan
-KNOWS_GROUPS = "enable_gqa" in nn.functional.scaled_dot_product_attention.__doc__  # from PyTorch 2.5 on
+KNOWS_GROUPS = "enable_gqa" in (nn.functional.scaled_dot_product_attention.__doc__ or "")  # from PyTorch 2.5 on
 RIGHT_KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]  # beside a mask, on a GPU
 
 
@@ -78,7 +78,8 @@ def pool_by_kernel(queries, keys, values, visible=None, *, is_causal=False, scal
         return pool(queries, keys, values, visible, is_causal=is_causal, scale=scale)
     times = queries.shape[1] // keys.shape[1]
     if times > 1 and not (visible is None and KNOWS_GROUPS):
-        keys, values, times = *(X.repeat_interleave(times, 1) for X in (keys, values)), 1  # (B, H, K, any)
+        keys, values = (X.repeat_interleave(times, 1) for X in (keys, values))  # (B, H, K, any)
+        times = 1
     if visible is None:
         options = {"is_causal": is_causal, "scale": scale} | ({} if times == 1 else {"enable_gqa": True})
         if LEAST <= queries.shape[2] == keys.shape[2]:
