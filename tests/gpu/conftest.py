@@ -1,6 +1,10 @@
 """Tests on a GPU: of PyTorch and JAX, those that are installed and see one."""
 
+import os
+
 import pytest
+
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # JAX would take three quarters of the memory
 
 
 def pytest_configure(config):

@@ -88,6 +88,7 @@ def options(size):
         "gates of heads": ({}, {"head_gates": (BATCH, 6)}),
         "window": ({"window": (7, 3)}, {"valid_lens": lengths(size)}),
         "window, order": ({"window": (7, 0)}, {"causal": True}),
+        "lengths, window, order": ({"window": (7, 0)}, {"causal": True, "valid_lens": lengths(size)}),
         "chunk": ({"chunk": 8}, {"causal": True}),
         "cap": ({"softcap": 1.5}, {"causal": True}),
         "sinks": ({"sinks": True}, {"valid_lens": lengths(size)}),

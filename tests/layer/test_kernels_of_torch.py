@@ -1,5 +1,6 @@
 """Which of PyTorch's kernels a call takes on a GPU, by one that is only named; and that rows without keys are 0."""
 
+import math
 from pathlib import Path
 
 import named_gpu
@@ -21,7 +22,7 @@ FLEXIBLE = "flexible", None
 LENGTHS, SEGMENTS = {"valid_lens": [7, 3, 0]}, {"segments": np.repeat([[0, 1, -1]], 3, 0).repeat([2, 4, 1], 1)}
 PAIRS = {
     "mask": {"mask": np.tri(7, k=-1, dtype=bool)},
-    "bias": {"score_bias": np.zeros((7, 7))},
+    "bias": {"score_bias": np.where(np.tri(7, k=-1), 0.0, -np.inf)},
 }
 CALLS = PAIRS | {
     "lengths": LENGTHS,
@@ -128,22 +129,38 @@ def test_a_token_in_a_cache_takes_no_plan_and_waits_for_nothing(gpu):
     assert set(seen.calls) == {SHOWN}
 
 
-@pytest.mark.parametrize("call", [*CALLS, "order at an offset beside lengths"])
-@pytest.mark.parametrize(
-    "options", [{}, {"num_key_value_heads": 2}, {"window": (1, 0)}], ids=["plain", "groups", "window"]
-)
-def test_rows_without_keys_are_zero_whatever_the_kernel_does(call, options, gpu):
-    """A kernel that takes the mean of all values for such a row, and sends gradients, as cuDNN's does."""
-    kernel = torch.nn.functional.scaled_dot_product_attention
-    given = CALLS.get(call, LENGTHS | {"causal": True, "offset": -2})
+def mean_of_all(kernel):
+    """A kernel that takes the mean of all values for a row without keys, and sends gradients, as cuDNN's does."""
 
     def wrong(q, k, v, mask=None, **rest):
         if mask is not None and mask.dtype == torch.bool:
             mask = torch.where(mask, 0.0, -1e30)
-        elif mask is not None:
-            mask = mask.clamp(min=-1e30)
-        return kernel(q, k, v, mask, **rest)
+        return kernel(q, k, v, mask if mask is None else mask.clamp(min=-1e30), **rest)
 
+    return wrong
+
+
+def not_a_number(kernel):
+    """A kernel that gives NaN for a row without keys, and as its gradients."""
+
+    def wrong(q, k, v, mask=None, *, scale=None, **rest):
+        if mask is None:
+            return kernel(q, k, v, scale=scale, **rest)
+        scores = q @ k.mT * (q.shape[-1] ** -0.5 if scale is None else scale)
+        scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
+        return scores.softmax(-1) @ v
+
+    return wrong
+
+
+@pytest.mark.parametrize("kernel", [mean_of_all, not_a_number])
+@pytest.mark.parametrize("call", [*CALLS, "order at an offset beside lengths"])
+@pytest.mark.parametrize(
+    "options", [{}, {"num_key_value_heads": 2}, {"window": (1, 0)}], ids=["plain", "groups", "window"]
+)
+def test_rows_without_keys_are_zero_whatever_the_kernel_does(call, options, kernel, gpu):
+    given = CALLS.get(call, LENGTHS | {"causal": True, "offset": -2})
+    wrong = kernel(torch.nn.functional.scaled_dot_product_attention)
     gpu.setattr(torch.nn.functional, "scaled_dot_product_attention", wrong)
     one, X = layer(**options, bias=True), inputs()
     own = own_arrays(given, "float32")
