@@ -148,6 +148,19 @@ def test_where_it_cannot_be_compiled_others_compute_the_same_with_a_warning_once
     assert tried == [True, False]
 
 
+@pytest.mark.parametrize("options", [{}, {"sinks": True}], ids=["plain", "sinks"])
+def test_rows_without_keys_are_zero_whatever_the_kernel_does(options, gpu):
+    def wrong(*heads, **given):
+        pooled, more = flex_attention(*heads, **given)
+        return torch.where(more.lse[..., None] == -math.inf, 7.0, pooled), more
+
+    gpu.setattr(flexible, "compiled", lambda known, any_size: (wrong, create_block_mask))
+    layer, X, call = call_of_a_layer(**options)
+    found = layer(X, X, X, **call)
+    assert parity.ratio(layer, found, X, X, X, empty_rows=True, **call) <= 1
+    assert not found[1].any()
+
+
 def test_where_any_size_cannot_be_compiled_each_is_by_itself(gpu):
     def fails(known, any_size):
         tried.append(any_size)
