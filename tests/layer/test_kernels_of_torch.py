@@ -11,8 +11,8 @@ from named_gpu import Kernels, NoWaiting
 
 import mha
 from mha import parity
-from mha.backends.torch.engine import kernels
-from mha.core.call import note_kernels
+from mha.backends.torch.engine import flexible, kernels
+from mha.core.call import Call, note_kernels
 from mha.core.engine import blocks
 
 pytestmark = pytest.mark.backends("torch")
@@ -235,6 +235,17 @@ def test_what_pools_is_named(gpu):
         with note_kernels():
             layer()(X, X, X)
         assert not outer
+
+
+def test_a_program_that_is_compiled_takes_a_mask_and_asks_no_device(gpu):
+    """PyTorch's compiler sees where tensors really are: of a device that is named, it can be asked this alone."""
+    one, X = layer("bfloat16", window=(2, 1)), inputs("bfloat16")
+    asked = one.layer.attention, one.config, Call().of_layer(one.config), X, X
+    assert flexible.takes(*asked)
+    assert kernels.room(X) == named_gpu.MEMORY // blocks.BYTES
+    gpu.setattr(torch.compiler, "is_compiling", lambda: True)
+    assert not flexible.takes(*asked)
+    assert kernels.room(X) == kernels.MEMORY // blocks.BYTES
 
 
 def test_the_faults_name_kernels_versions_and_threads_as_the_page_does():

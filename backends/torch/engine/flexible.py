@@ -27,6 +27,7 @@ except ImportError:  # before PyTorch 2.9
 LEAST = 2**20  # pairs of a sample: for fewer, to compile the kernel is not worth its seconds
 WIDTHS = range(16, 257)  # of heads
 DTYPES = torch.float16, torch.bfloat16  # in float32, matrix products here are slow, or TF32
+HAS_TRITON = importlib.util.find_spec("triton") is not None  # which compiles it
 MOST = 256  # kinds of calls that are remembered
 _numbers = itertools.count()
 _by_size: set = set()  # kinds that are compiled for one size each, since for any size they cannot be
@@ -35,16 +36,19 @@ _failed: list = []
 
 def is_there():
     """Whether this PyTorch has what is needed to compile the kernel for a GPU, and has not failed to."""
-    return not _failed and flex_attention is not None and importlib.util.find_spec("triton") is not None
+    return not _failed and flex_attention is not None and HAS_TRITON
 
 
 def takes(pooling, config, call, queries, keys):
     """Whether the kernel pools a call on a GPU, and faster than others; pooling: of dot products; queries (B, Q, any).
 
-    It is compiled for a while, takes no dropout, and its gradients of a bias are slow.
+    It is compiled for a while, takes no dropout, and its gradients of a bias are slow. A program that is being compiled
+    has sizes that are not known.
     """
+    if not queries.is_cuda or torch.compiler.is_compiling():
+        return False
     training = pooling.training if call.training is None else call.training
-    if not queries.is_cuda or queries.dtype not in DTYPES or queries.shape[1] * keys.shape[1] < LEAST:
+    if queries.dtype not in DTYPES or queries.shape[1] * keys.shape[1] < LEAST:
         return False
     if call.score_bias is not None and call.score_bias.requires_grad:
         return False

@@ -55,6 +55,7 @@ FAULTS = {
         "2.6", f"{THREADS}issues/147585", "flex_attention takes long calls where it can",
     ),
 }  # fmt: skip
+MEMORY = 2**34  # bytes of a GPU that is not asked
 LEAST = 128  # queries for which cuDNN may plan
 KNOWS_GROUPS = "enable_gqa" in (nn.functional.scaled_dot_product_attention.__doc__ or "")  # from PyTorch 2.5 on
 RIGHT_KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]  # beside a mask, on a GPU
@@ -64,7 +65,8 @@ def room(X):
     """How many scores are computed at once where X lies; None = as many as a processor's cache has room for."""
     if not X.is_cuda:
         return None
-    return blocks.room_in(torch.cuda.get_device_properties(X.device).total_memory)
+    compiles = torch.compiler.is_compiling()  # where a device is not asked
+    return blocks.room_in(MEMORY if compiles else torch.cuda.get_device_properties(X.device).total_memory)
 
 
 def pool_by_kernel(queries, keys, values, visible=None, *, is_causal=False, scale=None):
