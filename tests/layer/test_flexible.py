@@ -65,6 +65,25 @@ def test_a_pair_is_visible_as_in_the_chapter(given):
     assert seen
 
 
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"valid_lens": torch.tensor([300, 100, 0])},
+        {"mask": torch.arange(300)[None, None] < torch.tensor([[[300]], [[100]], [[0]]])},
+        {"mask": (torch.arange(300) < torch.tensor([[300], [100]]))[None, :, None]},
+        {"segments": torch.arange(300) // 130},
+    ],
+    ids=["lengths", "mask of samples", "mask of heads", "segments"],
+)
+def test_a_block_is_left_out_where_nothing_is_visible_in_its_own_sample_and_head(given):
+    queries, call = torch.zeros(3, 2, 300, 16), Call(**given)
+    arrays = flexible.arrays_that_hide(call, "cpu")
+    found = flexible.block_mask(create_block_mask, arrays, (False, None, None), queries, 300).to_dense()
+    visible = visible_keys(queries[:, 0], queries[:, 0], call).expand(3, 2, 300, 300)
+    blocks = torch.nn.functional.pad(visible, (0, 84, 0, 84)).unflatten(3, (3, 128)).unflatten(2, (3, 128))
+    assert torch.equal(found.bool().expand(3, 2, 3, 3), blocks.any(5).any(3))
+
+
 def results(dtype):
     """The results of a suite that fail, and how many there are."""
     found = [result for check in parity.plan("torch", "full", dtypes=[dtype]) for result in check.run()]
@@ -127,8 +146,9 @@ def call_of_a_layer(**options):
     return layer, X, call
 
 
+@pytest.mark.parametrize("places", [False, True], ids=["segments", "positions"])
 @pytest.mark.parametrize("options", [{}, {"num_key_value_heads": 1, "sinks": True}], ids=["plain", "groups, sinks"])
-def test_where_it_cannot_be_compiled_others_compute_the_same_with_a_warning_once(options, gpu):
+def test_where_it_cannot_be_compiled_others_compute_the_same_with_a_warning_once(options, places, gpu):
     def fails(known, any_size):
         tried.append(any_size)
         raise torch._dynamo.exc.BackendCompilerFailed(flex_attention, RuntimeError("no compiler for C"), None)
@@ -136,6 +156,7 @@ def test_where_it_cannot_be_compiled_others_compute_the_same_with_a_warning_once
     tried = []
     gpu.setattr(flexible, "compiled", fails)
     layer, X, call = call_of_a_layer(**options)
+    call = {"positions": torch.arange(23) * 2, "causal": True} if places else call
     with pytest.warns(UserWarning, match="cannot compile flex_attention") as warned:
         found = layer(X, X, X, **call)
     assert tried == [True, False]

@@ -218,6 +218,15 @@ def test_scores_are_computed_at_once_or_as_memory_has_room(gpu):
     torch.testing.assert_close(in_pieces, at_once)
 
 
+def test_a_kernel_takes_all_samples_at_once_whatever_the_memory(gpu):
+    gpu.setattr(named_gpu, "MEMORY", 2 * blocks.BYTES * blocks.SCORES)
+    X = inputs(size=700, samples=3)
+    with Kernels() as seen:
+        for call in ({}, {"valid_lens": [700, 300, 0]}, {"valid_lens": torch.tensor([700, 300, 0])}, {"causal": True}):
+            layer()(X, X, X, **call)
+    assert len(seen.calls) == 4
+
+
 def test_what_pools_is_named(gpu):
     """By PyTorch's choice, which is a processor's here, and for a call of `flex_attention` or of products by that."""
     X, half, names = inputs(), inputs("bfloat16"), []
