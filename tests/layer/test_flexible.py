@@ -119,6 +119,13 @@ def compile_captured(function, **options):
     return COMPILE(function, backend="eager", fullgraph=True, **options)
 
 
+def test_each_kind_has_code_of_its_own_under_a_name_of_its_own():
+    made = [flexible.of_its_own(len) for _ in range(3)]
+    assert [function("ab") for function in made] == [2, 2, 2]
+    assert len({id(function.__code__) for function in made}) == len({one.__code__.co_name for one in made}) == 3
+
+
+@pytest.mark.long("torch")
 def test_one_kind_of_call_is_compiled_once_for_any_size_and_kinds_have_code_of_their_own(gpu):
     compiled = []
 
