@@ -1,5 +1,6 @@
 """A GPU that PyTorch's tensors are only said to be on: calls are planned for it, and computed by the processor."""
 
+import contextlib
 import types
 
 import pytest
@@ -11,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from mha.backends.torch.engine import flexible
 
 MEMORY = 80 * 2**30  # bytes
-WAITS = {"_local_scalar_dense", "nonzero", "equal", "is_nonzero", "_to_cpu", "item"}  # operations that wait for a GPU
+WAITS = {"_local_scalar_dense", "nonzero", "equal", "is_nonzero"}  # operations that wait for a GPU
 
 
 @pytest.fixture
@@ -59,6 +60,15 @@ class Kernels(TorchFunctionMode):
         return self
 
 
+class NoReading(TorchFunctionMode):
+    """Fail where the values of a tensor are read, for which a GPU would be waited for."""
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        if function in (torch.Tensor.numpy, torch.Tensor.tolist, torch.Tensor.item, torch.Tensor.__bool__):
+            raise AssertionError(f"{function} waits for the device")
+        return function(*args, **(kwargs or {}))
+
+
 class NoWaiting(TorchDispatchMode):
     """Fail where an operation gives a value to Python, for which a GPU would be waited for."""
 
@@ -68,3 +78,10 @@ class NoWaiting(TorchDispatchMode):
         if function.name().partition("::")[2].partition(".")[0] in WAITS:
             raise AssertionError(f"{function} waits for the device")
         return function(*args, **(kwargs or {}))
+
+
+@contextlib.contextmanager
+def no_waiting():
+    """Inside, nothing may wait for a GPU."""
+    with NoReading(), NoWaiting():
+        yield

@@ -7,7 +7,7 @@ import named_gpu
 import numpy as np
 import pytest
 import torch
-from named_gpu import Kernels, NoWaiting
+from named_gpu import Kernels, no_waiting
 
 import mha
 from mha import parity
@@ -79,7 +79,7 @@ def own_arrays(call, dtype):
 def test_a_call_takes_its_kernel_waits_for_nothing_and_is_as_the_lesson(way, dtype, gpu):
     options, call, *expected = WAYS[way]
     one, X, call = layer(dtype, **options), inputs(dtype), own_arrays(call, dtype)
-    with Kernels().note_flexible(gpu) as seen, NoWaiting():
+    with Kernels().note_flexible(gpu) as seen, no_waiting():
         found = one(X, X, X, **call)
     assert set(seen.calls) == set(filter(None, [expected[dtype == "bfloat16"]]))
     if "dropout" not in options:
@@ -122,7 +122,7 @@ def test_windows_of_many_tokens_and_lone_queries_take_no_plan(gpu):
 
 def test_a_token_in_a_cache_takes_no_plan_and_waits_for_nothing(gpu):
     one, X = layer(num_key_value_heads=2), inputs(samples=1)
-    with Kernels() as seen, NoWaiting(), torch.inference_mode():
+    with Kernels() as seen, no_waiting(), torch.inference_mode():
         cache = one.cache(1, 9)
         for place in range(7):
             _, cache = one(*3 * [X[:, place : place + 1]], cache=cache)
@@ -169,6 +169,19 @@ def test_rows_without_keys_are_zero_whatever_the_kernel_does(call, options, kern
     lesson = layer(**options, bias=True, readable=True)
     for name, expected in lesson.gradients(X, X, X, **own).items():
         np.testing.assert_allclose(found[name], expected, rtol=1e-4, atol=1e-4, err_msg=name)
+
+
+def test_gradients_beside_a_bias_that_needs_none_are_numbers_whatever_the_kernel_does(gpu):
+    gpu.setattr(
+        torch.nn.functional,
+        "scaled_dot_product_attention",
+        not_a_number(torch.nn.functional.scaled_dot_product_attention),
+    )
+    X, one = inputs().requires_grad_(), layer()
+    with Kernels() as seen:
+        one.layer(X, X, X, **own_arrays(PAIRS["bias"], "float32")).sum().backward()
+    assert X.grad.isfinite().all()
+    assert not seen.calls  # of the right one
 
 
 def test_heads_that_share_keys_are_not_told_so_by_strides(gpu):

@@ -280,7 +280,9 @@ class Cache:
         with module.context(attention.config.dtype):
             place = module.place(attention.layer)
             there = [module.tensor(checks.plain(X), place) for X in arrays.values()]
-        return cls(local_config(attention.layer), there, frozen).set_owner(attention.layer)
+        made = cls(local_config(attention.layer), there, frozen).set_owner(attention.layer)
+        _, _, *state = arrays.values()
+        return made.with_state(SlotState.of(*(X.astype(np.int64) for X in state)))  # so that no device is asked
 
     @classmethod
     def of_arrays(cls, facts: tuple[Config, bool], arrays: Any) -> "Cache":
