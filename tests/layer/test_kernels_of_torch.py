@@ -80,7 +80,8 @@ def test_a_call_takes_its_kernel_waits_for_nothing_and_is_as_the_lesson(way, dty
     options, call, *expected = WAYS[way]
     one, X, call = layer(dtype, **options), inputs(dtype), own_arrays(call, dtype)
     with Kernels().note_flexible(gpu) as seen, no_waiting():
-        found = one(X, X, X, **call)
+        for _ in range(2):  # the second one by the plan of the first
+            found = one(X, X, X, **call)
     assert set(seen.calls) == set(filter(None, [expected[dtype == "bfloat16"]]))
     if "dropout" not in options:
         exact = layer(dtype, readable=True, **options)(X, X, X, **call)
