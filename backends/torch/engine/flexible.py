@@ -4,11 +4,13 @@ Letters as in the chapters. What hides, and what changes a score, is a function 
 """
 
 import functools
+import importlib
 import importlib.util
 import itertools
 import math
 import types
 import warnings
+from typing import Any
 
 import torch
 
@@ -19,11 +21,8 @@ from mha.core.options.checks import FURTHEST
 
 from ..hiding import four_axes, places, signed, widen
 
-try:
-    from torch.nn.attention.flex_attention import AuxRequest, create_block_mask, flex_attention
-except ImportError:  # before PyTorch 2.9
-    flex_attention = None  # type: ignore[assignment]
-
+NAME = "torch.nn.attention.flex_attention"
+FLEX: Any = importlib.import_module(NAME) if importlib.util.find_spec(NAME) else None  # PyTorch 2.4 has none
 LEAST = 2**20  # pairs of a sample: for fewer, to compile the kernel is not worth its seconds
 WIDTHS = range(16, 257)  # of heads
 DTYPES = torch.float16, torch.bfloat16  # in float32, matrix products here are slow, or TF32
@@ -36,7 +35,7 @@ _failed: list = []
 
 def is_there():
     """Whether this PyTorch has what is needed to compile the kernel for a GPU, and has not failed to."""
-    return not _failed and flex_attention is not None and HAS_TRITON
+    return not _failed and HAS_TRITON and hasattr(FLEX, "AuxRequest")  # which came with PyTorch 2.9
 
 
 def takes(pooling, config, call, queries, keys):
@@ -104,7 +103,7 @@ def _pool(functions, heads, arrays, order, scale, softcap, needs_sums, sinks):
     options["score_mod"] = changed_score(softcap, arrays.get("score_bias"))
     if not needs_sums:
         return pool(*heads, **options)  # (B, H, Q, dv)
-    pooled, more = pool(*heads, return_aux=AuxRequest(lse=True), **options)  # (B, H, Q, dv)
+    pooled, more = pool(*heads, return_aux=FLEX.AuxRequest(lse=True), **options)  # (B, H, Q, dv)
     sums = more.lse[..., None]  # (B, H, Q, 1)
     if sinks is not None:
         pooled = (widen(pooled) * torch.sigmoid(sums - widen(sinks))).to(pooled.dtype)  # (B, H, Q, dv)
@@ -140,7 +139,9 @@ def compiled(known, any_size):
     PyTorch compiles one function 8 times, and then no longer: each has its own.
     """
     dynamic = None if any_size else False  # None = once a second size has come
-    return tuple(torch.compile(of_its_own(made), dynamic=dynamic) for made in (flex_attention, create_block_mask))
+    return tuple(
+        torch.compile(of_its_own(made), dynamic=dynamic) for made in (FLEX.flex_attention, FLEX.create_block_mask)
+    )
 
 
 def of_its_own(function):
