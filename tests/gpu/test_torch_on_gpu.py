@@ -206,10 +206,14 @@ RIGHT = {
 
 @pytest.mark.parametrize("name", kernels.FAULTS)
 def test_a_fault_of_a_kernel_is_still_there(name, record_property):
-    """Fails where a fault has gone in the version that had it; for others it says so in the report."""
+    """Fails where a fault that was seen here has gone in the same version; of others it says so in the report."""
     fault = kernels.FAULTS[name]
-    has_gone = RIGHT[name](fault.kernel)
+    try:
+        has_gone = RIGHT[name](fault.kernel)
+    except RuntimeError:  # the kernel does not take such a call
+        has_gone = True
     record_property("gone", has_gone)
     print(f"{name}: {'gone' if has_gone else 'still there'} in PyTorch {torch.__version__}")
-    if torch.__version__.startswith(fault.seen.split(",")[0]):
+    version, place = fault.seen.split(", ")
+    if place != "published" and torch.__version__.startswith(version):
         assert not has_gone, f"{fault.kernel}: {fault.fault}; no longer, so that it can be taken out of FAULTS"

@@ -17,8 +17,8 @@ from mha.core.engine import blocks
 class Fault(NamedTuple):
     """A fault of one of the kernels behind `scaled_dot_product_attention` on a GPU.
 
-    kernel: its name there; seen: the version of PyTorch, and where; thread: where it was published, None = nowhere;
-    avoided: how calls here avoid it.
+    kernel: its name there; seen: the version of PyTorch, and the GPU where it was seen here, or that it is published;
+    thread: where; avoided: how calls here avoid it.
     """
 
     kernel: str
@@ -36,15 +36,15 @@ FAULTS = {
     ),
     "half a tile": Fault(
         "CUDNN_ATTENTION", "gradients of queries are NaN beside a mask, where the length modulo 128 is 64",
-        "2.11, H100 and H200", f"{THREADS}issues/196678", "not taken beside a mask",
+        "2.11, published", f"{THREADS}issues/196678", "not taken beside a mask",
     ),
     "mask of another dtype": Fault(
         "CUDNN_ATTENTION", "a mask in float32 beside queries in half precision is read as if it had their dtype",
-        "2.11, H100", f"{THREADS}pull/191612", "not taken beside a mask; a mask has booleans, or the dtype of queries",
+        "2.11, published", f"{THREADS}pull/191612", "not taken beside a mask; masks have the queries' dtype",
     ),
     "shared memory": Fault(
         "CUDNN_ATTENTION", "keys and values that several heads share by a stride of 0 are read from elsewhere",
-        "2.11", f"{THREADS}issues/191937", "heads that share keys are given once, or copied",
+        "2.11, published", f"{THREADS}issues/191937", "heads that share keys are given once, or copied",
     ),
     "a plan for each length": Fault(
         "CUDNN_ATTENTION", "a token in a cache takes 67 ms, since each length of keys is planned anew",
@@ -52,7 +52,7 @@ FAULTS = {
     ),
     "long masks": Fault(
         "EFFICIENT_ATTENTION", "the backward pass beside a mask fails for more than 46,344 tokens",
-        "2.6", f"{THREADS}issues/147585", "flex_attention takes long calls where it can",
+        "2.6, published", f"{THREADS}issues/147585", "flex_attention takes long calls where it can",
     ),
 }  # fmt: skip
 MEMORY = 2**34  # bytes of a GPU that is not asked
