@@ -55,9 +55,12 @@ FIRST = {
     "parity",
 }  # fmt: skip
 
-# Tests of models of one framework, which import it; without it they are not collected.
-OF_MODELS = {
+# Tests of one framework, which import it; without it they are not collected.
+OF_ONE = {
     "torch": (
+        "flexible",
+        "kernels_of_torch",
+        "torch_on_gpu",
         "audit",
         "audit_packed",
         "audit_taught",
@@ -67,13 +70,14 @@ OF_MODELS = {
         "records_cuts",
         "records_files",
     ),
+    "jax": ("kernels_of_jax", "jax_on_gpu"),
     "mlx": ("audit_mlx",),
 }
 
 
 def pytest_ignore_collect(collection_path, config):
     name = collection_path.stem.removeprefix("test_")
-    needed = {backend for backend, names in OF_MODELS.items() if name in names}
+    needed = {backend for backend, names in OF_ONE.items() if name in names}
     return True if needed.difference(config.backends) else None
 
 

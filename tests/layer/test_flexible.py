@@ -3,11 +3,11 @@
 import itertools
 import math
 
-import named_gpu
+import gpu_of_torch
 import numpy as np
 import pytest
 import torch
-from named_gpu import Kernels
+from gpu_of_torch import Kernels
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 import mha
@@ -18,7 +18,7 @@ from mha.core.call import Call
 from mha.models.frameworks.torch_kernels import visible_pairs
 
 pytestmark = pytest.mark.backends("torch")
-gpu = named_gpu.gpu
+gpu = gpu_of_torch.gpu
 B, H, Q, K = 3, 2, 7, 11
 
 

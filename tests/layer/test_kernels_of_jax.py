@@ -3,7 +3,7 @@
 import re
 
 import adapters
-import gpu_by_name
+import gpu_of_jax
 import numpy as np
 import pytest
 
@@ -76,7 +76,7 @@ def named(monkeypatch, kernels):
     adapter = adapters.of("jax")
 
     def name(capability="9.0", version=(0, 11, 2), **more):
-        found = gpu_by_name.gpu(capability, **more)
+        found = gpu_of_jax.gpu(capability, **more)
         monkeypatch.setattr(kernels, "gpu_of", lambda X: found)
         monkeypatch.setattr(kernels, "VERSION", version)
         adapter.forget_programs()
@@ -87,14 +87,14 @@ def named(monkeypatch, kernels):
 
 @pytest.fixture
 def handed(monkeypatch):
-    """What the kernel is handed beside queries, keys and values, in each call; it computes as `gpu_by_name` says."""
+    """What the kernel is handed beside queries, keys and values, in each call; it computes as `gpu_of_jax` says."""
     import jax
 
     found = []
 
     def kernel(*inputs, **named):
         found.append(named)
-        return gpu_by_name.kernel(*inputs, **named)
+        return gpu_of_jax.kernel(*inputs, **named)
 
     monkeypatch.setattr(jax.nn, "dot_product_attention", kernel)
     return found
@@ -378,7 +378,7 @@ def test_no_piece_is_larger_than_memory_allows(named, monkeypatch):
     assert counts[0] == (3, 4, 4)  # samples, heads, and blocks of 8 queries, which need 31 keys
 
 
-@pytest.mark.parametrize("memory", [gpu_by_name.MEMORY, None])
+@pytest.mark.parametrize("memory", [gpu_of_jax.MEMORY, None])
 def test_pieces_are_as_large_as_memory_allows(memory, named, kernels):
     from mha.core.call import Call
 
@@ -421,7 +421,7 @@ def test_a_call_runs_where_its_arrays_lie(monkeypatch, kernels, rng):
     """Also if others would lie on a GPU: what is compiled for one is no program for the other."""
     import jax
 
-    processor, other, usual = jax.devices("cpu")[0], gpu_by_name.gpu(), kernels._usual_device
+    processor, other, usual = jax.devices("cpu")[0], gpu_of_jax.gpu(), kernels._usual_device
     monkeypatch.setattr(kernels, "_usual_device", lambda: usual() if jax.config.jax_default_device else other)
     monkeypatch.setattr(kernels, "_gpus", lambda: [other])
     X, rooms = jax.numpy.asarray(rng.normal(size=(2, 8, 12)).astype("float32")), []

@@ -3,11 +3,11 @@
 import math
 from pathlib import Path
 
-import named_gpu
+import gpu_of_torch
 import numpy as np
 import pytest
 import torch
-from named_gpu import Kernels, no_waiting
+from gpu_of_torch import Kernels, no_waiting
 
 import mha
 from mha import parity
@@ -16,7 +16,7 @@ from mha.core.call import Call, note_kernels
 from mha.core.engine import blocks
 
 pytestmark = pytest.mark.backends("torch")
-gpu = named_gpu.gpu
+gpu = gpu_of_torch.gpu
 SHOWN, ORDERED, MASKED = ("nothing", "not cuDNN"), ("order", "not cuDNN"), ("mask", "not cuDNN")
 FLEXIBLE = "flexible", None
 LENGTHS, SEGMENTS = {"valid_lens": [7, 3, 0]}, {"segments": np.repeat([[0, 1, -1]], 3, 0).repeat([2, 4, 1], 1)}
@@ -226,14 +226,14 @@ def test_scores_are_computed_at_once_or_as_memory_has_room(gpu):
     gpu.setattr(type(one.layer.attention), "pool_block", noting)
     at_once = one(X, X, X)
     assert pieces == [700]
-    gpu.setattr(named_gpu, "MEMORY", blocks.BYTES * blocks.SCORES * 2)
+    gpu.setattr(gpu_of_torch, "MEMORY", blocks.BYTES * blocks.SCORES * 2)
     in_pieces = layer(softcap=3.0)(X, X, X)
     assert pieces[1:] == [350, 350]
     torch.testing.assert_close(in_pieces, at_once)
 
 
 def test_a_kernel_takes_all_samples_at_once_whatever_the_memory(gpu):
-    gpu.setattr(named_gpu, "MEMORY", 2 * blocks.BYTES * blocks.SCORES)
+    gpu.setattr(gpu_of_torch, "MEMORY", 2 * blocks.BYTES * blocks.SCORES)
     X = inputs(size=700, samples=3)
     with Kernels() as seen:
         for call in ({}, {"valid_lens": [700, 300, 0]}, {"valid_lens": torch.tensor([700, 300, 0])}, {"causal": True}):
@@ -265,7 +265,7 @@ def test_a_program_that_is_compiled_takes_a_mask_and_asks_no_device(gpu):
     one, X = layer("bfloat16", window=(2, 1)), inputs("bfloat16")
     asked = one.layer.attention, one.config, Call().of_layer(one.config), X, X
     assert flexible.takes(*asked)
-    assert kernels.room(X) == named_gpu.MEMORY // blocks.BYTES
+    assert kernels.room(X) == gpu_of_torch.MEMORY // blocks.BYTES
     gpu.setattr(torch.compiler, "is_compiling", lambda: True)
     assert not flexible.takes(*asked)
     assert kernels.room(X) == kernels.MEMORY // blocks.BYTES
