@@ -43,6 +43,15 @@ def test_pytest_finds_its_plugin(built):
     assert "_mha_pytest_plugin" in (built / "top_level.txt").read_text().split()
 
 
+def test_who_cites_it_names_its_version_and_license(built):
+    """The version stands in `mha.__version__`; a citation has it again, since nothing runs there."""
+    said = dict(re.findall(r"^(version|license|title): (.*)$", pages.text("CITATION.cff"), re.MULTILINE))
+    message = email.message_from_bytes((built / "METADATA").read_bytes())
+    assert said["version"] == message["Version"]
+    assert said["license"] == message["License-Expression"]
+    assert said["title"].startswith('"mha: one multi-head attention')
+
+
 def test_every_file_that_is_no_module_is_packaged():
     patterns = tomllib.loads(pages.text("pyproject.toml"))["tool"]["setuptools"]["package-data"]["mha"]
     packaged = {path for pattern in patterns for path in (pages.ROOT / "mha").glob(pattern)}
