@@ -204,6 +204,36 @@ def test_where_any_size_cannot_be_compiled_each_is_by_itself(gpu):
     assert tried == [True, False, False, False]
 
 
+def test_layers_with_the_same_lengths_share_a_mask_until_these_change(gpu):
+    made, block_mask = [], flexible.block_mask
+    gpu.setattr(flexible, "block_mask", lambda *given: made.append(given) or block_mask(*given))
+    layer, X, _ = call_of_a_layer()
+    lengths, others = torch.tensor([23, 5]), torch.tensor([23, 5])
+
+    def counted(one, *given, **call):
+        made.clear()
+        output = one(X, X, X, *given, **call)
+        assert parity.ratio(one, output, X, X, X, *given, empty_rows=True, **call) <= 1
+        return len(made)
+
+    capped = mha.MultiHeadAttention(32, 2, window=(5, 5), softcap=2.0, backend="torch", dtype="bfloat16")
+    wider = mha.MultiHeadAttention(32, 2, window=(6, 5), backend="torch", dtype="bfloat16")
+    assert [counted(one, lengths) for one in (layer, layer, capped, wider, layer)] == [1, 0, 0, 1, 1]
+    assert counted(layer, others) == 1
+    assert counted(layer, lengths) == 1
+    lengths[1] = 9
+    assert counted(layer, lengths) == 1
+    assert counted(layer, lengths, causal=True) == 1
+    texts = torch.arange(46).reshape(2, 23) // 9
+    assert [counted(layer, **{name: texts}) for name in ("segments", "positions", "segments")] == [1, 1, 1]
+    assert counted(layer, lengths, mask=torch.ones(23, 23, dtype=torch.bool)) == 0  # by another kernel
+    with torch.inference_mode():
+        assert counted(layer, lengths) == 1
+        assert counted(layer, lengths) == 0
+        assert [counted(layer, X) for X in 2 * [torch.tensor([9, 9])]] == [1, 1]
+    assert counted(layer, lengths) == 1
+
+
 def test_a_lasting_mask_of_inference_serves_training(gpu):
     layer, X, _ = call_of_a_layer()
     with torch.inference_mode():

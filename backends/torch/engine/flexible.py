@@ -10,6 +10,7 @@ import itertools
 import math
 import types
 import warnings
+import weakref
 from typing import Any
 
 import torch
@@ -31,6 +32,7 @@ MOST = 256  # kinds of calls that are remembered
 _numbers = itertools.count()
 _by_size: set = set()  # kinds that are compiled for one size each, since for any size they cannot be
 _failed: list = []
+_last: tuple = (None, [], None)  # of the last mask by arrays: facts, weak references to these with versions, the mask
 
 
 def is_there():
@@ -75,7 +77,9 @@ def pool_flexibly(queries, keys, values, call, scale=None, softcap=None):
     own_size = facts, *(X.shape for X in heads)
     for known in (own_size,) if facts in _by_size else (facts, own_size):
         try:
-            return _pool(compiled(known, known is facts), heads, arrays, order, scale, softcap, needs_sums, sinks)
+            functions = compiled(known, known is facts)
+            mask = mask_of(functions[1], call, arrays, order, queries, keys.shape[2])
+            return _pool(functions[0], heads, mask, arrays, scale, softcap, needs_sums, sinks)
         except torch._dynamo.exc.TorchDynamoException as error:
             _by_size.add(facts)
             found = error
@@ -87,19 +91,14 @@ def pool_flexibly(queries, keys, values, call, scale=None, softcap=None):
     return None
 
 
-def _pool(functions, heads, arrays, order, scale, softcap, needs_sums, sinks):
-    """The pooled heads (B, H, Q, dv), by compiled functions.
+def _pool(pool, heads, mask, arrays, scale, softcap, needs_sums, sinks):
+    """The pooled heads (B, H, Q, dv), by a compiled function.
 
     sums are logarithms of the sum of a query's exp(score). A sink takes its share of the weights: they are what they
     are without it, times exp(sum) / (exp(sum) + exp(sink)). A query that sees no key has -inf there, and gets 0.
     """
     note_kernel("flex_attention")
-    (queries, keys, _), (pool, make_mask), mask = heads, functions, None
-    if arrays:
-        mask = block_mask(make_mask, arrays, order, queries, keys.shape[2])
-    elif any(order):
-        mask = lasting_mask(make_mask, order, queries.shape[2], keys.shape[2], queries.device)
-    options = {"scale": scale, "enable_gqa": queries.shape[1] > keys.shape[1], "block_mask": mask}
+    options = {"scale": scale, "enable_gqa": heads[0].shape[1] > heads[1].shape[1], "block_mask": mask}
     options["score_mod"] = changed_score(softcap, arrays.get("score_bias"))
     if not needs_sums:
         return pool(*heads, **options)  # (B, H, Q, dv)
@@ -152,6 +151,31 @@ def of_its_own(function):
 
     code = call.__code__.replace(co_name=f"{function.__name__}_{next(_numbers)}")
     return types.FunctionType(code, call.__globals__, code.co_name, None, call.__closure__)
+
+
+def mask_of(make_mask, call, arrays, order, queries, num_keys):
+    """The mask by blocks of pairs; that of the call before if it had the same arrays, as layers of a model have.
+
+    None if nothing hides; arrays: as of `arrays_that_hide`.
+    """
+    global _last
+    if not arrays:
+        found = make_mask, order, queries.shape[2], num_keys, queries.device
+        return lasting_mask(*found) if any(order) else None
+    named = call._replace(head_gates=None).arrays()
+    given = [*named.values()]
+    if any(X.is_inference() for X in given):  # which do not know whether they were changed
+        return block_mask(make_mask, arrays, order, queries, num_keys)
+    facts = order, queries.shape[:3], num_keys, queries.device, call.offset if type(call.offset) is int else None
+    facts += *named, torch.is_inference_mode_enabled()
+    before, seen, mask = _last
+    if before == facts and all(
+        X is old() and X._version == version for X, (old, version) in zip(given, seen, strict=True)
+    ):
+        return mask
+    mask = block_mask(make_mask, arrays, order, queries, num_keys)
+    _last = facts, [(weakref.ref(X), X._version) for X in given], mask
+    return mask
 
 
 @functools.lru_cache(MOST)
