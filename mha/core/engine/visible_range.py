@@ -176,7 +176,8 @@ def zero_out(of: Operations, queries: Any, keys: Any, values: Any, sees: Any, se
             return of.where(flags[:, :, None], X, of.zeros((), X))
         return X if flags.all() else of.where(of.tensor(flags[:, :, None], X), X, of.zeros((), X))
 
-    return where_used(queries, sees), where_used(keys, seen), where_used(values, seen)
+    used = where_used(keys, seen)
+    return where_used(queries, sees), used, used if values is keys else where_used(values, seen)
 
 
 def by_mask(of: Operations, queries: Any, keys: Any, call: Call) -> Call:
