@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from mha.core.call import ARRAYS, OF_TOKENS, ROWS, Call, check
-from mha.core.call.check import limit_lengths, near, offset_column
+from mha.core.call.check import limit_lengths, near, offset_column, value_at_hand
 from mha.core.options import checks
 
 from .. import arrays
@@ -119,23 +119,18 @@ def check_values(given, num_keys):
     if "offset" in given:
         offset_column(given["offset"])
     for name in given.keys() & {*OF_TOKENS}:
-        if (known := _value_at_hand(given[name])) is not None:
+        if (known := value_at_hand(arrays, given[name])) is not None:
             given[name] = near(name, known)
     lengths = given.get("valid_lens")
     if lengths is None or (_seen and _seen() is lengths):
         return given
-    if (known := _value_at_hand(lengths)) is None:
+    if (known := value_at_hand(arrays, lengths)) is None:
         return given
     limit, _ = limit_lengths(known, num_keys)
     if limit is known and type(lengths) is not np.ndarray and lengths.dtype == np.int32:
         _seen = weakref.ref(lengths)
         return given
     return given | {"valid_lens": arrays.tensor(checks.plain(limit))}  # JAX takes int64 in some contexts only
-
-
-def _value_at_hand(X):
-    """X as a NumPy array; None if a compiler will know its values, or a GPU does, for which a call does not wait."""
-    return None if arrays.is_far(X) else arrays.value_of(X)
 
 
 # 2. Programs

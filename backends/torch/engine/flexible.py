@@ -17,10 +17,11 @@ import torch
 
 from mha.core.call import PACKED, PLACES, note_kernel
 from mha.core.engine.scores import needs_scores
-from mha.core.engine.visible_range import reach, uses_all
+from mha.core.engine.visible_range import uses_all
 from mha.core.options.checks import FURTHEST
 
 from ..hiding import four_axes, places, signed, widen
+from .pooling import only_causal
 
 NAME = "torch.nn.attention.flex_attention"
 FLEX: Any = importlib.import_module(NAME) if importlib.util.find_spec(NAME) else None  # PyTorch 2.4 has none
@@ -55,14 +56,10 @@ def takes(pooling, config, call, queries, keys):
         return False
     if needs_scores(pooling, call, training, ("softcap", "sinks")) or torch._C._are_functorch_transforms_active():
         return False
+    # Something hides of which other kernels would need an array of pairs, and that is none itself.
+    hides = call.hides() and not call.pairs() and not only_causal(call)
     fits = config.key_dim in WIDTHS and config.value_dim in WIDTHS
-    return fits and (config.softcap is not None or config.sinks or _hides(call)) and is_there()
-
-
-def _hides(call):
-    """Whether something hides of which other kernels would need an array of pairs, and that is none itself."""
-    simple = reach(call) == (None, None) or (reach(call) == (None, 0) and type(call.offset) is int and call.offset == 0)
-    return not call.pairs() and (call.valid_lens is not None or call.by_tokens() or not simple)
+    return fits and (config.softcap is not None or config.sinks or hides) and is_there()
 
 
 def pool_flexibly(queries, keys, values, call, scale=None, softcap=None):

@@ -74,7 +74,7 @@ def _check_by_plan(arrays: Any, layer: Any, queries: Any, keys: Any, values: Any
     if lengths is not None:
         known = lengths
         if not isinstance(lengths, np.ndarray):
-            known = arrays.value_of(lengths) if call.cache is not None or not arrays.is_far(lengths) else None
+            known = value_at_hand(arrays, lengths, call.cache is not None)
         if known is not None:  # else a compiler or a device will know them
             limit, bounds = limit_lengths(known, keys.shape[1])
             if bounds is not None and bounds[0] == keys.shape[1]:  # nothing is hidden, and no token is padding
@@ -147,9 +147,13 @@ def numpy_if_known(name: str, value: Any, empty: str = "int64", wait: bool = Tru
     if backend is None:
         return value
     module = dispatch.load(backend)
-    reads = module.is_own(value) and (wait or not module.is_far(value))
-    array = module.value_of(value) if reads else None
+    array = value_at_hand(module, value, wait) if module.is_own(value) else None
     return value if array is None else array
+
+
+def value_at_hand(module: Any, X: Any, wait: bool = False) -> Any:
+    """X as a NumPy array; None if only a compiler will know its values, or a device does and nobody waits for it."""
+    return module.value_of(X) if wait or not module.is_far(X) else None
 
 
 def to_backend(arrays: Any, place: Any, value: Any) -> Any:
