@@ -18,9 +18,9 @@ from mha.core.options.config import Config, numpy_dtype, shapes
 B, Q, K, H, D = 2, 5, 7, 3, 33
 POSITIONS = np.arange(K)
 
-# The options that decide the shapes of a layer's weights, besides the bias.
-SIZES = {"num_hiddens", "num_heads", "query_size", "key_size", "value_size", "key_dim", "value_dim"}
-SIZING = SIZES | {"pooling", "dtype"}
+# The options that decide the shapes and dtypes of a layer's weights, besides the bias.
+SIZING = {"num_hiddens", "num_heads", "num_key_value_heads", "query_size", "key_size", "value_size"}
+SIZING |= {"key_dim", "value_dim", "pooling", "dtype"}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -37,10 +37,10 @@ def ask_peer_of(name: str, backend: str, run: str, call: Call) -> Results:
         return joined(getattr(peer, run)(peer.make(call.options, call.weights(), call), call))
 
 
-def ask_keras(call: Call) -> Results:
-    """Make a call of Keras's layer, which takes the width of one head, not of all heads."""
+def ask_keras(name: str, call: Call) -> Results:
+    """Make a call of a layer of Keras, which takes the width of one head, not of all heads."""
     width = D // (D if call.options["num_heads"] == D else H)
-    return ask_peer_of("keras", "tensorflow", "run", call.but({"key_dim": width} | call.options))
+    return ask_peer_of(name, "tensorflow", "run", call.but({"key_dim": width} | call.options))
 
 
 def ask_compiled(backend: str, call: Call) -> Results:
@@ -73,20 +73,25 @@ def peer(title: str, lacks: str, name: str, backend: str, run: str = "run") -> P
     return Peer(title, functools.partial(ask_peer_of, name, backend, run), frozenset(lacks.split()))
 
 
+GROUPS = "num_key_value_heads"
 WIDTHS = "key_dim value_dim pooling"
 PEERS = {
-    "book": peer("book", f"mask causal {WIDTHS}", "book", "torch"),
-    "torch": peer("PyTorch", WIDTHS, "torch", "torch"),
+    "book": peer("book", f"mask causal {GROUPS} {WIDTHS}", "book", "torch"),
+    "torch": peer("PyTorch", f"{GROUPS} {WIDTHS}", "torch", "torch"),
     "sdpa": peer("sdpa", f"training {WIDTHS}", "torch_kernel", "torch"),
-    "keras": Peer("Keras", ask_keras, frozenset({"pooling"})),
-    "flax": peer("Flax", f"causal {WIDTHS}", "linen", "jax"),
-    "mxnet": peer("MXNet", "mask causal training pooling", "mxnet", "mxnet"),
-    "mxnet_mask": peer("MXNet, by mask", "mask causal training pooling", "mxnet", "mxnet", "run_masked"),
-    "mlx": peer("MLX", "training pooling", "mlx", "mlx"),
+    "keras": Peer("Keras", functools.partial(ask_keras, "keras"), frozenset({"pooling", GROUPS})),
+    "grouped": Peer("", functools.partial(ask_keras, "keras_grouped"), frozenset({"pooling", "value_dim"})),
+    "flax": peer("Flax", f"causal {GROUPS} {WIDTHS}", "linen", "jax"),
+    "nnx": peer("", f"key_size value_size {WIDTHS}", "nnx", "jax"),
+    "mxnet": peer("MXNet", f"mask causal training pooling {GROUPS}", "mxnet", "mxnet"),
+    "mxnet_mask": peer("MXNet, by mask", f"mask causal training pooling {GROUPS}", "mxnet", "mxnet", "run_masked"),
+    "mlx": peer("MLX", f"training pooling {GROUPS}", "mlx", "mlx"),
     "torch.compile": Peer("`torch.compile`", functools.partial(ask_compiled, "torch")),
     "tf.function": Peer("`tf.function`", functools.partial(ask_compiled, "tensorflow")),
     "jax.jit": Peer("`jax.jit`", functools.partial(ask_compiled, "jax")),
 }
+# The second layer of a framework: it stands in the column of the first, where their results differ.
+SECOND = {"keras": "grouped", "flax": "nnx"}
 # The columns of a table.
 ALL = ("book", "torch", "sdpa", "keras", "flax", "mxnet", "mlx")
 LAYERS = ("book", "torch", "keras", "flax", "mlx")

@@ -105,7 +105,7 @@ class Column:
 
 COLUMNS = (
     Column("sdpa", "torch", torch_kernel),
-    Column("flex", "torch", flex_kernel, gradients=False),  # PyTorch has none on processors
+    Column("flex", "torch", flex_kernel, gradients=False),
     Column("JAX", "jax", jax_kernel, "BTHD"),
     Column("Keras", "tensorflow", keras_kernel, "BTHD"),
     Column("MLX", "mlx", mlx_kernel),
@@ -195,19 +195,55 @@ def verdict(call: KernelCall, report: Report) -> str:
 # What rounding explains, by the magnitude of a number: of an output and of a gradient in float64, and in float32.
 FLOAT64, FLOAT32 = (1e-12, 1e-10), 16 * UNIT["float32"]
 
+
+def flex_gradient() -> None:
+    """Ask PyTorch's `flex_attention` for a gradient."""
+    import torch
+    from torch.nn.attention import flex_attention as flex
+
+    q = torch.ones(1, 1, 2, 8, requires_grad=True)
+    flex.flex_attention(q, q, q).sum().backward()
+
+
+def varlen_kernel() -> None:
+    """Call PyTorch's `varlen_attn` with one text of two tokens."""
+    import torch
+    from torch.nn.attention.varlen import varlen_attn
+
+    q, ends = torch.ones(2, 1, 8), torch.tensor([0, 2], dtype=torch.int32)
+    varlen_attn(q, q, q, ends, ends, 2, 2)
+
+
+def refusal(call: Callable[[], None]) -> str:
+    """Return in a framework's own words why it does not make a call; one that it makes belongs into the table."""
+    try:
+        call()
+    except NotImplementedError as problem:
+        return f"`NotImplementedError: {str(problem).partition('. ')[0]}`"
+    raise RuntimeError(f"{call.__name__}: it runs here, so that the table can have it")
+
+
 TITLE = "Kernels"
 TEXT = """Queries, keys and values that are heads already, in calls that [`assert_kernel`](kernels.md) makes, judged
 with their gradients by its rule: "same" is what `mha` computes. Options have
 [our names](kernels.md#how-a-kernel-is-called).
 
-- **sdpa**: `torch.nn.functional.scaled_dot_product_attention`; **flex**: `flex_attention`, with a function for each
-  option, not compiled, and without gradients, as it has none on processors.
+- **sdpa**: `torch.nn.functional.scaled_dot_product_attention`; **flex**: `torch.nn.attention.flex_attention`, with a
+  function for each option, not compiled, and without gradients:
+  {flex}.
 - **JAX**: `jax.nn.dot_product_attention`; **Keras**: `keras.ops.dot_product_attention` on TensorFlow; **MLX**:
   `mx.fast.scaled_dot_product_attention`, whose `"causal"` is given for `causal`.
 
 Words other than those above are names of [known mistakes](mistakes.md). "Same, but rounds more": each number is within
 what rounding explains, but not the mean of all. TensorFlow does so without oneDNN, which is off here, and not with it.
-A dash also stands where a framework's arrays have no strides. None of them takes `cu_seqlens`."""
+A dash also stands where a framework's arrays have no strides. None of them takes `cu_seqlens`.
+`torch.nn.attention.varlen.varlen_attn` does, and was not run:
+{varlen}."""
+
+
+def kernel_text() -> str:
+    """Return the text above the table."""
+    return TEXT.format(flex=refusal(flex_gradient), varlen=refusal(varlen_kernel))
 
 
 def kernel_rules() -> dict[tuple[str, ...], list[str]]:

@@ -8,7 +8,7 @@ from semantics.calls import B, D, H, K, Q
 from semantics.columns import PEERS
 from semantics.promises import PROMISES, keeps
 from semantics.rows import TABLES
-from semantics.verdicts import ask_mha, ask_peer
+from semantics.verdicts import ask_mha, cell
 
 HEAD = """# What happens if ...
 
@@ -24,9 +24,11 @@ On the CPU with {versions}.
 
 - **mha**: the result on all backends, which must be the same.
 - **book**: the book's rule, written in PyTorch: hidden scores become -1e6, and nothing is checked.
-- **PyTorch**: `nn.MultiheadAttention`; **Keras**: `MultiHeadAttention`; **Flax**: `MultiHeadDotProductAttention`;
-  **MLX**: `nn.MultiHeadAttention`. They have the same weights, and get masks made from the lengths.
+- **PyTorch**: `nn.MultiheadAttention`; **MLX**: `nn.MultiHeadAttention`; **Keras**: `MultiHeadAttention`, and after
+  "grouped:", if it differs, `GroupQueryAttention`; **Flax**: `linen.MultiHeadDotProductAttention`, and after "nnx:", if
+  it differs, `nnx.MultiHeadAttention`. They have the same weights, and get masks made from the lengths.
 - **sdpa**: PyTorch's `scaled_dot_product_attention` with our projections. Like MLX's layer, it returns no weights.
+  Functions without projections are [below](#kernels).
 - **MXNet**: our projections with `npx.softmax` and lengths, or (**by mask**) with `npx.sequence_mask` and -1e6.
 
 In the cells:
@@ -62,11 +64,11 @@ def page() -> tuple[str, list[str]]:
             ours, right = ask_mha(probe, expected)
             if not right:
                 broken.append(f"{table.title}: {probe.rule}: {ours}")
-            cells = ours, *(ask_peer(name, probe, expected) for name in table.peers)
+            cells = ours, *(cell(name, probe, expected) for name in table.peers)
             rules.setdefault(cells, []).append(probe.rule)
         lines += section(table.title, table.text, ["mha", *(PEERS[name].title for name in table.peers)], rules)
     titles = [column.title for column in kernels.COLUMNS]
-    lines += section(kernels.TITLE, kernels.TEXT, titles, kernels.kernel_rules())
+    lines += section(kernels.TITLE, kernels.kernel_text(), titles, kernels.kernel_rules())
     promises = []
     for promise in PROMISES:
         without = [backend for backend in dispatch.FRAMEWORKS if not keeps(promise, backend)]

@@ -35,7 +35,7 @@ COMPUTED = Table(
     "What is computed",
     """For head i, `h_i = f(W_q^i q, W_k^i k, W_v^i v)`; the H heads side by side, times `W_o`, are the output.
 Each framework [stores the weights](weights.md) in its own way; with the same weights, all compute the same. Keras takes
-values before keys. PyTorch's layer takes `is_causal` only as a hint, and needs the mask, too; Flax's layer and MXNet's
+values before keys. PyTorch's layer takes `is_causal` only as a hint, and needs the mask, too; linen's layer and MXNet's
 operators have no such argument; MLX's `"causal"` counts from the last query and key. The rows about lengths also
 compare gradients.""",
     ALL,
@@ -47,6 +47,10 @@ compare gradients.""",
         ),
         Probe(
             "`key_dim=5, value_dim=13`: heads have widths of their own, too", PLAIN.but({"key_dim": 5, "value_dim": 13})
+        ),
+        Probe(
+            "`num_key_value_heads=1`: all heads of queries share one of keys and values",
+            PLAIN.but({"num_key_value_heads": 1}),
         ),
         Probe(
             "`pooling='additive'`: softmax(w_vᵀ tanh(W_q q + W_k k)) v in each head",
@@ -64,7 +68,6 @@ compare gradients.""",
         Probe(
             "Lengths, mask and causal order together: a query sees a key if all three allow it",
             EACH_QUERY.but(mask=MASK, causal=True),
-            without=("flax",),
         ),
     ),
 )

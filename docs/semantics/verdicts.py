@@ -16,7 +16,7 @@ from mha import parity
 from mha.core import dispatch
 from mha.core.options.config import numpy_dtype
 from semantics.calls import B, Call, H, K, Q
-from semantics.columns import PEERS, Results, ask
+from semantics.columns import PEERS, SECOND, Results, ask
 
 
 @dataclasses.dataclass(frozen=True)
@@ -162,6 +162,15 @@ def ask_mha(probe: Probe, expected: dict[str, tuple[Any, Any]]) -> tuple[str, bo
     rest = [f"{', '.join(backends)}: {word}" for word, backends in words.items() if word != most]
     differ = ["in other words on each backend"] if len(texts) > 1 else []
     return "; ".join([most, *rest, *differ]), right and not differ
+
+
+def cell(name: str, probe: Probe, expected: dict[str, tuple[Any, Any]]) -> str:
+    """The verdicts on the layers of a column: of the first, and of the second by its name if it differs."""
+    first, second = ask_peer(name, probe, expected), SECOND.get(name)
+    if second is None or {name, second} & {*probe.without}:
+        return first
+    other = ask_peer(second, probe, expected)
+    return first if other == first else f"{first}; {second}: {other}"
 
 
 def ask_peer(name: str, probe: Probe, expected: dict[str, tuple[Any, Any]], by_itself: bool = False) -> str:

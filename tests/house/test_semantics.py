@@ -49,6 +49,24 @@ def test_no_two_readings_of_a_probe_are_the_same():
             assert not same, f"{section}, {probe.rule}: {one} is {other}"
 
 
+def test_a_second_layer_is_named_where_it_differs(monkeypatch):
+    words = {"nnx": "error", "grouped": "same", "flax": "same", "keras": "same", "mlx": "same"}
+    monkeypatch.setattr(verdicts, "ask_peer", lambda name, *rest: words[name])
+    probe = verdicts.Probe("a rule", None)
+    cells = [verdicts.cell(name, probe, {}) for name in ("flax", "keras", "mlx")]
+    assert cells == ["same; nnx: error", "same", "same"]
+    assert verdicts.cell("flax", dataclasses.replace(probe, without=("nnx",)), {}) == "same"
+
+
+def test_what_was_not_run_says_why():
+    def lacking():
+        raise NotImplementedError("Not on CPU. Use another device.")
+
+    assert kernels.refusal(lacking) == "`NotImplementedError: Not on CPU`"
+    with pytest.raises(RuntimeError, match="list: it runs here"):
+        kernels.refusal(list)
+
+
 def right(q, k, v, causal=False):
     return plain_kernel.attend(q, k, v, causal)[0]
 

@@ -23,11 +23,16 @@ def make(options, weights, call):
         options = options | {"key_dim": options["num_hiddens"] // options["num_heads"]}
     sizes = dict.fromkeys(("query_size", "key_size", "value_size"))  # read off the inputs
     layer = keras.layers.MultiHeadAttention(**renamed(options, num_hiddens="output_shape", bias="use_bias", **sizes))
+    return with_weights(layer, weights, call)
+
+
+def with_weights(layer, weights, call):
+    """The layer, built for the inputs of a call if they are arrays, with these canonical weights unless None."""
     queries, keys, values = own_inputs(call, "tensorflow")
     if weights is not None and all(hasattr(X, "shape") for X in (queries, keys, values)):
         layer.build(queries.shape, values.shape, keys.shape)
         for name, parameter in parameters(layer).items():
-            parameter.assign(weights[name].reshape(parameter.shape))  # (in, H, d), (H, d) and (H, dv, D)
+            parameter.assign(weights[name].reshape(parameter.shape))  # (in, H or G, d), (H or G, d) and (H, dv, D)
     return layer
 
 

@@ -31,16 +31,21 @@ def make(options, weights, call):
     module = linen.MultiHeadDotProductAttention(**options)
     if weights is None:
         return module.bind(module.init(jax.random.key(0), *own_inputs(call, "jax"), deterministic=True))
-    parts = dict(zip(PROJECTIONS, PARTS, strict=True))
+    return module.bind({"params": of_heads(weights, heads)})
+
+
+def of_heads(weights, heads):
+    """Canonical weights as nested parameters of Flax's layers, here and in nnx, in which heads have an axis."""
+    parts, width = dict(zip(PROJECTIONS, PARTS, strict=True)), weights["W_q.kernel"].shape[1] // heads
     params = {part: {} for part in PARTS}
     for name, X in weights.items():
         projection, kind = name.split(".")
         if projection != "W_o":
-            X = X.reshape(*X.shape[:-1], heads, -1)  # (in, H, d) and (H, d)
+            X = X.reshape(*X.shape[:-1], -1, width)  # (in, H or G, d) and (H or G, d)
         elif kind == "kernel":
             X = X.reshape(heads, -1, X.shape[1])  # (H, dv, D)
         params[parts[projection]][kind] = jax.numpy.asarray(X)
-    return module.bind({"params": params})
+    return params
 
 
 def run(layer, call):

@@ -4,7 +4,8 @@ import jax
 import numpy as np
 from flax import nnx
 
-from peers.linen import by_part, mask_of, own_options, results
+from peers import renamed
+from peers.linen import by_part, mask_of, of_heads, own_options, results
 
 
 def new(**options):
@@ -13,14 +14,27 @@ def new(**options):
     )
 
 
+def make(options, weights, call):
+    names = {"num_hiddens": "out_features", "bias": "use_bias", "dropout": "dropout_rate"}
+    named = renamed(options, **names, num_key_value_heads="num_kv_heads")
+    named["param_dtype"] = named.setdefault("dtype", "float32")
+    width = options["num_hiddens"]
+    layer = nnx.MultiHeadAttention(in_features=width, **named, decode=False, rngs=nnx.Rngs(0))
+    if weights is not None:
+        nnx.update(layer, of_heads(weights, options["num_heads"]))
+    return layer
+
+
 def run(layer, call):
     graph, params, rest = nnx.split(layer, nnx.Param, ...)
-    hiding = mask_of(call)
+    hiding = {"is_causal": True} if call.only_causal else {"mask": mask_of(call)}
 
     def attend(params, *inputs):
         forward = nnx.capture(nnx.merge(graph, params, rest), nnx.Intermediate)
-        output, state = forward(*inputs, mask=hiding, deterministic=not call.training, sow_weights=True)
-        return output, nnx.to_pure_dict(state)["attention_weights"]
+        output, state = forward(
+            *inputs, **hiding, deterministic=not call.training, sow_weights=call.return_weights
+        )  # fmt: skip
+        return output, nnx.to_pure_dict(state).get("attention_weights", ())
 
     return results(call, attend, params, lambda params: by_part(nnx.to_pure_dict(params)))
 

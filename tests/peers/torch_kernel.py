@@ -24,12 +24,15 @@ def run(layer, call):
     def dense(name, X):
         return X @ layer.weights[f"{name}.kernel"] + layer.weights[f"{name}.bias"]
 
+    width = layer.weights["W_q.kernel"].shape[1] // layer.num_heads
+
     def split(X):
-        return X.unflatten(2, (layer.num_heads, -1)).transpose(1, 2)  # (B, H, T, d)
+        return X.unflatten(2, (-1, width)).transpose(1, 2)  # (B, H or G, T, d)
 
     def attend(*inputs):
         q, k, v = (split(dense(f"W_{x}", X)) for x, X in zip("qkv", inputs, strict=True))
-        pooled = torch.nn.functional.scaled_dot_product_attention(q, k, v, **hiding)  # (B, H, Q, dv)
+        more = hiding | {"enable_gqa": q.shape[1] != k.shape[1]}
+        pooled = torch.nn.functional.scaled_dot_product_attention(q, k, v, **more)  # (B, H, Q, dv)
         return (dense("W_o", pooled.transpose(1, 2).flatten(2)),)  # (B, Q, D)
 
     return results(call, attend)
