@@ -1,7 +1,10 @@
 """What a green comparison could not see: `report.unseen`, `Outcome.unseen`, `mha.parity.inputs`."""
 
+import re
+
 import adapters
 import numpy as np
+import pages
 import planted
 import pytest
 from ports import Port
@@ -87,6 +90,12 @@ def test_each_listed_mistake_passes_and_no_other_does(name, dtype):
         passed = bool(parity.compare(layer, theirs, X, X, X, **call))
         assert passed == (one is not None), (form.mistake.name, form.how, one)
     assert tried == report.sight.of > 40
+
+
+def test_the_page_counts_the_forms_of_a_call():
+    *_, report = green(*CALLS["a fresh layer"], "float32")
+    (number,) = re.findall(r"of (\d+) forms of known mistakes", str(report))
+    assert f" of {number} forms of known mistakes would pass here, too:" in pages.text("docs/parity.md")
 
 
 def test_what_shows_a_mistake_is_true():
