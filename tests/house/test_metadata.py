@@ -1,11 +1,11 @@
-"""The metadata of the package, built as for a wheel: what a package index shows."""
+"""The wheel, built in a copy: it has every file, and what a package index shows."""
 
 import email
 import re
 import shutil
 import subprocess
 import sys
-import tomllib
+import zipfile
 from importlib import metadata
 
 import pages
@@ -15,18 +15,26 @@ LINK = re.compile(r"\]\(([^)]*)\)")
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory):
-    """The folder of the metadata, built in a copy: setuptools writes beside its sources."""
+def wheel(tmp_path_factory):
+    """The folder of its files, built in a copy: setuptools writes beside its sources."""
     folder = tmp_path_factory.mktemp("source")
     for name in ("pyproject.toml", "setup.py", "_mha_pytest_plugin.py", "MANIFEST.in", "README.md", "LICENSE"):
         shutil.copy(pages.ROOT / name, folder)
     for name in ("mha", "mha-stubs", "backends"):
         shutil.copytree(pages.ROOT / name, folder / name, symlinks=True)
-    (folder / "built").mkdir()
-    code = "from setuptools import build_meta; build_meta.prepare_metadata_for_build_wheel('built')"
+    code = "from setuptools import build_meta; build_meta.build_wheel('built')"
     subprocess.run([sys.executable, "-c", code], cwd=folder, check=True, capture_output=True)
-    (built,) = folder.glob("built/*.dist-info")
-    return built
+    (packed,) = folder.glob("built/*.whl")
+    with zipfile.ZipFile(packed) as read:
+        read.extractall(folder / "wheel")
+    return folder / "wheel"
+
+
+@pytest.fixture(scope="module")
+def built(wheel):
+    """The folder of the metadata."""
+    (found,) = wheel.glob("*.dist-info")
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -52,12 +60,16 @@ def test_who_cites_it_names_its_version_and_license(built):
     assert said["title"].startswith('"mha: one multi-head attention')
 
 
-def test_every_file_that_is_no_module_is_packaged():
-    patterns = tomllib.loads(pages.text("pyproject.toml"))["tool"]["setuptools"]["package-data"]["mha"]
-    packaged = {path for pattern in patterns for path in (pages.ROOT / "mha").glob(pattern)}
-    kept = {path for path in (pages.ROOT / "mha").rglob("*.*") if path.suffix not in (".py", ".pyc") and path.is_file()}
-    assert {path for path in kept if "__pycache__" not in path.parts} == packaged
-    assert all((path.parent / "__init__.py").exists() for path in packaged)
+def files(folder):
+    """The files in a folder, by their names from there, without what Python and setuptools keep."""
+    found = {path.relative_to(folder) for path in folder.rglob("*") if path.is_file()}
+    return {path.as_posix() for path in found if not {"__pycache__", ".mypy_cache"} & {*path.parts}}
+
+
+def test_the_wheel_has_every_file(wheel, built):
+    ours = {f"{name}/{file}" for name in ("mha", "mha-stubs") for file in files(pages.ROOT / name)}
+    ours |= {f"mha/backends/{file}" for file in files(pages.ROOT / "backends")} | {"_mha_pytest_plugin.py"}
+    assert files(wheel) - {f"{built.name}/{file}" for file in files(built)} == ours
 
 
 def test_no_link_leads_nowhere(description):
