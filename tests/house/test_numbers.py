@@ -103,6 +103,8 @@ SAID = {
     "at most {} \\* (1 + {} / √n)": [rules.MEAN, rules.FEW],
     # Programs and limits
     "than 1 of {} goes unnoticed": [round(1 / mutants.SHARE)],
+    "{} mutants of mha": written("tests/programs/mutants.py", r"How many mutants to draw.*= (\d+),"),
+    "each option alone and {} drawn together": written("tests/programs/write_all.py", r"--drawn.*default=(\d+)"),
     "{} calls of each backend": written("tests/programs/soak.py", r"\] = (\d+_\d+),"),
     "up to {} processes and {} devices": written("tox.ini", r"--distributed torch:(\d) --distributed jax:(\d)"),
     "Each level has {} points": [*{level.points for level in LEVELS}],
