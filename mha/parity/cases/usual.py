@@ -214,7 +214,10 @@ CASES = (
     full("additive, sinks", ADDITIVE | {"sinks": True}, [[4, 2, 3], [5, 0, 2]], causal=True),
     Case("output gate", GROUPED | {"output_gate": "element"}, [3, 0], dtypes=DTYPES),
     full("output gate of heads", WIDTHS | {"output_gate": "head"}, [3, 2], dtypes=DTYPES),
-    full("output gate, scale 30", GROUPED | {"output_gate": "element"}, [3, 2], scale=30.0, dtypes=DTYPES),
+    full(
+        "output gate, scale 30", GROUPED | {"output_gate": "element"}, [3, 2], scale=30.0, num_queries=23,
+        dtypes=DTYPES,
+    ),
     full("output gate, all options", ALL | {"output_gate": "element"}, **ALL_CALL, dtypes=DTYPES),
     full(
         "additive, output gate of heads", ADDITIVE | {"output_gate": "head"}, [[4, 2, 3], [5, 0, 2]], causal=True,
