@@ -15,6 +15,7 @@ import adapters
 import hypothesis
 import numpy as np
 import pytest
+from bounds import scale_bounds
 
 from mha.core import dispatch
 
@@ -38,6 +39,7 @@ def pytest_addoption(parser):
         help="XLA leaves out most optimisations: JAX compiles in a third of the time",
     )
     parser.addoption("--long", action="store_true", help="also tests that are marked as long with a backend")
+    parser.addoption("--bounds", type=float, default=1.0, help="take each bound and tolerance so many times")
 
 
 MARKERS = (
@@ -45,6 +47,7 @@ MARKERS = (
     "needs(*names): a test of backends that lack none of these, as the facts of their folders say",
     "long(*names): with these backends it takes seconds where a quicker one says nearly the same; --long has it too",
     "all_backends: a test of all of them together; without one of them it is not collected",
+    "margin(least, most): with --bounds outside these it is not collected; (1, 1): a test of bounds as written numbers",
 )
 
 
@@ -90,6 +93,8 @@ def pytest_configure(config):
         # Emitters of fused loops take half of what is left, and a program in parts is compiled by several threads.
         flags = os.environ.get("XLA_FLAGS", ""), "--xla_cpu_use_fusion_emitters=false"
         os.environ["XLA_FLAGS"] = " ".join((*flags, "--xla_cpu_parallel_codegen_split_count=1"))
+    if config.getoption("--bounds") != 1:
+        scale_bounds(config.getoption("--bounds"))
     hands_out = config.getoption("numprocesses", None) and not hasattr(config, "workerinput")  # -n 2: runs none itself
     for backend in config.backends:
         try:
@@ -140,6 +145,9 @@ def belongs(item):
     markers = list(item.iter_markers("backends"))
     meant = ({backend} if backend else asked).intersection(*(marker.args for marker in markers))
     if not meant:
+        return False
+    times = item.config.getoption("--bounds")
+    if not all(least <= times <= most for least, most in (one.args for one in item.iter_markers("margin"))):
         return False
     if not item.config.getoption("--long") and any(meant <= {*marker.args} for marker in item.iter_markers("long")):
         return False

@@ -23,6 +23,7 @@ from draws import Trial
 HALVES = ["float16", "bfloat16"]
 
 
+@pytest.mark.margin(1, 1)
 @pytest.mark.parametrize("dtype", HALVES)
 @pytest.mark.parametrize(("size", "factor"), [(4, 7.5), (400, 3.0), (160_000, 2.525)])  # 2.5 * (1 + 4 / sqrt(size))
 def test_the_mean_may_be_so_many_times_that_of_right_code(dtype, size, factor):
@@ -33,6 +34,7 @@ def test_the_mean_may_be_so_many_times_that_of_right_code(dtype, size, factor):
     assert right.ratio(oracle - 0.95 * factor / 4) <= 1 < right.ratio(oracle - 1.05 * factor / 4)
 
 
+@pytest.mark.margin(1, 1)
 @pytest.mark.parametrize(("dtype", "unit"), [("float16", 2**-11), ("bfloat16", 2**-8)])
 def test_without_an_error_a_rounding_of_the_numbers_or_of_their_peers_is_allowed(dtype, unit):
     oracle = np.full(400, 2.0)
@@ -76,6 +78,7 @@ def of_pytorch(name, made, cotangent):
     return ports.gradients(ports.PORTS[name][0], made, cotangent)
 
 
+@pytest.mark.margin(1, 2)  # it asks for one itself
 @pytest.mark.backends("torch")
 @pytest.mark.parametrize("name", ["eager", "half_softmax", "upcast", "sdpa", "sdpa_math", "mha", "mha_fused"])
 def test_right_ports_of_pytorch_are_right_with_a_margin(call, name):
@@ -83,6 +86,7 @@ def test_right_ports_of_pytorch_are_right_with_a_margin(call, name):
     assert ratio(asked, of_pytorch(name, made, cotangent)) < 0.7
 
 
+@pytest.mark.margin(1, 2)
 @pytest.mark.backends("torch", "tensorflow", "jax", "mlx")
 def test_right_backends_are_right_with_a_margin(call, backend):
     made, cotangent, asked = call

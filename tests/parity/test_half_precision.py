@@ -11,6 +11,8 @@ from mha.core.options.positions import Rotary
 from mha.parity.rule.half_precision import HalfPrecision, likeness, row_errors
 from mha.parity.rule.styles import EXACT, FUSED, PLAIN, STEPS, TILES, Border
 
+pytestmark = pytest.mark.margin(1, 1)
+
 B, Q, D = 3, 64, 256
 UNIT, ERROR = 2.0**-8, 2.0**-6  # of bfloat16; of each number in each style that is written down
 USUAL = Border()  # of a layer without a rotation and norms

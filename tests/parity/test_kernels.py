@@ -100,7 +100,7 @@ def test_many_terms_may_be_added_one_after_the_other(K):
     v = np.random.default_rng(5).normal(3, 1, (1, 4, K, 16)).astype("float32")
     total = np.add.accumulate(v / np.float32(K), 2)[:, :, -1:]  # (1, 4, 1, 16)
     report = compare_kernel(total, nothing(1, 4, 1, 2), nothing(1, 4, K, 2), v)
-    assert 0.1 < report.ratio < 0.7
+    assert 0.05 < report.ratio < 0.7
     assert not compare_kernel(total * np.float32(1 + 3e-5), nothing(1, 4, 1, 2), nothing(1, 4, K, 2), v)
 
 
@@ -243,6 +243,7 @@ def exact(share, name, layout, place):
     return compare_kernel({name: right.astype("float32")}, q, k, v.astype("float32"), layout=layout, **options)
 
 
+@pytest.mark.margin(1, 1)
 @pytest.mark.parametrize("layout", ["BHTD", "THD"])
 @pytest.mark.parametrize("place", [0, 1])
 @pytest.mark.parametrize("name", EXACT)
@@ -253,6 +254,7 @@ def test_a_bound_is_of_a_text_and_a_head(layout, name, place):
     assert not exact(-1.1, name, layout, place)
 
 
+@pytest.mark.margin(1, 1)
 def test_the_bound_of_a_log_sum_exp_is_of_the_largest_score():
     for score in (1 / 4, 3.0):
         for share, same in ((0.9, True), (1.1, False)):
@@ -260,12 +262,14 @@ def test_the_bound_of_a_log_sum_exp_is_of_the_largest_score():
             assert bool(compare_kernel({"lse": lse}, heads(1), heads(score), heads(1))) == same
 
 
+@pytest.mark.margin(1, 1)
 def test_the_bound_of_a_log_sum_exp_knows_products_that_a_bias_takes_back():
     for share, same in ((0.9, True), (1.1, False)):
         lse = np.full((1, 1, 1), share * 16 * UNIT * 3)
         assert bool(compare_kernel({"lse": lse}, heads(1), heads(3), heads(1), bias=heads(-3.0))) == same
 
 
+@pytest.mark.margin(1, 1)
 def test_large_scores_widen_the_bound_as_their_rounding_moves_the_weights():
     """By an eighth of the product: 80 are 10 more."""
     for share, same in ((0.9, True), (1.1, False)):
@@ -273,6 +277,7 @@ def test_large_scores_widen_the_bound_as_their_rounding_moves_the_weights():
         assert bool(compare_kernel(theirs, heads(8), heads(10), heads(1))) == same
 
 
+@pytest.mark.margin(1, 1)
 def test_the_bound_of_a_shared_head_is_of_the_heads_that_share_it():
     inputs = nothing(1, 4, 1, 1), nothing(1, 2, 1, 1), np.ones((1, 2, 1, 1), "float32")
     cotangent = np.array([1, 1, SMALL, SMALL], "float32").reshape(1, 4, 1, 1)

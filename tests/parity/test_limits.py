@@ -23,6 +23,8 @@ from mha.parity.diagnosis.search.verdicts import Judge, MistakeVerdict
 from mha.parity.rule.problem import problem
 from mha.parity.rule.relations import MatrixChange, relate
 
+pytestmark = pytest.mark.margin(1, 1)
+
 EVERYTHING = Focus()
 FORM = next(form for form in FORMS if form.mistake.name == "W_q.kernel is not transposed")
 

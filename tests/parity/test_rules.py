@@ -14,6 +14,8 @@ from mha.parity.cases import suite
 from mha.parity.rule import problem
 from mha.parity.rule.rules import ratio_of, row_bounds
 
+pytestmark = pytest.mark.margin(1, 1)
+
 # Worked out by hand. The largest number of the oracle is 4, the base is off by the error in brackets:
 # float64: 1e-12 * 4, for gradients 1e-10 * 4; whatever the base is
 # float32 (2^-20): 8 * 2^-20 + 16 * 2^-24 * 4, for gradients 16 * 2^-20 + 16 * 2^-24 * 4

@@ -22,6 +22,7 @@ FLOAT32 = {"dtypes": "float32"}
 # 1. Right kernels
 
 
+@pytest.mark.margin(1, 2)  # it asks for one itself
 def test_a_right_kernel_passes_every_case():
     outcome = assert_kernel(attend)
     assert outcome.not_offered == ("gradients",)
@@ -116,6 +117,7 @@ def test_the_kernel_of_torch():
     }
 
 
+@pytest.mark.margin(0.6, 2)  # 0.53 of a bound, on three kinds of processors: its backward pass computes weights again
 @pytest.mark.backends("torch")
 def test_a_builtin_of_torch():
     import torch

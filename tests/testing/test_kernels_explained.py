@@ -45,17 +45,17 @@ def test_options_are_drawn_together():
 
 @pytest.mark.backends("torch")
 def test_sums_in_half_precision_are_noticed():
-    """Sums of 16 keys are added up in bfloat16, as an accumulator in the inputs' dtype does."""
+    """Sums of 4 keys are added up in bfloat16, as an accumulator in the inputs' dtype does."""
     import torch
 
     def kernel(q, k, v):
         k, v = (X.repeat_interleave(q.shape[1] // X.shape[1], 1) for X in (k, v))
         weights = torch.softmax((q @ k.mT).float() * q.shape[3] ** -0.5, 3).to(q.dtype)  # (B, H, Q, K)
-        return sum(some @ values for some, values in zip(weights.split(16, 3), v.split(16, 2), strict=True))
+        return sum(some @ values for some, values in zip(weights.split(4, 3), v.split(4, 2), strict=True))
 
     said = failure_of(kernel, "torch", gradients=False)
-    assert "differs in 1 of" in said
-    assert "the smallest is bfloat16, 704 tokens" in said
+    assert "bfloat16, 704 tokens" in said.splitlines()[0]
+    assert "float32" not in said.splitlines()[0]
 
 
 @pytest.mark.backends("torch")
