@@ -106,7 +106,8 @@ def track(description: str, things: list[T]) -> Iterator[T]:
 def progress() -> Progress:
     """Return a progress bar, which shows only where stderr is a terminal."""
     stderr = console(stderr=True)
-    return Progress(console=stderr, transient=True, disable=not stderr.is_terminal)
+    stderr.quiet = not stderr.is_terminal  # before Rich 14.3, a bar that is disabled ends with an empty line
+    return Progress(console=stderr, transient=True, disable=stderr.quiet)
 
 
 def fail(problem: object) -> NoReturn:

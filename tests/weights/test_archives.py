@@ -400,7 +400,7 @@ def test_without_h5py_the_error_says_what_to_install(tmp_path, monkeypatch):
     hdf5(tmp_path / "weights", model())
     monkeypatch.setitem(sys.modules, "h5py", None)
     assert refusal(tmp_path / "weights") == (
-        'is an HDF5 file, which h5py reads: pip install "h5py>=3"; or save the weights as safetensors'
+        'is an HDF5 file, which h5py reads: pip install "h5py>=3.8"; or save the weights as safetensors'
     )
 
 

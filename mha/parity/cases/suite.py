@@ -239,7 +239,7 @@ def check_exact(backend: BackendName, dtype: FloatName) -> list[Result]:
         unit = np.eye(d, dtype=numpy_dtype(dtype))  # (d, d)
         attention.weights = dict.fromkeys(attention.weights, unit)
         nothing, padding = np.zeros_like(unit[0]), np.full_like(unit[0], np.nan)
-        queries = 2 * unit[None, :1]  # (1, 1, d)
+        queries = (unit + unit)[None, :1]  # (1, 1, d); in NumPy 2.0, 2 * bfloat16 is float32
         keys = np.stack([nothing, unit[0], padding])[None]  # (1, 3, d)
         values = np.stack([nothing, unit[1], padding])[None]  # (1, 3, d)
         output, weights = attention(queries, keys, values, [2], return_weights=True)
