@@ -8,7 +8,7 @@ LAYERS = ("mlx.nn.MultiHeadAttention",)
 CACHES = ("mlx_lm.KVCache",)
 FORMATS = ("mlx",)
 METHOD = "__call__"
-PACKAGES = ("mlx[cpu]>=0.32.2",)
+PACKAGES = ("mlx[cpu]>=0.32.4",)
 SECONDS = 4
 LACKS = {
     "sparse arrays": "its arrays are dense",

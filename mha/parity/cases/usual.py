@@ -93,7 +93,7 @@ class Case:
         call = {"mask": mask} | {name: getattr(self, name) for name in ROWS if ROWS[name].holds in WHOLE}
         if self.score_bias is not None:
             bias = random.normal(size=self.score_bias).astype(numpy_dtype(dtype))
-            call["score_bias"] = np.where(random.random(self.score_bias) < 0.2, -np.inf, bias).astype(bias.dtype)
+            call["score_bias"] = np.where(random.random(self.score_bias) < 0.2, bias.dtype.type(-np.inf), bias)
         if self.head_gates is not None:
             call["head_gates"] = random.normal(size=self.head_gates).astype(numpy_dtype(dtype))
         return call
