@@ -11,6 +11,8 @@ from importlib import metadata
 import pages
 import pytest
 
+from mha.core import dispatch
+
 LINK = re.compile(r"\]\(([^)]*)\)")
 
 
@@ -58,6 +60,16 @@ def test_who_cites_it_names_its_version_and_license(built):
     assert said["version"] == message["Version"]
     assert said["license"] == message["License-Expression"]
     assert said["title"].startswith('"mha: one multi-head attention')
+
+
+def test_the_page_of_versions_has_what_is_accepted_and_what_is_pinned():
+    rows = re.findall(r"^\| ([a-z]+) \| (\d\S*) \| (\d\S*) \|", pages.text("docs/versions.md"), re.MULTILINE)
+    names = {module.partition(".")[0] for framework in dispatch.FRAMEWORKS.values() for module in framework.needs}
+    assert sorted(name for name, *_ in rows) == sorted(names)
+    accepted = set(re.findall(r"([a-z]+)(?:\[cpu\])?[>=]=([\d.]+)[\"`]", pages.text("pyproject.toml")))
+    pinned = set(re.findall(r"([a-z]+)(?:-cpu|\[cpu\])?==([\d.]+)$", pages.text("tox.ini"), re.MULTILINE))
+    assert {(name, oldest) for name, oldest, _ in rows} == {one for one in accepted if one[0] in names}
+    assert {(name, version) for name, _, version in rows} == {one for one in pinned if one[0] in names}
 
 
 def files(folder):

@@ -1,7 +1,8 @@
 """Write tests/layer/mxnet.safetensors: what MXNet computes where nothing was done to make it run.
 
-Run in the tox environment mxnet-legacy (NumPy 1.23.5, MXNet 1.9.1), from the root of the checkout:
-`.tox/mxnet-legacy/bin/python tests/programs/make_vectors.py`. Every other environment compares itself with this file.
+Run in the tox environment versions-py311-oldest-mxnet (NumPy 1.23.5, MXNet 1.9.1), from the root of the checkout:
+`.tox/versions-py311-oldest-mxnet/bin/python tests/programs/make_vectors.py`. Every other environment compares itself
+with this file.
 """
 
 import importlib.metadata
