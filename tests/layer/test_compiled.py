@@ -111,7 +111,7 @@ def test_blocks_are_in_one_graph(backend, rng, monkeypatch):
 
 
 @pytest.mark.backends("torch")
-@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore:`torch.jit:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore:`torch.jit")
 def test_a_trace_of_torch_takes_other_lengths(backend, rng):
     """Nothing of its symbols is remembered for later calls."""
     import torch

@@ -4,16 +4,15 @@ Letters as in the chapters. What hides, and what changes a score, is a function 
 """
 
 import functools
-import importlib
 import importlib.util
 import itertools
 import math
 import types
 import warnings
 import weakref
-from typing import Any
 
 import torch
+from torch.nn.attention import flex_attention as flex
 
 from mha.core.call import PACKED, PLACES, note_kernel
 from mha.core.engine.scores import needs_scores
@@ -23,8 +22,6 @@ from mha.core.options.checks import FURTHEST
 from ..hiding import four_axes, places, signed, widen
 from .pooling import only_causal
 
-NAME = "torch.nn.attention.flex_attention"
-FLEX: Any = importlib.import_module(NAME) if importlib.util.find_spec(NAME) else None  # PyTorch 2.4 has none
 LEAST = 2**20  # pairs of a sample: for fewer, to compile the kernel is not worth its seconds
 WIDTHS = range(16, 257)  # of heads
 DTYPES = torch.float16, torch.bfloat16  # in float32, matrix products here are slow, or TF32
@@ -38,7 +35,7 @@ _last: tuple = (None, [], None)  # of the last mask by arrays: facts, weak refer
 
 def is_there():
     """Whether this PyTorch has what is needed to compile the kernel for a GPU, and has not failed to."""
-    return not _failed and HAS_TRITON and hasattr(FLEX, "AuxRequest")  # which came with PyTorch 2.9
+    return not _failed and HAS_TRITON
 
 
 def takes(pooling, config, call, queries, keys):
@@ -99,7 +96,7 @@ def _pool(pool, heads, mask, arrays, scale, softcap, needs_sums, sinks):
     options["score_mod"] = changed_score(softcap, arrays.get("score_bias"))
     if not needs_sums:
         return pool(*heads, **options)  # (B, H, Q, dv)
-    pooled, more = pool(*heads, return_aux=FLEX.AuxRequest(lse=True), **options)  # (B, H, Q, dv)
+    pooled, more = pool(*heads, return_aux=flex.AuxRequest(lse=True), **options)  # (B, H, Q, dv)
     sums = more.lse[..., None]  # (B, H, Q, 1)
     if sinks is not None:
         pooled = (widen(pooled) * torch.sigmoid(sums - widen(sinks))).to(pooled.dtype)  # (B, H, Q, dv)
@@ -136,7 +133,7 @@ def compiled(known, any_size):
     """
     dynamic = None if any_size else False  # None = once a second size has come
     return tuple(
-        torch.compile(of_its_own(made), dynamic=dynamic) for made in (FLEX.flex_attention, FLEX.create_block_mask)
+        torch.compile(of_its_own(made), dynamic=dynamic) for made in (flex.flex_attention, flex.create_block_mask)
     )
 
 

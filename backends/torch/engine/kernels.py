@@ -57,7 +57,6 @@ FAULTS = {
 }  # fmt: skip
 MEMORY = 2**34  # bytes of a GPU that is not asked
 LEAST = 128  # queries for which cuDNN may plan
-KNOWS_GROUPS = "enable_gqa" in (nn.functional.scaled_dot_product_attention.__doc__ or "")  # from PyTorch 2.5 on
 RIGHT_KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]  # beside a mask, on a GPU
 
 
@@ -79,7 +78,7 @@ def pool_by_kernel(queries, keys, values, visible=None, *, is_causal=False, scal
         pool = nn.functional.scaled_dot_product_attention if recorder.kernels is None else _pool
         return pool(queries, keys, values, visible, is_causal=is_causal, scale=scale)
     times = queries.shape[1] // keys.shape[1]
-    if times > 1 and not (visible is None and KNOWS_GROUPS):
+    if times > 1 and visible is not None:
         keys, values = (X.repeat_interleave(times, 1) for X in (keys, values))  # (B, H, K, any)
         times = 1
     if visible is None:

@@ -29,7 +29,6 @@ def passes(attention: MultiHeadAttention, shape: Shape, kind: str) -> dict[str, 
     hiding, mask = shape.call(), shape.mask()
     in_order = shape.causal and shape.window is None  # in order, which both know without a mask
     padded = shape.lengths() is not None
-    grouped: Any = {"enable_gqa": True} if shape.G else {}  # which PyTorch 2.4 lacks
     seen = None if mask is None or in_order else mask[:, None]  # (B or 1, 1, 1 or T, T)
 
     def ours(X: Any, lengths: Any, **options: Any) -> Any:
@@ -46,12 +45,12 @@ def passes(attention: MultiHeadAttention, shape: Shape, kind: str) -> dict[str, 
         return step(theirs, shape, hidden, call)
 
     def fused(X: Any, seen: Any) -> Any:
-        pool = functional.scaled_dot_product_attention
-        return _around(functools.partial(pool, attn_mask=seen, is_causal=in_order, **grouped), layer, X, shape)
+        known = {"attn_mask": seen, "is_causal": in_order, "enable_gqa": bool(shape.G)}
+        return _around(functools.partial(functional.scaled_dot_product_attention, **known), layer, X, shape)
 
     def flexible() -> Step:
         """The kernel that torch.compile makes with a C++ compiler; on the CPU it has no gradients."""
-        from torch.nn.attention import flex_attention  # which PyTorch 2.4 lacks
+        from torch.nn.attention import flex_attention
 
         texts = tensor(shape.segment_numbers())
         kernel: Any = torch.compile(flex_attention.flex_attention, fullgraph=True)
