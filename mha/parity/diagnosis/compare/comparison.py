@@ -223,7 +223,7 @@ def compare_array(asked: Problem, name: str, X: np.ndarray, layout: str | None) 
     if theirs.ndim == 4 and theirs.shape != right.X.shape:  # heads of keys that were repeated already
         share = theirs.shape[1] // right.X.shape[1]
         right, counts = right._replace(X=np.repeat(right.X, share, 1)), np.repeat(counts, share, 1)
-    there = np.where(counts, theirs, 0).astype(np.float64)
+    there = np.where(counts, theirs.astype(np.float64), 0)
     usual = name == PLACED or checks.dtype_name(X.dtype) == asked.config.dtype
     notes = [] if usual else [f"in {X.dtype}"]
     if name == MEANS:
