@@ -4,6 +4,7 @@ import ast
 import dataclasses
 import importlib
 import json
+import os
 import re
 import subprocess
 import sys
@@ -289,7 +290,7 @@ class TestTexts:
         command = [sys.executable, "-m", "mha", "write", "torch", "--num-hiddens", "24", "--num-heads", "4"]
         done = subprocess.run(
             [*command, "-o", str(folders[1] / "attention.py")],
-            env={"PYTHONHASHSEED": "1", "PYTHONPATH": ":".join(sys.path)}, capture_output=True, text=True,
+            env=os.environ | {"PYTHONHASHSEED": "1", "PYTHONPATH": ":".join(sys.path)}, capture_output=True, text=True,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
         found = [[path.read_bytes() for path in sorted(folder.iterdir())] for folder in folders]

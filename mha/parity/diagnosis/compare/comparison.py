@@ -165,7 +165,7 @@ def ratio(
         raise ValueError(f"the layer overflows {dtype} with these numbers: there is no bound; choose smaller ones")
     if found.shape != expected.X.shape:
         return np.inf
-    return expected.ratio(np.where(asked.matters("output"), found, 0))
+    return expected.ratio(np.where(asked.matters("output"), found, found.dtype.type(0)))
 
 
 def report_of(
@@ -187,7 +187,7 @@ def report_of(
     taken |= turned_back
     for name, X in turned_back.items():
         if not passed[name]:
-            far = error(np.where(asked.matters(name), X, 0), asked.expected(name).X)
+            far = error(np.where(asked.matters(name), X, X.dtype.type(0)), asked.expected(name).X)
             by_name[name] = replace(by_name[name], error=far, place=None, note=note)
     ways = find_rewritten(asked, taken, {name: row.passed for name, row in by_name.items()})
     for name, way in ways.taken_back.items():

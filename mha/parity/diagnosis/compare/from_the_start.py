@@ -28,7 +28,7 @@ def from_the_start(steps: Sequence[DecodeCall], cache: Cache, theirs: Array) -> 
     """
     right = last_problem(steps, cache, ())
     expected, counts = right.expected("output"), right.matters("output")
-    there, forms = np.where(counts, theirs, 0).astype(np.float64), forms_of(OF_DECODING)
+    there, forms = np.where(counts, theirs.astype(np.float64), 0), forms_of(OF_DECODING)
     far, found = expected.ratio(there), []
     for form in forms:
         try:
@@ -38,7 +38,7 @@ def from_the_start(steps: Sequence[DecodeCall], cache: Cache, theirs: Array) -> 
         dtype = asked.config.dtype
         benches = [Bench(asked, kind) for kind in ("float64", dtype)]
         outputs: Any = (bench.steps(possible_mistakes(bench, (form,)), "output") for bench in benches)
-        wide, narrow = (np.where(counts, X, 0) for X in outputs)
+        wide, narrow = (np.where(counts, X, X.dtype.type(0)) for X in outputs)
         ratio, left = Expected.of(dtype, wide, narrow).ratio(there), apart(there, wide) / apart(there, expected.X)
         if ratio <= 1 and left <= LEFT:
             found.append(explain((form,), ratio, left, far >= SURE))
