@@ -8,7 +8,7 @@ DTYPES = ("float32", "float64", "float16", "bfloat16")
 LAYERS = ("torch.nn.MultiheadAttention",)
 CACHES = ("transformers.DynamicCache", "transformers.StaticCache")
 METHOD = "forward"
-PACKAGES = ("torch>=2.9",)
+PACKAGES = ("torch>=2.12",)
 SECONDS = 9
 PARALLEL = ("plan", "parallelize", "gather", "save", "load")
 RANKS = True

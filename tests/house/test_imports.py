@@ -265,7 +265,7 @@ def test_what_is_to_be_installed_is_what_the_package_asks_for():
     gone = {*get_args(BackendName)} - dispatch.FRAMEWORKS.keys()
     known |= {"plots": dispatch.PLOTS, "hdf5": dispatch.HDF5, "notebooks": dispatch.NOTEBOOKS, "write": dispatch.WRITE}
     assert known == {extra: extras[extra] for extra in extras.keys() - gone}
-    assert dispatch.install("torch") == 'pip install "torch>=2.9"'
+    assert dispatch.install("torch") == 'pip install "torch>=2.12"'
     for name, framework in OTHERS.items():
         assert dispatch.install(name).endswith(f" && {framework.last}" if framework.last else '"')
 

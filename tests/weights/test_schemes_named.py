@@ -84,5 +84,5 @@ def test_two_arrays_of_one_name_are_refused():
 def test_a_missing_framework_says_what_to_install(monkeypatch):
     monkeypatch.delitem(sys.modules, "mha.backends.torch", raising=False)
     monkeypatch.setattr(dispatch, "_missing_modules", lambda name: ["torch"])
-    with pytest.raises(ModuleNotFoundError, match=r'^backend .torch. needs torch: pip install "torch>=2.9"$'):
+    with pytest.raises(ModuleNotFoundError, match=r'^backend .torch. needs torch: pip install "torch>=2.12"$'):
         mha.MultiHeadAttention(6, 2, backend="numpy").to_native("torch.nn.MultiheadAttention")
