@@ -33,7 +33,7 @@ class Focus(NamedTuple):
 
 def blank_unused(problem: Problem, name: str, X: Array) -> Array:
     """Return an array in float64, 0 where it does not matter."""
-    return np.where(problem.matters(name), X, 0).astype(np.float64)
+    return np.where(problem.matters(name), X.astype(np.float64), 0)
 
 
 def ratios(problem: Problem, theirs: Mapping[str, Array]) -> dict[str, float]:
