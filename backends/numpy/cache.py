@@ -34,9 +34,9 @@ def place(queries, keys, values, call):
         keys, values = (np.zeros((B, 1, width), queries.dtype) for width in cache.widths)  # (B, 1, any)
     if not cache.frozen:
         call = call._replace(valid_lens=None)
-    queries = np.where(positions[:, :, None] >= 0, queries, 0)  # (B, Q, any)
+    queries = np.where(positions[:, :, None] >= 0, queries, np.zeros_like(queries))  # (B, Q, any)
     seen = key_positions[:, :, None] >= 0  # (B, Q or 1, 1)
-    keys, values = (np.where(seen, X, 0) for X in (keys, values))  # (B, Q or 1, any)
+    keys, values = (np.where(seen, X, np.zeros_like(X)) for X in (keys, values))  # (B, Q or 1, any)
     return queries, keys, values, call._replace(positions=positions, key_positions=key_positions)
 
 

@@ -33,7 +33,7 @@ METHODS = pytest.mark.parametrize("method", ["ablation", "gradient"])
 def layer(backend, rng, name="plain", dtype="float64", **options):
     """A layer of LAYERS whose weights and biases are all random."""
     attention = make(backend, num_heads=HEADS, dtype=dtype, **LAYERS[name][0], **options)
-    attention.weights = {name: rng.normal(size=X.shape).astype(X.dtype) / 2 for name, X in attention.weights.items()}
+    attention.weights = {name: (rng.normal(size=X.shape) / 2).astype(X.dtype) for name, X in attention.weights.items()}
     return attention
 
 

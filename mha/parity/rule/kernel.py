@@ -201,8 +201,7 @@ class KernelProblem(Problem):
         with np.errstate(invalid="ignore"):
             if name.startswith(GRADIENT):
                 return super()._expect(name)
-            sides = (np.where(self.matters(name), X[name], 0) for X in (self.oracle, self.base))
-            oracle, base = (X.astype(np.float64) for X in sides)
+            oracle, base = (self.blank_unused(name, X[name]) for X in (self.oracle, self.base))
             found = self.within(self.limits(name, oracle, base), oracle)
         if name != "output":
             return found

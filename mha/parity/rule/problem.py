@@ -212,6 +212,10 @@ class Problem:
         """Return which numbers of an array count, see `layouts.matters`."""
         return matters(name, self.pairs_that_count, self.rows_that_count, self.config.num_key_value_heads)
 
+    def blank_unused(self, name: str, X: np.ndarray) -> np.ndarray:
+        """Return an array in float64, 0 where it does not matter."""
+        return np.where(self.matters(name), X.astype(np.float64), 0)
+
     @functools.cached_property
     def half(self) -> Any:
         """Return the rule for an output in half precision, None in others, and without queries."""
@@ -282,20 +286,17 @@ class Problem:
         return self.expectations[name]
 
     def _expect(self, name: str) -> Expected:
-        dtype = self.config.dtype
         if name.startswith(GRADIENT):
-            short = name.removeprefix(GRADIENT)
+            short, sides = name.removeprefix(GRADIENT), (self.oracle_gradients, self.base_gradients)
             if short == INPUTS:
-                gradients = self.oracle_gradients, self.base_gradients
-                oracle, base = (np.sum([one[name] for name in OF_INPUTS], 0) for one in gradients)
+                oracle, base = (np.sum([one[name] for name in OF_INPUTS], 0) for one in sides)
             else:
-                oracle, base = self.oracle_gradients[short], self.base_gradients[short]
+                oracle, base = (one[short] for one in sides)
             return self.expected_gradient(short, oracle, base, rounding_scale(short, self.oracle_gradients))
-        counts = self.matters(name)
         if name == "output":
             return self.expected_output()
-        oracle, base = (np.where(counts, X[name], 0) for X in (self.oracle, self.base))
-        return Expected.of(dtype, oracle, base, False)
+        oracle, base = (self.blank_unused(name, X[name]) for X in (self.oracle, self.base))
+        return Expected.of(self.config.dtype, oracle, base, False)
 
     def expected_gradient(self, name: str, oracle: np.ndarray, base: np.ndarray, scale: float) -> Expected:
         """Return the expected gradient, and its bound; scale: as of `bound`."""
@@ -303,7 +304,7 @@ class Problem:
 
     def expected_output(self) -> Expected:
         """Return the expected output, without the memory that the steps take."""
-        oracle, base = (np.where(self.matters("output"), X, 0) for X in self.outputs())
+        oracle, base = (self.blank_unused("output", X) for X in self.outputs())
         return Expected.of(self.config.dtype, oracle, base)._replace(half=self.half)
 
     def gradients(self) -> list[str]:
@@ -402,7 +403,7 @@ def problem(
     rows = None if rows is None else rows_of(rows, queries.shape[:2])
     if rows is not None:  # the loss is of these alone
         ones = np.ones((*queries.shape[:2], attention.config.num_hiddens), queries.dtype)
-        cotangent = np.where(rows[..., None], ones if cotangent is None else cotangent, 0).astype(queries.dtype)
+        cotangent = np.where(rows[..., None], ones if cotangent is None else cotangent, np.zeros_like(ones))
     style = None if style is None else checks.choice("style", style, get_args(StyleName))
     counting = rows, checks.flag("empty_rows", empty_rows), angles, style
     return Problem(layer, queries.copy(), keys.copy(), values.copy(), checked, cotangent, *counting)

@@ -70,7 +70,7 @@ def report_on(it: Implementation, tried: Trial, empty_rows: bool) -> tuple[Repor
     whole = tried.problem(None, empty_rows)
     report = report_of(whole, theirs, call_is_sure=True)
     expected = whole.expected("output")
-    there = np.where(whole.matters("output"), theirs, 0)
+    there = whole.blank_unused("output", theirs)
     wrong = np.asarray(outside(there, expected.X, expected.limit).any(2))  # (B, T)
     if report or not wrong.any():
         return report, ""

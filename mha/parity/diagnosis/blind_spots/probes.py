@@ -276,7 +276,7 @@ def nan_in_padding(asked: Problem) -> Problem | None:
     unseen = ~np.asarray(asked.visible.any((1, 2)))[..., None]  # (B, K, 1)
     if not unseen.any():
         return None
-    keys, values = (np.where(unseen, np.nan, X).astype(X.dtype) for X in (asked.keys, asked.values))
+    keys, values = (np.where(unseen, np.full_like(X, np.nan), X) for X in (asked.keys, asked.values))
     return change_call(asked, inputs=(asked.queries, keys, values))
 
 

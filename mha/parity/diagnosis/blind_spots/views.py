@@ -92,7 +92,7 @@ class View:
         right = self.bench.expected(name, by_rows=self.features == ALL)  # only a mean over all features has a bound
         if wrong.shape != right.X.shape:
             return np.inf
-        wrong = np.where(self.bench.matters(name), wrong, 0)
+        wrong = np.where(self.bench.matters(name), wrong.astype(np.float64), 0)
         return right.ratio_of_mistake(wrong, NARROW, lambda: self.bench.steps((), name))
 
 

@@ -20,7 +20,6 @@ from mha.parity.diagnosis.compare.places import describe_place, hints
 from mha.parity.diagnosis.compare.report import Place, Report, Row
 from mha.parity.diagnosis.pipeline.gradient_rounding import with_rounded_gradients
 from mha.parity.diagnosis.search.explanations import Diagnosis
-from mha.parity.diagnosis.search.sample import blank_unused
 from mha.parity.diagnosis.wrong_setup.equivalent_steps import find_rewritten, undo_shifts
 from mha.parity.rule.decoding import as_decoding
 from mha.parity.rule.layouts import (
@@ -166,7 +165,7 @@ def ratio(
         raise ValueError(f"the layer overflows {dtype} with these numbers: there is no bound; choose smaller ones")
     if found.shape != expected.X.shape:
         return np.inf
-    return expected.ratio(blank_unused(asked, "output", found))
+    return expected.ratio(asked.blank_unused("output", found))
 
 
 def report_of(
@@ -188,7 +187,7 @@ def report_of(
     taken |= turned_back
     for name, X in turned_back.items():
         if not passed[name]:
-            far = error(blank_unused(asked, name, X), asked.expected(name).X)
+            far = error(asked.blank_unused(name, X), asked.expected(name).X)
             by_name[name] = replace(by_name[name], error=far, place=None, note=note)
     ways = find_rewritten(asked, taken, {name: row.passed for name, row in by_name.items()})
     for name, way in ways.taken_back.items():

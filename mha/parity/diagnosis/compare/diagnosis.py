@@ -18,7 +18,6 @@ from mha.parity.diagnosis.pipeline.plan import Plan, equal_plans, make_plan, sam
 from mha.parity.diagnosis.search import numbers, precision
 from mha.parity.diagnosis.search.explanations import Diagnosis, Explanation, explain, merge_alike
 from mha.parity.diagnosis.search.gradients import Gradients
-from mha.parity.diagnosis.search.sample import blank_unused
 from mha.parity.diagnosis.search.search import Searches
 from mha.parity.diagnosis.search.time_budget import Effort
 from mha.parity.diagnosis.search.verdicts import LITTLE, SURE, MistakeVerdict, apart
@@ -107,7 +106,7 @@ def without_rounding(
     """
     if (rounding := next((row.rounding for row in rows if row.rounding), None)) is None:
         return problem, steps
-    expected, there = problem.expected("output"), blank_unused(problem, "output", steps["output"])
+    expected, there = problem.expected("output"), problem.blank_unused("output", steps["output"])
     exact, half = copy.copy(problem), expected.half.without(rounding)
     vars(exact)["expectations"] = problem.expectations | {"output": expected._replace(half=half)}
     return exact, {**steps, "output": there - half.taken}
@@ -188,7 +187,7 @@ def of_numbers(problem: Problem, steps: Mapping[str, Array], searches: Searches,
 
 def small_errors(problem: Problem, steps: Mapping[str, Array]) -> bool:
     """Return whether rounding may explain the errors: none is more than a fifth of the largest number."""
-    there = {name: blank_unused(problem, name, X) for name, X in steps.items()}
+    there = {name: problem.blank_unused(name, X) for name, X in steps.items()}
     return all(apart(X, problem.expected(name).X) <= 0.2 * largest(X) for name, X in there.items())
 
 

@@ -175,7 +175,7 @@ def change_slopes(slopes: Callable[[Rule, Plan], Array | None], plan: Plan) -> P
     X, H = plan.score_bias, plan.heads
     if X.shape[1] != H or H == 1:
         return None
-    seen, wide = np.isfinite(X), np.where(np.isfinite(X), X, 0).astype(np.float64)
+    seen, wide = np.isfinite(X), np.where(np.isfinite(X), X.astype(np.float64), 0)
     for rule in RULES.values():
         by_slope = wide / rule(H)[:, None, None]  # (B or 1, H, Q or 1, K)
         far = np.abs(by_slope - by_slope[:, :1]).max(initial=0)

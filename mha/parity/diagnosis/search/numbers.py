@@ -104,7 +104,7 @@ class Fit:
 
     def blank(self, X: Array | None) -> Array:
         """Return numbers in float64, 0 where they do not matter."""
-        return np.where(self.counts, 0 if X is None else X, 0).astype(np.float64)
+        return np.where(self.counts, 0 if X is None else X.astype(np.float64), 0.0)
 
     def errors(self, at: float) -> Array:
         """Return the error of each number that is left."""

@@ -16,7 +16,7 @@ from mha.parity.diagnosis.mistakes.mistake import Form, State, forms_of
 from mha.parity.diagnosis.mistakes.of_precision import ROUNDINGS, TF32
 from mha.parity.diagnosis.pipeline.pieces import Array, widen
 from mha.parity.diagnosis.search.explanations import Explanation, explain, merge_alike
-from mha.parity.diagnosis.search.sample import Focus, blank_unused, ratios
+from mha.parity.diagnosis.search.sample import Focus, ratios
 from mha.parity.rule.kernel import KernelProblem
 from mha.parity.rule.problem import Problem
 from mha.parity.rule.rules import error, fraction
@@ -103,7 +103,7 @@ def dropout(problem: Problem, theirs: Mapping[str, Array]) -> list[Explanation]:
         return []
     right = {name: problem.expected(name) for name in theirs}
     far = [
-        fraction(error(blank_unused(problem, name, X), right[name].X), right[name].limit) for name, X in theirs.items()
+        fraction(error(problem.blank_unused(name, X), right[name].X), right[name].limit) for name, X in theirs.items()
     ]
     return [dataclasses.replace(found, ratio=max(far))]
 

@@ -31,14 +31,9 @@ class Focus(NamedTuple):
         return Focus(list(dict.fromkeys((*self.samples, sample))), rows, self.features)
 
 
-def blank_unused(problem: Problem, name: str, X: Array) -> Array:
-    """Return an array in float64, 0 where it does not matter."""
-    return np.where(problem.matters(name), X.astype(np.float64), 0)
-
-
 def ratios(problem: Problem, theirs: Mapping[str, Array]) -> dict[str, float]:
     """Return for each array how far it is from what is expected, by its bound."""
-    return {name: problem.expected(name).ratio(blank_unused(problem, name, X)) for name, X in theirs.items()}
+    return {name: problem.expected(name).ratio(problem.blank_unused(name, X)) for name, X in theirs.items()}
 
 
 def distances(X: Array, expected: Array) -> Array:
@@ -63,7 +58,7 @@ def errors_by_query(name: str, X: Array, expected: Array) -> Array | None:
 def last_wrong(problem: Problem, theirs: Mapping[str, Array]) -> tuple[str, Array, Array] | None:
     """Return the last array that exceeds its bound: its name, theirs and what is expected; None if none does."""
     for name in reversed(list(theirs)):
-        expected, there = problem.expected(name), blank_unused(problem, name, theirs[name])
+        expected, there = problem.expected(name), problem.blank_unused(name, theirs[name])
         if expected.ratio(there) > 1:
             return name, there, expected.X
     return None
@@ -98,5 +93,5 @@ def features_of(problem: Problem, theirs: Mapping[str, Array]) -> Any:
     """Choose the features of the output with the largest errors; where there are few, all."""
     if "output" not in theirs or problem.config.num_hiddens <= FEATURES:
         return ALL
-    far = distances(blank_unused(problem, "output", theirs["output"]), problem.expected("output").X).sum((0, 1))
+    far = distances(problem.blank_unused("output", theirs["output"]), problem.expected("output").X).sum((0, 1))
     return sorted(np.argsort(-far, kind="stable")[:FEATURES].tolist())

@@ -72,7 +72,7 @@ class Judge:
             if wide is None or narrow is None or wide.shape != there.shape:
                 worst, left, noise, sample, row = np.inf, np.inf, np.inf, 0, None
                 break
-            wide, narrow, there = (np.where(counts, Y, 0).astype(np.float64) for Y in (wide, narrow, there))
+            wide, narrow, there = (np.where(counts, Y.astype(np.float64), 0) for Y in (wide, narrow, there))
             ratio = Expected.of(dtype, wide, narrow, name == "output").ratio(there)
             if ratio > worst:
                 worst, sample = ratio, int(errors_by_sample(there, wide).argmax())

@@ -21,7 +21,7 @@ from mha.parity.diagnosis.mistakes.of_softmax import divide_by_nothing, fill_hid
 from mha.parity.diagnosis.pipeline.parts import PART_OF, PARTS, compute
 from mha.parity.diagnosis.pipeline.pieces import Array
 from mha.parity.diagnosis.pipeline.plan import Plan, equal_plans, hiding_fields, make_plan
-from mha.parity.diagnosis.search.sample import Focus, blank_unused, features_of, ratios
+from mha.parity.diagnosis.search.sample import Focus, features_of, ratios
 from mha.parity.diagnosis.search.verdicts import NOISE, SURE, Judge, apart, floor
 from mha.parity.rule.layouts import GRADIENT
 from mha.parity.rule.problem import Expected, Problem, problem
@@ -108,7 +108,7 @@ def worst_rows(asked: Problem, theirs: Mapping[str, Array], few: int) -> Array:
         return np.arange(Q)
     far = np.zeros(Q)
     for name, X in theirs.items():
-        distance = np.nan_to_num(np.abs(blank_unused(asked, name, X) - asked.expected(name).X), nan=np.inf)
+        distance = np.nan_to_num(np.abs(asked.blank_unused(name, X) - asked.expected(name).X), nan=np.inf)
         far = np.maximum(far, distance.max((0, 2) if X.ndim == 3 else (0, 1, 3)) / asked.expected(name).limit)
     return np.unique([*np.argsort(-far, kind="stable")[:few], *range(Q - few, Q)])
 
@@ -185,7 +185,7 @@ def tokens_alone(asked: Problem, theirs: Mapping[str, Array]) -> Array | None:
     described = replace(asked, rows=tokens)
     for name in (name for name in theirs if name in PART_OF):
         right = asked.expected(name)
-        if right.ratio(np.where(described.matters(name), blank_unused(asked, name, theirs[name]), right.X)) > 1:
+        if right.ratio(np.where(described.matters(name), asked.blank_unused(name, theirs[name]), right.X)) > 1:
             return None
     return tokens
 
@@ -272,11 +272,11 @@ def explains(asked: Problem, other: OtherCall, theirs: Mapping[str, Array]) -> b
     for name in (name for name in theirs if name in PART_OF):
         if name not in described.oracle:  # as there is no step of a bias without one
             return False
-        there, expected = blank_unused(described, name, theirs[name]), described.expected(name)
+        there, expected = described.blank_unused(name, theirs[name]), described.expected(name)
         if expected.ratio(there) > 1:
             return False
         if "16" in dtype:  # its bounds are so wide that a similar call is within them
-            plain = blank_unused(described, name, described.base[name])
+            plain = described.blank_unused(name, described.base[name])
             if fraction(apart(there, expected.X), floor(dtype, expected.X, plain)) > NOISE:
                 return False
         both = described.matters(name) & asked.matters(name) & np.isfinite(there)  # NaN shows nothing

@@ -15,7 +15,6 @@ from mha.core.tables import few, number
 from mha.parity.diagnosis.pipeline.parts import PART_OF, PARTS, compute
 from mha.parity.diagnosis.pipeline.pieces import Array, turn
 from mha.parity.diagnosis.pipeline.plan import make_plan
-from mha.parity.diagnosis.search.sample import blank_unused
 from mha.parity.rule.layouts import FROM_SOFTMAX, OF_KEYS, OF_QUERIES, PAIRS, STEPS, kind
 from mha.parity.rule.problem import Problem
 from mha.parity.rule.relations import pairing_order
@@ -47,7 +46,7 @@ def undo_shifts(asked: Problem, taken: Mapping[str, Array], passed: Mapping[str,
     rotary: Any = asked.config.rotary
     back = -shifts[0][:, None], np.array(rotary.angles()), rotary.interleaved
     turned = {name: turn(taken[name].astype(np.float64), *back) for name in given}
-    fits = all(asked.expected(name).ratio(np.where(asked.matters(name), X, 0)) <= 1 for name, X in turned.items())
+    fits = all(asked.expected(name).ratio(asked.blank_unused(name, X)) <= 1 for name, X in turned.items())
     after = next((passed[name] for name in passed if name in (*PAIRS, *FROM_SOFTMAX)), False)
     if not (alike and fits) or (len(given) == 1 and not after):
         return {}, ""
@@ -58,8 +57,7 @@ def undo_shifts(asked: Problem, taken: Mapping[str, Array], passed: Mapping[str,
 def shift_of(asked: Problem, name: str, X: Array) -> Array:
     """Find the shift of each sample, (B,), that comes nearest; of those that are equally near, the smallest."""
     rotary: Any = asked.config.rotary
-    counts = asked.matters(name)
-    ours, theirs = (components(np.where(counts, Y, 0), rotary) for Y in (asked.oracle[name], X))  # (B, H, T, n)
+    ours, theirs = (components(asked.blank_unused(name, Y), rotary) for Y in (asked.oracle[name], X))  # (B, H, T, n)
     given = [asked.call.offset, *(X for X in asked.call.position_ids().values() if X is not None)]
     far = max(asked.sizes.Q, asked.sizes.K) + max(int(np.abs(X).max(initial=0)) for X in given)
     shifts = np.array(sorted(range(-far, far + 1), key=abs))
@@ -156,9 +154,9 @@ def would_show(asked: Problem, name: str, X: Array, later: str) -> bool:
     for part in PARTS:
         steps, handed[part] = compute(part, plan, handed)
         if part == PART_OF[name]:
-            handed[part] = handed[part] + np.where(asked.matters(name), X - asked.oracle[name], 0)
+            handed[part] = handed[part] + asked.blank_unused(name, X - asked.oracle[name])
         if later in steps:
-            return asked.expected(later).ratio(blank_unused(asked, later, steps[later])) >= CLEAR
+            return asked.expected(later).ratio(asked.blank_unused(later, steps[later])) >= CLEAR
     return False
 
 
@@ -189,7 +187,7 @@ def scored_steps(asked: Problem, taken: Mapping[str, Array]) -> list[str]:
 def way_of(asked: Problem, name: str, X: Array) -> Way | None:
     """Find how a step is written; None if in no known way."""
     expected, counts = asked.expected(name), np.broadcast_to(asked.matters(name), X.shape)
-    right, there = expected.X, np.where(counts, X, 0).astype(np.float64)
+    right, there = expected.X, np.where(counts, X.astype(np.float64), 0)
     if not np.isfinite(there).all() or not right.any() or not there.any():
         return None
     limit = expected.limit * max(1.0, largest(there) / largest(right))
