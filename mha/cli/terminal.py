@@ -12,9 +12,8 @@ from typing import Any, NoReturn, TypeVar
 import typer
 from rich.cells import cell_len
 from rich.console import Console
-from rich.progress import Progress
 
-from mha.core.tables import wrap
+from mha.core.tables import progress, wrap
 from mha.weights import argument_names, files
 
 T = TypeVar("T")
@@ -101,13 +100,6 @@ def track(description: str, things: list[T]) -> Iterator[T]:
     """Yield the things one by one, with a progress bar."""
     with progress() as bar:
         yield from bar.track(things, description=description)
-
-
-def progress() -> Progress:
-    """Return a progress bar, which shows only where stderr is a terminal."""
-    stderr = console(stderr=True)
-    stderr.quiet = not stderr.is_terminal  # before Rich 14.3, a bar that is disabled ends with an empty line
-    return Progress(console=stderr, transient=True, disable=stderr.quiet)
 
 
 def fail(problem: object) -> NoReturn:

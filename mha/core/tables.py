@@ -1,4 +1,4 @@
-"""Print plain tables, lines and numbers, for commands and reports."""
+"""Print plain tables, lines, numbers and progress, for commands and reports."""
 
 import io
 import re
@@ -9,6 +9,7 @@ import textwrap
 from rich import box
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderResult
+from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
 
@@ -46,6 +47,13 @@ class PlainTable(Table):
             parts = [str(column.header), *map(str, column.cells)]
             least += max(map(cell_len, parts if column.no_wrap else " ".join(parts).split()))
         return least
+
+
+def progress() -> Progress:
+    """Return a progress bar, which shows only where stderr is a terminal."""
+    stderr = Console(stderr=True)
+    stderr.quiet = not stderr.is_terminal  # before Rich 14.3, a bar that is disabled ends with an empty line
+    return Progress(console=stderr, transient=True, disable=stderr.quiet)
 
 
 def plain_table(*columns: str, folded: str | None = None) -> PlainTable:

@@ -4,10 +4,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import TypeVar
 
-from rich.console import Console
-from rich.progress import Progress
-
-from mha.core.tables import plural
+from mha.core.tables import plural, progress
 
 SECONDS = 6.0  # of the search in a diagnosis, about
 QUIET = 2.0  # seconds before progress is shown
@@ -36,8 +33,7 @@ class Effort:
 
     def within(self, things: Sequence[Thing]) -> Iterator[Thing]:
         """Yield things one by one until the time is over; show progress if it takes long and stderr is a terminal."""
-        console = Console(stderr=True)
-        bar = Progress(console=console, transient=True, disable=not console.is_terminal)
+        bar = progress()
         task = bar.add_task("Looking for reasons", total=len(things))
         shown = False
         try:
