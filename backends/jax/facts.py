@@ -8,7 +8,7 @@ DTYPES = ("float32", "float64", "float16", "bfloat16")
 LAYERS = ("flax.linen.MultiHeadDotProductAttention", "flax.linen.MultiHeadAttention", "flax.nnx.MultiHeadAttention")
 CACHES = ("flax.linen", "flax.nnx")
 METHOD = "__call__"
-PACKAGES = ("jax>=0.8.1", "flax>=0.12.6")
+PACKAGES = ("jax>=0.10.1", "flax>=0.12.8")
 SECONDS = 75
 COMPILES = True
 LACKS = {

@@ -6,7 +6,7 @@ NEEDS = ("mxnet",)
 ARRAYS = ("mxnet",)
 DTYPES = ("float32", "float64")
 METHOD = "forward"
-PACKAGES = ("requests>=2.20", "graphviz>=0.8.1", "setuptools>=65")
+PACKAGES = ("requests>=2.25", "graphviz>=0.8.1", "setuptools>=65")
 LAST = "pip install --no-deps mxnet==1.9.1"
 SECONDS = 25
 LACKS = {

@@ -7,7 +7,7 @@ ARRAYS = ("tensorflow", "keras")
 DTYPES = ("float32", "float64", "float16", "bfloat16")
 LAYERS = ("keras.layers.MultiHeadAttention", "keras.layers.GroupQueryAttention")
 METHOD = "call"
-PACKAGES = ("tensorflow>=2.18", "keras>=3.6")
+PACKAGES = ("tensorflow>=2.18", "keras>=3.15")
 SECONDS = 40
 COMPILES = True
 LACKS = {

@@ -48,7 +48,7 @@ LACKING = (
 FOLDER = Path(importlib.util.find_spec("mha.backends").submodule_search_locations[0])  # type: ignore
 PLOTS = ("matplotlib>=3.8",)  # draws the pictures
 HDF5 = ("h5py>=3.8",)  # reads files of Keras
-NOTEBOOKS = ("nbformat>=5",)  # reads notebooks that are handed in
+NOTEBOOKS = ("nbformat>=5.10",)  # reads notebooks that are handed in
 WRITE = ("libcst>=1.5", "ruff>=0.12")  # read the lesson and form a file of its own
 
 
