@@ -215,23 +215,23 @@ print(one_rank.measured(memory=True)[UNSPLIT]["mebibytes"])
     assert 31 < float(found) < 48  # the kernel counts pages in batches
 
 
-def test_fast_calls_are_repeated_until_a_sample_takes_its_time(ways):
-    counts = {"slow": 0, UNSPLIT: 0}
+def test_fast_calls_are_repeated_until_a_sample_takes_its_time(monkeypatch, ways):
+    counts, now = {"slow": 0, UNSPLIT: 0}, [0.0]
+    monkeypatch.setattr(ranks, "time", types.SimpleNamespace(perf_counter=lambda: now[0], process_time=lambda: now[0]))
 
     def counted(name, seconds):
         def step():
             counts[name] += 1
-            time.sleep(seconds)
+            now[0] += seconds
             return Results(np.ones(3))
 
         return lambda: Way(step, lambda results: results)
 
-    ways |= {UNSPLIT: counted(UNSPLIT, 0.001), "slow": counted("slow", 0.05)}
+    ways |= {UNSPLIT: counted(UNSPLIT, 1 / 1024), "slow": counted("slow", 1 / 16)}
     found = measured()
     assert counts["slow"] == 1 + 1 + 5  # to check, to see how long it takes, in five rounds
-    assert 1 + 4 + 5 * 5 <= counts[UNSPLIT] <= 1 + 4 + 5 * 20
-    assert 1 <= found[UNSPLIT]["milliseconds"] < 20
-    assert 50 <= found["slow"]["milliseconds"] < 100
+    assert counts[UNSPLIT] == 1 + 4 + 5 * 21  # of which 21 take 0.02 s and more
+    assert [found[name]["milliseconds"] for name in counts] == [62.5, 0.9765625]
 
 
 def test_a_turn_lasts_until_the_last_rank_ends(monkeypatch):
