@@ -159,7 +159,8 @@ COSTLY |= {case.name: pytest.mark.backends("torch") for case in KERNEL}
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=COSTLY.get(name, ())) for name in CASES])
 def test_small_pieces_give_the_same_numbers(backend, small, name):
-    for dtype in ("float64",) if backend in adapters.COMPILED else ("float32", "float64"):
+    # Where it takes half a second and more, one dtype says nearly the same.
+    for dtype in ("float64",) if backend in (*adapters.COMPILED, "mxnet") else ("float32", "float64"):
         far = {key: ratio for key, ratio in ratios(backend, CASES[name], dtype, small).items() if not ratio <= 1}
         assert not far, dtype
 

@@ -88,11 +88,11 @@ def test_what_a_file_computes_from_lost_slots_is_no_number(backend, tmp_path):
 @pytest.mark.parametrize(
     "options",
     [
-        pytest.param({}, marks=pytest.mark.long("torch", "jax")),
+        pytest.param({}, marks=pytest.mark.long("torch", "jax", "mlx")),
         {"num_key_value_heads": 2, "rotary": mha.Rotary(), "window": (5, None)},
     ],
 )
-@pytest.mark.parametrize("compiled", [pytest.param("", marks=pytest.mark.long("torch", "jax")), "quick"])
+@pytest.mark.parametrize("compiled", [pytest.param("", marks=pytest.mark.long("torch", "jax", "mlx")), "quick"])
 @pytest.mark.backends("torch", "jax", "mlx")
 def test_a_file_may_pool_by_a_kernel(backend, tmp_path, compiled, options):
     path = mha.write(writing.config(**options), backend, tmp_path / "attention.py", fused=True, call=["positions"])[0]

@@ -25,7 +25,7 @@ def test_files_are_proven_where_nothing_compiles(backend, folder):
 
 
 @pytest.mark.needs("a compiler")
-@pytest.mark.long("torch", "tensorflow", "jax")  # `tox -e written` proves more
+@pytest.mark.long("torch", "tensorflow", "jax", "mxnet", "mlx")  # `tox -e written` proves more
 def test_files_are_proven_compiled(backend, folder):
     code, output = writing.proof(folder, backend, compiled="quick")
     assert code == 0, output
