@@ -10,6 +10,7 @@ from mha.core import dispatch
 
 # Backends that compile each kind of call, which takes seconds, and the others.
 COMPILED = tuple(name for name, compiles in dispatch.facts("COMPILES", False).items() if compiles)
+SLOW = *COMPILED, "mxnet", "mlx"  # on which a case in small pieces takes a quarter of a second and more
 EAGER = tuple(name for name in dispatch.FRAMEWORKS if name not in COMPILED)
 FRAMEWORKS = tuple(name for name in dispatch.FRAMEWORKS if name != "numpy")
 NAMES = ", ".join(dispatch.FRAMEWORKS)  # as errors list them

@@ -88,12 +88,12 @@ CASES = {
         dataclasses.replace(MANY, name="many pieces, all options"),
     )
 }
-# TensorFlow compiles each for seconds, JAX for ten and more: of these, they have one that is cut the same way.
+# TensorFlow compiles each for seconds, JAX for ten and more: of these, slow backends have one that is cut the same way.
 QUICK = {
     "additive, lengths, mask, causal", "many pieces, window", "many pieces, all options", "many pieces, positions",
     "one length for all, mask, bias", "many pieces, segments",
 }  # fmt: skip
-LONG = pytest.mark.long(*adapters.COMPILED)
+LONG = pytest.mark.long(*adapters.SLOW)
 
 
 @pytest.fixture
@@ -159,8 +159,7 @@ COSTLY |= {case.name: pytest.mark.backends("torch") for case in KERNEL}
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=COSTLY.get(name, ())) for name in CASES])
 def test_small_pieces_give_the_same_numbers(backend, small, name):
-    # Where it takes half a second and more, one dtype says nearly the same.
-    for dtype in ("float64",) if backend in (*adapters.COMPILED, "mxnet") else ("float32", "float64"):
+    for dtype in ("float64",) if backend in adapters.SLOW else ("float32", "float64"):
         far = {key: ratio for key, ratio in ratios(backend, CASES[name], dtype, small).items() if not ratio <= 1}
         assert not far, dtype
 

@@ -60,7 +60,7 @@ def test_every_form_gives_what_its_twin_gives(mistake):
 
 
 @pytest.mark.parametrize(
-    "part", [0, 3, *(pytest.param(part, marks=pytest.mark.long("numpy")) for part in (1, 2, 4, 5, 6, 7))]
+    "part", [3, *(pytest.param(part, marks=pytest.mark.long("numpy")) for part in (0, 1, 2, 4, 5, 6, 7))]
 )
 def test_every_mistake_is_named_from_the_output_alone(part):
     """Of each up to three forms; a name of the same numbers counts, too, and the note where another call gives them."""

@@ -401,7 +401,9 @@ BESIDE_SINKS = (
 IN_TEXTS = [name for name, kernel in kernel_zoo.wrong("numpy").items() if kernel.layout == "THD"]
 
 
-@pytest.mark.parametrize("array", ["output", "lse", "both"])
+@pytest.mark.parametrize(
+    "array", ["both", *(pytest.param(one, marks=pytest.mark.long("numpy")) for one in ("output", "lse"))]
+)
 @pytest.mark.parametrize(("option", "name"), [("bias", "tiles begin a key early"),
                                               *(("sinks", name) for name in BESIDE_SINKS),
                                               *(("cu_seqlens", name) for name in IN_TEXTS)])  # fmt: skip

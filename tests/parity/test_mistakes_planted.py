@@ -46,7 +46,7 @@ def test_a_lesson_is_itself_where_nothing_is_planted(backend):
     assert make_mistakes.unlike(backend, planted.CALLS[5:8]) is None
 
 
-@pytest.mark.long("torch", *adapters.COMPILED, "mxnet", "mlx")  # some compile each
+@pytest.mark.long("torch", *adapters.SLOW)  # some compile each
 def test_a_mistake_in_each_place_is_noticed_and_named_first(backend, rows):
     for name, how, step in KINDS:
         answer = make_mistakes.asked(rows[name, how], backend)

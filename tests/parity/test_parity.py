@@ -17,7 +17,7 @@ from mha.parity.cases import decodes, devices, rare, usual
 PRECISE = {"lengths per sample", "scale 0.01", "scale 30", "2053 keys"}
 
 
-# Where compiling takes seconds, other cases have these at once, or are compiled nearly alike.
+# Where a case takes long, other cases have these at once, or are compiled nearly alike.
 ONE_BY_ONE = {
     "grouped heads", "one head of keys", "window, offset", "score bias", "gates, scale, cap", "norms",
     "rotary, interleaved, offsets", "no lengths", "length above K", "mask of each sample", "mask of one row",
@@ -31,7 +31,7 @@ ONE_BY_ONE = {
     "output gate, all options", "additive, all options",
     "norms over all heads, after the rotation, of values", "segments, positions that restart",
 }  # fmt: skip
-LONG = pytest.mark.long(*adapters.COMPILED)
+LONG = pytest.mark.long(*adapters.SLOW)
 
 
 def failures(results):
