@@ -21,7 +21,6 @@ from .pieces import devices, in_reach, prepare
 from .pooling import AttentionPooling, pooling
 
 SHORT = 512  # keys of a sample, of which a quarter is a small product
-FEW = 2**16  # numbers, for whose product the kernel's layout does not matter
 
 
 class MultiHeadAttention(lesson.MultiHeadAttention):
@@ -93,12 +92,13 @@ class MultiHeadAttention(lesson.MultiHeadAttention):
 def _dot_by_head(num_heads, X, kernel, dimensions, **options):
     """The product of X (B, T, in) and a kernel (in, out): (B, T, out).
 
-    With an axis for the heads, as large ones have here, XLA has a faster product for the kernel's gradient.
+    With an axis for the heads, XLA has a faster product for the kernel's gradient; without it, JAX 0.12 adds that up in
+    bfloat16 on a processor, where the kernel has that dtype.
     """
-    if X.size < FEW:
-        return jax.lax.dot_general(X, kernel, dimensions, **options)
-    split = kernel.reshape(len(kernel), math.gcd(num_heads, kernel.shape[1]), -1)  # (in, H, d)
-    return jax.lax.dot_general(X, split, dimensions, **options).reshape(*X.shape[:-1], -1)  # (B, T, out)
+    width, num_features = kernel.shape
+    H = math.gcd(num_heads, num_features)
+    split = kernel.reshape(width, H, num_features // H)  # (in, H, d)
+    return jax.lax.dot_general(X, split, dimensions, **options).reshape(*X.shape[:-1], num_features)  # (B, T, out)
 
 
 def _project_rows(dense, X, seen):

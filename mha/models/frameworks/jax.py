@@ -7,9 +7,11 @@ call without numbers shows them first.
 import contextlib
 import copy
 import functools
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import flax
 import jax
 import numpy as np
 from flax import core, linen, nnx
@@ -28,6 +30,8 @@ KERNEL = jax.nn, "dot_product_attention"
 CHECKPOINTS = ((jax, "checkpoint"), (jax, "remat"))  # which compute something twice, but nothing else
 PLAIN = "kernel", "bias"  # all that a projection has
 SLOTS = "cached_key", "cached_value", "cache_index"
+# What is_causal shows beside a cache; later, Flax leaves it out.
+FIRST_SLOT_ALONE = tuple(map(int, re.findall(r"\d+", flax.__version__)[:3])) < (0, 12, 11)
 
 
 def prepare(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
@@ -194,7 +198,7 @@ def attention(module: Any, given: dict[str, Any]) -> dict[str, Any]:
     if given.get("is_causal"):
         found["causal"] = True
     if (slots := _slots(module, given)) is not None:
-        if given.get("is_causal"):
+        if given.get("is_causal") and FIRST_SLOT_ALONE:
             raise ValueError("beside its cache, is_causal=True shows the first slot alone: leave it out")
         found |= {"cache": slots, "causal": True}
     return found
