@@ -102,8 +102,11 @@ def test_gradients_that_are_asked_for_must_be_there():
 
 
 def sdpa(q, k, v, attn_mask=None, is_causal=False, scale=None):
+    import torch
     from torch.nn import functional
 
+    if attn_mask is not None and is_causal:  # which PyTorch 2.15 refuses
+        attn_mask, is_causal = attn_mask & torch.ones(attn_mask.shape[2:], dtype=torch.bool).tril(), False
     return functional.scaled_dot_product_attention(q, k, v, attn_mask, 0.0, is_causal, scale=scale, enable_gqa=True)
 
 
@@ -119,12 +122,13 @@ def test_the_kernel_of_torch():
 
 @pytest.mark.margin(0.6, 2)  # 0.53 of a bound, on three kinds of processors: its backward pass computes weights again
 @pytest.mark.backends("torch")
-def test_a_builtin_of_torch():
+@pytest.mark.parametrize("option", ["attn_mask", "is_causal"])  # PyTorch 2.15 refuses both together
+def test_a_builtin_of_torch(option):
     import torch
 
     builtin = torch.nn.functional.scaled_dot_product_attention
-    outcome = assert_kernel(builtin, "torch", groups=False, takes=("attn_mask", "is_causal", "scale"), **FLOAT32)
-    assert len(outcome.reports) > 20
+    outcome = assert_kernel(builtin, "torch", groups=False, takes=(option, "scale"), **FLOAT32)
+    assert len(outcome.reports) > 15
 
 
 @pytest.mark.backends("torch")
