@@ -350,7 +350,10 @@ def test_the_softmax_of_a_framework_rounds_so(backend, dtype):
 PORTS = {  # what frameworks' attention is like, in helpers/right_ports: names, and a core in bfloat16 and in float16
     "numpy": {"steps": (HALVES[0][1], HALVES[0][1])},
     "torch": {"eager": (STEPS[0], STEPS[0]), "sdpa": (FUSED[0], FUSED[0]), "mha": (STEPS[1], STEPS[1])},
-    "jax": {"einsum_jit": (HALVES[0][1], None), "wide": (FUSED[1], FUSED[1])},
+    "jax": {
+        "einsum_jit": ((HALVES[0][1], STEPS[4]), None),  # the second one by JAX 0.10.1
+        "wide": (FUSED[1], FUSED[1]),
+    },
     "mlx": {"fast": (STEPS[2], STEPS[2]), "steps": (HALVES[2][2], HALVES[2][2])},
 }
 
@@ -365,7 +368,8 @@ def test_the_attention_of_a_framework_is_near_its_style(backend, dtype, monkeypa
         if core := cores[dtype == "float16"]:
             theirs = mha.to_numpy(ports.PORTS[name][0](draws.Trial(layer, (X, X, X), {})))
             rounding = parity.compare(layer, theirs, X, X, X).rounding
-            assert (rounding.core, rounding.left < 0.2, rounding.ratio < 0.5) == (core, True, True), name
+            assert rounding.core in (core if isinstance(core, tuple) else (core,)), name
+            assert (rounding.left < 0.2, rounding.ratio < 0.5) == (True, True), name
 
 
 OPTIONS = {"plain": {}, "a model of today": {"qk_norm": "rms", "rotary": mha.Rotary(4), "window": (5, 0)}}
