@@ -5,6 +5,7 @@ A class that derives from one is judged as it only if its call runs, else not kn
 Letters: B samples, T tokens, H heads, D features, S slots.
 """
 
+import copy
 import functools
 import importlib
 import inspect
@@ -66,17 +67,13 @@ def of_framework(backend, X):
     return dispatch.load(backend).tensor(X)
 
 
-# From Flax 0.12.9 on, nnx hands it to an attention_fn, of which the weights' reader knows the usual one alone.
-NOT_KNOWN = {"input_positions"}
-
-
 @pytest.mark.backends(*OWN)
 def test_each_argument_that_a_layer_takes_is_declared(backend):
     calls = importlib.import_module(f"mha.models.frameworks.{backend}").CALLS
     method = dispatch.facts("METHOD")[backend]
     for kind, known in calls.items():
         taken = [name for name in inspect.signature(getattr(kind, method)).parameters if name != "self"]
-        assert set(taken) - {*known.read, *known.idle} <= NOT_KNOWN, kind
+        assert set(taken) - {*known.read, *known.idle} <= {"input_positions"}, kind  # of nnx, for another attention_fn
         assert not set(known.read) & set(known.idle), kind
         made = [name for name in inspect.signature(kind.__init__).parameters if name != "self"]
         assert not set(made) - set(MADE[backend].split()), kind
@@ -269,12 +266,10 @@ def test_decoding_of_nnx_is_judged_step_by_step_by_the_cache(where):
 
 @pytest.mark.backends("jax")
 def test_what_the_cache_of_nnx_does_not_say_is_not_known():
-    from flax import nnx
-
     model, X = nnx_model(slots=3, decode=True), numbers(4)
     model(X[:, :1])
     report = parity.audit(model, X[:, 1:2], is_causal=True)
-    is_left_out = np.array_equal(*(nnx.clone(model)(X[:, 1:2], is_causal=causal) for causal in (True, False)))
+    is_left_out = np.array_equal(*(copy.deepcopy(model)(X[:, 1:2], is_causal=causal) for causal in (True, False)))
     assert verdicts(report) == (SAME if is_left_out else {"one": "not known"})
     assert is_left_out or "is_causal=True shows the first slot alone" in report.layers[0].note
     with parity.watch(model) as report:
