@@ -301,7 +301,7 @@ def without_rest(plan: Plan, X: Array) -> Array:
     firsts = np.arange(m) * (2 if plan.interleaved else 1)
     kept = np.zeros(X.shape[-1], bool)
     kept[firsts] = kept[firsts + (1 if plan.interleaved else n)] = True
-    return np.where(kept, X, 0)
+    return np.where(kept, X, np.zeros_like(X))
 
 
 def narrow_heads(plan: Plan) -> Plan | None:

@@ -144,7 +144,7 @@ class Backward:
 
     def blank_unseen(self, X: Array, seen: Any) -> Array:
         """Blank the rows of X (..., T, features) that are not seen, (..., T)."""
-        return np.where(np.asarray(seen)[..., None], X, 0) if self.blanked else X
+        return np.where(np.asarray(seen)[..., None], X, np.zeros_like(X)) if self.blanked else X
 
     def gradients(self) -> Steps:
         """Compute all gradients, by the names of `attention.gradients`."""

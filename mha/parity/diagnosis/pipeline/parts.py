@@ -49,7 +49,7 @@ def compute(part: str, plan: Plan, before: dict[str, Array]) -> tuple[Steps, Arr
         values = plan.read_slots("v", before["v"])
         weights, values = before["weights"], plan.share_values(values, plan.heads // plan.groups)
         if plan.blanked and not np.isfinite(widen(values).sum()):  # 0 * NaN is NaN
-            values = np.where((weights != 0).any(2)[..., None], values, 0)  # (B, H, K, dv)
+            values = np.where((weights != 0).any(2)[..., None], values, np.zeros_like(values))  # (B, H, K, dv)
         pooled = plan.product(weights, widen(values)).astype(plan.queries.dtype)  # (B, H, Q, dv)
         steps = {"pooled": regroup(pooled, plan.config.num_heads)}
         if plan.gates is not None:
