@@ -281,7 +281,8 @@ def test_weights_may_be_means_over_the_heads(dtype):
     assert report.rows[0].note == "means over the heads were given"
     wide = parity.in_dtype(layer, "float64")(*(Y.astype("float64") for Y in X), LENGTHS, return_weights=True)[1].mean(1)
     rough = weights.mean(1, dtype="float64" if dtype == "float64" else "float32").astype(dtype)
-    assert report.rows[0].bound == parity.bound(dtype, wide, rough)
+    bound = parity.bound(dtype, wide, rough)
+    assert bound <= report.rows[0].bound <= (1.5 if dtype == "float32" else 1) * bound  # or of rounding by chance
     wrong = means.copy()
     wrong[1, 2, 0] += 0.125
     row = parity.compare(layer, (output, wrong), *X, LENGTHS).first

@@ -205,13 +205,12 @@ def test_half_precision_is_read(path, rng, backend):
     assert mha.load(path, num_heads=3, backend=backend).config.dtype == "float16"
 
 
-def test_a_file_that_is_cut_while_it_is_read(path, rng):
-    checkpoint(path, rng, "bert")
+def test_a_file_that_is_cut_while_it_is_read(path):
+    write(path, {"large": np.zeros(2**18, "float32")})  # what a file has read ahead is less
     with readers.open_weights(path) as source:
-        name = f"{PREFIX}self.query.weight"
-        os.truncate(path, source.places[name].start + 4)
-        with pytest.raises(ValueError, match=f"was cut while it was read: {name} has 4 bytes, expected 660"):
-            source.read(name)
+        os.truncate(path, source.places["large"].start + 4)
+        with pytest.raises(ValueError, match=r"was cut while it was read: large has \d+ bytes, expected 1048576"):
+            source.read("large")
 
 
 # 3. The page

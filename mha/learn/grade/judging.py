@@ -15,6 +15,7 @@ from mha.parity.diagnosis.compare.diagnosis import attempts, explanation_of, of_
 from mha.parity.diagnosis.compare.report import Row, describe_row
 from mha.parity.diagnosis.mistakes.mistake import Mistake, forms_of
 from mha.parity.diagnosis.mistakes.of_gradients import DROPOUT
+from mha.parity.diagnosis.pipeline.chance import with_rounding
 from mha.parity.diagnosis.pipeline.parts import PART_OF
 from mha.parity.diagnosis.search.explanations import Explanation
 from mha.parity.diagnosis.search.sample import Focus
@@ -54,7 +55,7 @@ def biases(case: Case, answer: Answer) -> list[str]:
 
 def judge(case: Case, answer: Answer, empty_rows: bool) -> CaseVerdict:
     """Judge arrays of a case by its problem."""
-    asked = case.problem(biases(case, answer), empty_rows)
+    asked = with_rounding(case.problem(biases(case, answer), empty_rows))
     wanted = [name for name in answer.arrays if name.startswith(GRADIENT) or _fits(asked, name, answer.arrays[name])]
     if case.task != "gradients":
         wanted.sort(key=["weights", "output"].index)
@@ -75,7 +76,7 @@ def judge_portions(case: Case, answer: Answer, empty_rows: bool) -> CaseVerdict:
         part = slice(start, start + length)
         queries, keys, values = (np.ascontiguousarray(case.inputs[name][:, part]) for name in INPUTS)
         given = call_of("grade", None, {"causal": True}, cache=cache)._asdict()
-        asked = as_decoding(problem(attention, queries, keys, values, given))
+        asked = with_rounding(as_decoding(problem(attention, queries, keys, values, given)))
         row, X = compare_array(asked, "output", answer.arrays[f"output.{at}"], None)
         if not row.passed:
             steps = {} if X is None else {"output": X}

@@ -25,6 +25,7 @@ from mha.core.options.norms import Norm
 from mha.core.options.positions import Rotary
 from mha.parity.cases.suite import Check, Result, chosen_cases, worst_of_each
 from mha.parity.cases.usual import WIDTHS, Case, full
+from mha.parity.diagnosis.pipeline.chance import with_rounding
 from mha.parity.rule.problem import problem
 from mha.parity.rule.rules import error
 
@@ -180,7 +181,7 @@ def _check(group: Group, compute: Callable[..., Any], way: str, case: Case, dtyp
     """Compare output and gradients of a case, spread over devices in one way; all padding is NaN and infinity."""
     queries, keys, values, cotangent = inputs = case.inputs(dtype)
     call = case.call(dtype)
-    whole = problem(case.layer("numpy", dtype), queries, keys, values, call, cotangent)
+    whole = with_rounding(problem(case.layer("numpy", dtype), queries, keys, values, call, cotangent))
     sees, seen = whole.visible.any((1, 3)), whole.visible.any((1, 2))  # (B, Q), (B, K)
     queries[~sees], keys[~seen], values[~seen] = np.nan, np.nan, np.inf
     found = compute(way, case, dtype, inputs, call)

@@ -20,7 +20,7 @@ from mha.layer import MultiHeadAttention
 from mha.parity.cases.rare import RARE
 from mha.parity.cases.usual import ADDITIVE, CASES, Case
 from mha.parity.diagnosis.mistakes.of_precision import TF32, TF32_EFFECT, TF32_OFF
-from mha.parity.diagnosis.pipeline.gradient_rounding import with_rounded_gradients
+from mha.parity.diagnosis.pipeline.chance import with_rounding
 from mha.parity.diagnosis.search.precision import is_in_tf32
 from mha.parity.rule.problem import Expected, Problem, problem
 from mha.parity.rule.rules import UNIT, error, fraction, gradient_scale, in_dtype
@@ -163,7 +163,7 @@ def check_case(backend: BackendName, case: Case, dtype: FloatName, lesson: bool 
     @cache
     def asked() -> Problem:
         queries, keys, values, cotangent = inputs
-        return with_rounded_gradients(problem(base, queries, keys, values, {"causal": False} | plain, cotangent))
+        return with_rounding(problem(base, queries, keys, values, {"causal": False} | plain, cotangent))
 
     def hides() -> Verdict:
         by, weights = gradients(attention(), call, *inputs), outputs(attention(), call, *inputs)["weights"]

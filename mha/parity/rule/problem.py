@@ -36,7 +36,6 @@ from mha.parity.rule.rules import (
     fraction,
     gradient_scale,
     in_dtype,
-    largest,
     nearest,
     outside,
     row_bounds,
@@ -292,20 +291,25 @@ class Problem:
                 oracle, base = (np.sum([one[name] for name in OF_INPUTS], 0) for one in sides)
             else:
                 oracle, base = (one[short] for one in sides)
-            return self.expected_gradient(short, oracle, base, rounding_scale(short, self.oracle_gradients))
+            return self.expected_gradient(short, oracle, base, gradient_scale(short, self.oracle_gradients))
         if name == "output":
             return self.expected_output()
         oracle, base = (self.blank_unused(name, X[name]) for X in (self.oracle, self.base))
-        return Expected.of(self.config.dtype, oracle, base, False)
+        return Expected(oracle, self.limit(name, oracle, base))
 
     def expected_gradient(self, name: str, oracle: np.ndarray, base: np.ndarray, scale: float) -> Expected:
         """Return the expected gradient, and its bound; scale: as of `bound`."""
-        return Expected(oracle, bound(self.config.dtype, oracle, base, gradient=True, scale=scale))
+        return Expected(oracle, self.limit(GRADIENT + name, oracle, base, scale))
+
+    def limit(self, name: str, oracle: np.ndarray, base: np.ndarray, scale: float = 0.0) -> float:
+        """Return how far an array may be; base: NumPy's in the layer's dtype; scale: as of `bound`."""
+        return bound(self.config.dtype, oracle, base, gradient=name.startswith(GRADIENT), scale=scale)
 
     def expected_output(self) -> Expected:
         """Return the expected output, without the memory that the steps take."""
         oracle, base = (self.blank_unused("output", X) for X in self.outputs())
-        return Expected.of(self.config.dtype, oracle, base)._replace(half=self.half)
+        rows = row_bounds(self.config.dtype, oracle, base)
+        return Expected(oracle, self.limit("output", oracle, base), rows, self.half)
 
     def gradients(self) -> list[str]:
         """List the names of all gradients; that of the one input, where there is one, is the sum of three."""
@@ -352,11 +356,6 @@ class Problem:
         cotangent = None if self.cotangent is None else self.cotangent.astype(dtype)
         with dispatch.load("numpy").context(layer.config.dtype):
             return module.gradients(layer.layer, *self._arguments(layer.config.dtype), cotangent)
-
-
-def rounding_scale(name: str, gradients: Named) -> float:
-    """Return the magnitude that measures a gradient's rounding, see `bound`; that of a sum: its largest part's."""
-    return max(largest(gradients[one]) for one in OF_INPUTS) if name == INPUTS else gradient_scale(name, gradients)
 
 
 def problem(

@@ -14,6 +14,7 @@ import numpy as np
 
 from mha.core.options.config import numpy_dtype
 from mha.core.options.names import FloatName
+from mha.parity.rule.layouts import INPUTS, OF_INPUTS
 
 if TYPE_CHECKING:  # the rule alone needs no layer
     from mha.layer import MultiHeadAttention
@@ -145,10 +146,13 @@ def gradient_scale(name: str, gradients: dict[str, np.ndarray]) -> float:
 
     Attention weights stay the same if all scores of a query shift alike. What shifts them so has a gradient of nothing
     but rounding: the bias of the keys with dot-product pooling, and a bias of scores with one number for all keys. It
-    is so beside sinks, too, where large scores leave them no share.
+    is so beside sinks, too, where large scores leave them no share. A sum of gradients, that by the one input of all
+    three, has that of its largest part.
     """
     from mha.core.call import OF_PAIRS
 
+    if name == INPUTS:
+        return max(largest(gradients[one]) for one in OF_INPUTS)
     shifts = name == "W_k.bias" or (name in OF_PAIRS and gradients[name].shape[-1] == 1)
     return max(map(largest, gradients.values())) if shifts else 0.0
 

@@ -21,6 +21,7 @@ from mha.parity import Case, Report
 from mha.parity.diagnosis.blind_spots.probes import MEMORY, long_enough, memory
 from mha.parity.diagnosis.compare.comparison import report_of
 from mha.parity.diagnosis.compare.from_the_start import from_the_start
+from mha.parity.diagnosis.pipeline.chance import with_rounding
 from mha.parity.rule.decoding import as_decoding
 from mha.parity.rule.port_arrays import floats
 from mha.parity.rule.problem import Problem
@@ -67,7 +68,7 @@ def report_on(it: Implementation, tried: Trial, empty_rows: bool) -> tuple[Repor
         raise NotImplementedError("it takes neither valid_lens nor positions")
     with dispatch.load(it.backend).context(tried.attention.config.dtype):
         theirs = outputs_of(it, tried, cuts)
-    whole = tried.problem(None, empty_rows)
+    whole = with_rounding(tried.problem(None, empty_rows))
     report = report_of(whole, theirs, call_is_sure=True)
     expected = whole.expected("output")
     there = whole.blank_unused("output", theirs)

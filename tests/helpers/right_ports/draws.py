@@ -6,7 +6,7 @@ import numpy as np
 
 import mha
 from mha.core.options.config import numpy_dtype
-from mha.parity.diagnosis.pipeline.gradient_rounding import with_rounded_gradients
+from mha.parity.diagnosis.pipeline.chance import with_rounding
 from mha.parity.rule.layouts import INPUTS, OF_INPUTS
 from mha.parity.rule.problem import problem
 from mha.parity.rule.rules import in_dtype
@@ -132,7 +132,7 @@ class Trial:
 
     def problem(self, cotangent):
         """The problem of its gradients."""
-        return with_rounded_gradients(problem(self.layer, *self.inputs, {"causal": False} | self.call, cotangent))
+        return with_rounding(problem(self.layer, *self.inputs, {"causal": False} | self.call, cotangent))
 
     def ratio(self):
         """The rule's judgement of the output."""

@@ -33,7 +33,7 @@ from mha.parity.cases.files.kernel_files import read_kernel as read_kernel
 from mha.parity.cases.files.kernel_files import write_kernel as write_kernel
 from mha.parity.cases.suite import Arrays, Result, one_line
 from mha.parity.cases.usual import Case
-from mha.parity.diagnosis.pipeline.gradient_rounding import with_rounded_gradients
+from mha.parity.diagnosis.pipeline.chance import with_rounding
 from mha.parity.rule.layouts import GRADIENT
 from mha.parity.rule.problem import Expected, problem
 from mha.parity.rule.rules import UNIT, bound, error, fraction, gradient_scale, in_dtype
@@ -180,7 +180,7 @@ def _expected_in_half(case: CaseFile) -> dict[str, Expected]:
         return {}
     queries, keys, values, cotangent = (case.inputs[name] for name in INPUTS)
     layer = restore(case.config, case.weights, "numpy")
-    asked = with_rounded_gradients(problem(layer, queries, keys, values, case.call, cotangent))
+    asked = with_rounding(problem(layer, queries, keys, values, case.call, cotangent))
     names = {key: key.replace("gradients/", GRADIENT) for key in case.expected}
     return {key: asked.expected(name) for key, name in names.items() if name == "output" or name.startswith(GRADIENT)}
 

@@ -18,7 +18,7 @@ from mha.parity.diagnosis.blind_spots.views import sight
 from mha.parity.diagnosis.compare.diagnosis import find_reasons
 from mha.parity.diagnosis.compare.places import describe_place, hints
 from mha.parity.diagnosis.compare.report import Place, Report, Row
-from mha.parity.diagnosis.pipeline.gradient_rounding import with_rounded_gradients
+from mha.parity.diagnosis.pipeline.chance import with_rounding
 from mha.parity.diagnosis.search.explanations import Diagnosis
 from mha.parity.diagnosis.wrong_setup.equivalent_steps import find_rewritten, undo_shifts
 from mha.parity.rule.decoding import as_decoding
@@ -160,7 +160,7 @@ def ratio(
         raise TypeError(f"output has dtype {found.dtype}, expected {dtype} as the layer")
     given = call_of("ratio", valid_lens, call)._asdict()
     asked = problem(attention, queries, keys, values, given, None, rows, empty_rows, style=style)  # or raises
-    expected = with_rows(asked).expected_output()
+    expected = with_rounding(with_rows(asked)).expected_output()
     if expected.limit == math.inf:
         raise ValueError(f"the layer overflows {dtype} with these numbers: there is no bound; choose smaller ones")
     if found.shape != expected.X.shape:
@@ -180,7 +180,7 @@ def report_of(
     call_is_sure: True = theirs was called as the problem says.
     """
     found, layout, cached = arrays_by_name(asked, theirs), layout_name(layout), asked.sizes.slots is not None
-    asked = with_rounded_gradients(asked) if any(name.startswith(GRADIENT) for name in found) else asked
+    asked = with_rounding(asked)
     by_name, taken = compare_arrays(asked, found, layout)
     passed = {name: row.passed for name, row in by_name.items()}
     turned_back, note = ({}, "") if cached else undo_shifts(asked, taken, passed)  # keys in the slots are not shifted

@@ -9,11 +9,10 @@ import numpy as np
 from mha.parity.diagnosis.compare.comparison import compare_arrays
 from mha.parity.diagnosis.compare.diagnosis import find_reasons
 from mha.parity.diagnosis.compare.report import Report, Row
-from mha.parity.diagnosis.pipeline.gradient_rounding import with_rounded_gradients
+from mha.parity.diagnosis.pipeline.chance import with_rounding
 from mha.parity.diagnosis.search.explanations import Diagnosis
 from mha.parity.rule.kernel import ARRAYS
 from mha.parity.rule.kernel_call import KernelCallOptions, floats_of, kernel_problem
-from mha.parity.rule.layouts import GRADIENT
 from mha.parity.rule.options import spell_out
 from mha.parity.rule.problem import Problem, with_rows
 
@@ -58,9 +57,8 @@ def compare_kernel(theirs: Any, q: Any, k: Any, v: Any, **options: Unpack[Kernel
 
 def report_on_kernel(asked: Problem, theirs: Any) -> Report:
     """Compare arrays of a kernel, as `compare_kernel` takes them, with those of its problem."""
-    found = arrays_of_kernel(theirs)
-    asked = with_rounded_gradients(asked) if any(name.startswith(GRADIENT) for name in found) else asked
-    by_name, taken = compare_arrays(asked, found)
+    asked = with_rounding(asked)
+    by_name, taken = compare_arrays(asked, arrays_of_kernel(theirs))
     rows = tuple(by_name.values())
     return Report(rows, asked.config.dtype, partial(explain_kernel, asked.alone(), taken, rows))
 

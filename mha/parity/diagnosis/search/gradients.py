@@ -17,8 +17,8 @@ from mha.parity.diagnosis.search.time_budget import Effort, describe_untried
 from mha.parity.diagnosis.search.verdicts import REFUTED, MistakeVerdict, apart, floor
 from mha.parity.rule.kernel import KernelProblem
 from mha.parity.rule.layouts import GRADIENT, INPUTS, OF_INPUTS
-from mha.parity.rule.problem import Expected, Problem, rounding_scale
-from mha.parity.rule.rules import bound, error, fraction
+from mha.parity.rule.problem import Expected, Problem
+from mha.parity.rule.rules import bound, error, fraction, gradient_scale
 
 
 class Effect(NamedTuple):
@@ -107,7 +107,7 @@ class Gradients:
         ratio = left = noise = 0.0
         for name, X in self.theirs.items():
             short, there = name.removeprefix(GRADIENT), X.astype(np.float64)
-            scale = rounding_scale(short, everything)
+            scale = gradient_scale(short, everything)
             limit = bound(dtype, wide[name], narrow[name], gradient=True, scale=scale)
             ratio = max(ratio, fraction(error(X, wide[name]), limit))
             if self.right[name].in_half:

@@ -18,6 +18,7 @@ from mha.parity.diagnosis.mistakes.catalogue import FORMS
 from mha.parity.diagnosis.mistakes.equivalent_masks import only_hides
 from mha.parity.diagnosis.mistakes.mistake import Change, Mistake, forms_of
 from mha.parity.diagnosis.mistakes.of_softmax import divide_by_nothing, fill_hidden
+from mha.parity.diagnosis.pipeline.chance import with_rounding
 from mha.parity.diagnosis.pipeline.parts import PART_OF, PARTS, compute
 from mha.parity.diagnosis.pipeline.pieces import Array
 from mha.parity.diagnosis.pipeline.plan import Plan, equal_plans, hiding_fields, make_plan
@@ -303,7 +304,8 @@ def call_with(asked: Problem, arguments: Mapping[str, Any]) -> Problem:
     """Return the same problem with other arguments of the call."""
     given = {name: X for name, X in asked.call.arguments().items() if name in ROWS} | dict(arguments)
     inputs = asked.queries, asked.keys, asked.values
-    return problem(asked.layer, *inputs, given, asked.cotangent, asked.rows, asked.empty_rows, asked.angles)
+    made = problem(asked.layer, *inputs, given, asked.cotangent, asked.rows, asked.empty_rows, asked.angles)
+    return with_rounding(made)
 
 
 def describe_call(asked: Problem, other: OtherCall, theirs: Mapping[str, Array]) -> str:
