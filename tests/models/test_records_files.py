@@ -84,7 +84,7 @@ def test_the_file_of_a_killed_run_is_refused(tmp_path, where):
     assert done.returncode == -9, done.stderr
     assert sorted(os.listdir(tmp_path)) == ["ours.safetensors", "ours.safetensors.unfinished"]
     left = tmp_path / "ours.safetensors.unfinished"
-    assert left.stat().st_size > 2**16
+    assert left.stat().st_size >= 2**16  # Python 3.14 keeps 2**17 bytes before it writes them
     for given in (path, left):
         with pytest.raises(FileError, match="is not whole: the run that records it was killed, or has not ended"):
             parity.compare_records(given, given)

@@ -60,6 +60,7 @@ class FileStore:
         self.places: dict[str, tuple[str, tuple[int, ...], int, int]] = {}
         self.size = 0
         self.file.write(header({"__metadata__": {"format": FORMAT, "layout": UNFINISHED}}, ROOM))
+        self.file.flush()  # what a killed run leaves says what it is
 
     def add(self, name: str, X: np.ndarray) -> None:
         """Append an array."""
