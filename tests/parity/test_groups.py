@@ -80,7 +80,7 @@ def test_of_all_ranks_the_worst_result_counts(ranks):
     [
         ("kill -9 $$", "the process was ended by signal 9 (SIGKILL)"),
         ("echo 'ValueError: rank 1 has other lengths' >&2; exit 1", "ValueError: rank 1 has other lengths"),
-        ("sleep 60", "gave nothing for 1 seconds"),
+        ("sleep 600", "gave nothing for 1 seconds"),
     ],
     ids=["dies", "raises", "hangs"],
 )
@@ -89,7 +89,7 @@ def test_a_rank_that_fails_ends_the_others_and_is_named(ranks, tmp_path, script,
     ranks(f"echo $$ > {tmp_path}/$rank; if [ $rank = 1 ]; then {script}; else {others}; fi")
     start = time.monotonic()
     (outcome,) = groups.GroupRunner(limit=1).run([GROUP])
-    assert time.monotonic() - start < 30
+    assert time.monotonic() - start < 300
     (failed,) = outcome.results
     assert failed.where.startswith(f"rank 1: {words}")
     assert not failed.passed
