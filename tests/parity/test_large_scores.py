@@ -157,7 +157,7 @@ def test_a_bound_is_never_larger_than_the_numbers(scale):
     assert parity.compare(layer, {"output": output} | found, *inputs, cotangent=cotangent)
     for name in ("values", "W_v.kernel", "W_o.kernel"):
         report = parity.compare(layer, {f"{GRADIENT}{name}": 2 * found[name]}, *inputs, cotangent=cotangent)
-        assert 2 < report.ratio < np.inf
+        assert 1 < report.ratio < np.inf
 
 
 def call():
