@@ -208,8 +208,8 @@ def test_half_precision_is_read(path, rng, backend):
 def test_a_file_that_is_cut_while_it_is_read(path):
     write(path, {"large": np.zeros(2**18, "float32")})  # what a file has read ahead is less
     with readers.open_weights(path) as source:
-        os.truncate(path, source.places["large"].start + 4)
-        with pytest.raises(ValueError, match=r"was cut while it was read: large has \d+ bytes, expected 1048576"):
+        os.truncate(path, source.places["large"].start + 2**18)
+        with pytest.raises(ValueError, match="was cut while it was read: large has 262144 bytes, expected 1048576"):
             source.read("large")
 
 

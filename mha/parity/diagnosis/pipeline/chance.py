@@ -17,10 +17,11 @@ from typing import Any
 import numpy as np
 
 from mha.parity.diagnosis.pipeline.backward import backward
-from mha.parity.diagnosis.pipeline.gradient_rounding import Again, in_shape, with_rounded_gradients
+from mha.parity.diagnosis.pipeline.gradient_rounding import Again, HalfGradients, HalfKernelGradients, in_shape
 from mha.parity.diagnosis.pipeline.pieces import Array, Steps, log_sum_exp
 from mha.parity.diagnosis.pipeline.plan import make_plan, replace
 from mha.parity.rule.decoding import Decoding
+from mha.parity.rule.kernel import KernelProblem
 from mha.parity.rule.layouts import GRADIENT, INPUTS, OF_INPUTS
 from mha.parity.rule.problem import Problem
 from mha.parity.rule.rounding import Into
@@ -79,15 +80,18 @@ class DecodingByChance(ByChance, Decoding):
     """The same for a call with a cache."""
 
 
-WITH_CHANCE = {Problem: ByChance, Decoding: DecodingByChance}
+IN_FLOAT32: dict[type[Problem], type[Problem]] = {Problem: ByChance, Decoding: DecodingByChance}
+IN_HALF: dict[type[Problem], type[Problem]] = {Problem: HalfGradients, KernelProblem: HalfKernelGradients}
+WITH_ROUNDING = {"float64": {}, "float32": IN_FLOAT32, "float16": IN_HALF, "bfloat16": IN_HALF}
 
 
 def with_rounding(asked: Problem) -> Problem:
-    """Turn a call into one whose bounds know how right code of its dtype rounds, but for a kernel's in float32."""
-    if asked.config.dtype != "float32" or type(asked) not in WITH_CHANCE:
-        return with_rounded_gradients(asked)
-    made: Any = object.__new__(WITH_CHANCE[type(asked)])
-    vars(made).update({name: X for name, X in vars(asked).items() if name != "expectations"})
+    """Turn a call into one whose bounds know how right code of its dtype rounds, where there is such a kind of call."""
+    kind = WITH_ROUNDING[asked.config.dtype].get(type(asked))
+    if kind is None:
+        return asked
+    made: Any = object.__new__(kind)
+    vars(made).update({name: X for name, X in vars(asked).items() if name != "expectations"})  # which have other bounds
     return made
 
 

@@ -21,7 +21,7 @@ from mha.parity.rule.kernel import KernelProblem
 from mha.parity.rule.layouts import GRADIENT, INPUTS, OF_INPUTS
 from mha.parity.rule.problem import Expected, Means, Problem
 from mha.parity.rule.rounding import Into, one_by_one, through
-from mha.parity.rule.rules import UNIT, bound, mean_bound, mean_error
+from mha.parity.rule.rules import bound, mean_bound, mean_error
 from mha.parity.rule.simulation import LOG2E
 
 PLACES = "merged", "pooled", "gates", "weights", "scaled_q", "scaled_k", "q", "k", "v"  # of `Backward.pass_on`
@@ -57,18 +57,6 @@ class HalfKernelGradients(HalfGradients, KernelProblem):
         others = base, *(found[name] for found in self.rounded_gradients)
         limits = np.max([self.limits(GRADIENT + name, oracle, X) for X in others], 0)
         return self.within(limits, oracle)._replace(means=bounds_of(self, name, oracle, base, scale)[1])
-
-
-WITH_ROUNDING = {Problem: HalfGradients, KernelProblem: HalfKernelGradients}
-
-
-def with_rounded_gradients(asked: Problem) -> Problem:
-    """Turn a call in half precision into `HalfGradients`; any other, and one with a cache, is returned unchanged."""
-    if UNIT[asked.config.dtype] < UNIT["float16"] or type(asked) not in WITH_ROUNDING:
-        return asked
-    made: Any = object.__new__(WITH_ROUNDING[type(asked)])
-    vars(made).update(vars(asked))  # what was computed so far, too
-    return made
 
 
 def rounded_gradients(asked: Problem) -> tuple[Steps, ...]:
